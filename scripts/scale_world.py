@@ -1,6 +1,8 @@
 """A world whose own work costs next to nothing, for scripts/bench_scale: what is measured is the environment."""
 
-from agentic_opd.worlds.custom import Checks, CustomWorld, Task, tool
+from collections.abc import Iterator, Sequence
+
+from agentic_opd.worlds.custom import Checks, CustomWorld, Message, Task, tool
 
 _RESULT = "The list has the names of the parts, their numbers and their sums, and each line is one of them. "
 
@@ -12,14 +14,14 @@ class ScaleWorld(CustomWorld):
         self._count = tasks
         self._result = (_RESULT * (result_chars // len(_RESULT) + 1))[:result_chars]
 
-    def tasks(self):
+    def tasks(self) -> Iterator[Task]:
         """Return tasks that differ in their numbers."""
         for number in range(self._count):
             prompt = f"Task {number}: find the names and the sum of list {number}. " + _RESULT * 6
             yield Task(task_id=f"scale/{number}", prompt=prompt, hidden_tests=f"sum {number * 7919}")
 
     @tool
-    def look_up(self, state, about: str) -> str:
+    def look_up(self, state: None, about: str) -> str:
         """Look something up.
 
         Args:
@@ -28,7 +30,7 @@ class ScaleWorld(CustomWorld):
         """
         return f"{len(about)} entries. {self._result}"
 
-    def verify(self, task, state, messages):
+    def verify(self, task: Task, state: None, messages: Sequence[Message]) -> tuple[Checks, str]:
         """Return a verdict that depends on the conversation's length."""
         written = sum(len(message["content"] or "") for message in messages)
         passed = written % 2

@@ -18,6 +18,7 @@ import random
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -118,16 +119,19 @@ class SimulatedEngine:
         result_tokens: Tokens that a tool's result adds to a conversation.
         turns: Turns of an episode.
         judge_tokens: Tokens of a vote of the judge.
+        coding: Whether the calls are of the coding world's tools: files and programs by turns.
     """
 
-    def __init__(self, rates: Rates, *, tokens: int, result_tokens: int, turns: int, judge_tokens: int) -> None:
+    def __init__(
+        self, rates: Rates, *, tokens: int, result_tokens: int, turns: int, judge_tokens: int, coding: bool = False
+    ) -> None:
         from tokenizers import Tokenizer
 
         self.node, self.requests = Node(rates), Counter[str]()
         self._result_tokens, self._turns, self._judge_tokens = result_tokens, turns, judge_tokens
         self._tokenizer: Any = Tokenizer.from_file(str(POLICY_DIR / "tokenizer.json"))
         self.vocab_size = int(json.loads((POLICY_DIR / "config.json").read_text())["vocab_size"])
-        self._random = random.Random(0)
+        self._random, self._is_coding = random.Random(0), coding
         rng = np.random.default_rng(0)
         self._logprobs = rng.uniform(-6.0, -1.0, self.vocab_size).astype("<f4")
         """Of each token as a sampled one; at most e^-1, so that there is room for the likely ones."""
@@ -187,10 +191,15 @@ class SimulatedEngine:
     def _text(self, turn: int, variant: int, tokens: int) -> Said:
         filler = self._ids(_WORDS * (tokens // 8 + 1))
         about = self._tokenizer.decode(filler[: max(8, tokens - 50)])
-        call = {"name": "look_up", "arguments": {"about": f"{variant} {about}"}}
+        call: dict[str, Any] = {"name": "look_up", "arguments": {"about": f"{variant} {about}"}}
+        if self._is_coding:
+            program = f"# {variant} {about}\ndef f():\n    return {turn}\n"
+            call = {"name": "write_file", "arguments": {"path": "solution.py", "content": program}}
+            if turn % 2:
+                call = {"name": "terminal", "arguments": {"command": f"ls -a; python solution.py # {about}"}}
         text = f"I am done after {turn} calls. {about}"
         if turn < self._turns - 1:
-            text = f"I look up part {turn}.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+            text = f"I look at part {turn}.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
         ids = self._ids(f"{text}<|im_end|>")
         rows = [[{token: float(self._logprobs[token])}] for token in ids]
         answer = {"text": [text], "finish_reasons": ["stop"], "token_ids": [ids], "logprobs": [rows]}
@@ -229,6 +238,10 @@ class SimulatedEngine:
     async def _tokenize(self, request: web.Request) -> web.Response:
         ids = self._ids((await request.json())["prompt"])
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 40_960})
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -281,6 +294,7 @@ def main() -> None:
         parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default)
     for name, default in (("tokens", 250), ("result-tokens", 150), ("turns", 4), ("judge-tokens", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--coding", action="store_true", help="call the coding world's tools")
     args = vars(parser.parse_args())
     port, rates = args.pop("port"), Rates(**{name: args.pop(name) for name in asdict(Rates())})
     web.run_app(SimulatedEngine(rates, **args).app(), host="127.0.0.1", port=port, print=None, access_log=None)

@@ -1,9 +1,8 @@
 """The routes of the trajectory API. Every call is one attempt; a malformed response raises ServerMismatchError."""
 
-import asyncio
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -163,9 +162,13 @@ class TrajectoryApi:
         with suppress(ServerUnreachableError):  # The response is not JSON.
             await self._client.get("/reset_data")
 
-    async def send(self, group: Callable[[], Mapping[str, Any]], env_id: int) -> None:
-        """Send one scored group; `group` returns it in the wire format, and is called in a thread."""
-        body = await asyncio.to_thread(lambda: gzip.compress(json_body({**group(), "env_id": env_id}), compresslevel=1))
+    @staticmethod
+    def body_of(line: Mapping[str, Any], env_id: int) -> bytes:
+        """Return the request that sends one group in the wire format; call it in a thread."""
+        return gzip.compress(json_body({**line, "env_id": env_id}), compresslevel=1)
+
+    async def send(self, body: bytes) -> None:
+        """Send one scored group; see `body_of`."""
         await self._client.request("POST", "/scored_data", body, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:

@@ -25,6 +25,7 @@ from agentic_opd.core.errors import ConfigError, ServerRequestError, ServerUnrea
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.types import IGNORED
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from agentic_opd.wire.packed import packed
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ class Membership:
     that it is the same API; the earlier registration is then removed, because it would still count in the weights.
     """
 
-    def __init__(self, api: TrajectoryApi, env: EnvDescription) -> None:
-        """Choose a unique name; the API is not contacted yet."""
-        self.api = api
+    def __init__(self, api: TrajectoryApi, env: EnvDescription, *, packs_rows: bool = False) -> None:
+        """Choose a unique name; the API is not contacted yet. `packs_rows`: send rows as text (wire/packed.py)."""
+        self.api, self._packs_rows = api, packs_rows
         self.env = replace(env, name=f"{env.name}-{secrets.token_hex(4)}")
         self.registration: Registration | None = None
         self.trainer = TrainerInfo(batch_size=-1, max_token_len=-1)
@@ -124,16 +125,26 @@ class Membership:
                 return status
             self._is_sure = False
 
-    async def send(self, group: ScoredGroup) -> None:
-        """Try once to send a group; call only if `is_sure`.
+    async def body(self, group: ScoredGroup) -> bytes:
+        """Return the request that sends a group under the latest registration; it is made in a thread."""
+        assert self.registration is not None
+        env_id = self.registration.env_id
+
+        def made() -> bytes:
+            line = packed(group.to_wire()) if self._packs_rows else group.to_wire()
+            return self.api.body_of(line, env_id)
+
+        return await asyncio.to_thread(made)
+
+    async def send(self, body: bytes) -> None:
+        """Try once to send a group; call only if `is_sure`, with a body of this registration.
 
         Raises:
             ServerUnreachableError: no answer; the API may have received the group.
             ServerRequestError: the API refused the group.
         """
-        assert self.registration is not None
         try:
-            await self.api.send(group.to_wire, self.registration.env_id)
+            await self.api.send(body)
         except ServerUnreachableError:
             self._is_sure = False
             raise
@@ -211,22 +222,36 @@ class Outbox:
 
         Not all: where groups finish faster than they are sent, the caller would never do anything else.
         """
-        for group in list(self._groups)[:_SENT_AT_ONCE]:
-            if not self._member.is_sure:
-                return
-            self._counts.repeated += group is self._unanswered
-            self._unanswered = group
-            try:
-                await self._member.send(group)
-            except ServerUnreachableError:
-                return
-            except ServerRequestError as error:
-                self.skip("refused", str(error))
-            else:
-                self._counts.sent += 1
-                self._skips_in_a_row = 0
-            self._unanswered = None
-            self._groups.popleft()
+        if not self._member.is_sure:
+            return
+        some = list(self._groups)[:_SENT_AT_ONCE]
+        # The next bodies are made while one is sent.
+        bodies = [asyncio.create_task(self._member.body(group)) for group in some]
+        try:
+            for group, body in zip(some, bodies, strict=True):
+                if not self._member.is_sure or not await self._is_done(group, await body):
+                    return
+                self._groups.popleft()
+        finally:
+            for body in bodies:
+                body.cancel()
+            await asyncio.gather(*bodies, return_exceptions=True)
+
+    async def _is_done(self, group: ScoredGroup, body: bytes) -> bool:
+        """Send the oldest group and count the result; return whether it is not to be sent again."""
+        self._counts.repeated += group is self._unanswered
+        self._unanswered = group
+        try:
+            await self._member.send(body)
+        except ServerUnreachableError:
+            return False
+        except ServerRequestError as error:
+            self.skip("refused", str(error))
+        else:
+            self._counts.sent += 1
+            self._skips_in_a_row = 0
+        self._unanswered = None
+        return True
 
     async def send_all(self) -> None:
         """Send all groups, and wait for the API as long as necessary.

@@ -10,6 +10,7 @@ from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.packed import unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class TrainerClient:
             return None
         if batch is not None:
             places = (f"group {number} of the batch for step {step + 1}" for number in range(len(batch)))
-            groups = [read_group(value, place) for value, place in zip(batch, places, strict=True)]
+            groups = [read_group(unpacked(value, place), place) for value, place in zip(batch, places, strict=True)]
             return [group for group in groups if self._is_fresh(group)]
         # The API has no batch ready. If it is ahead of our step, a response with a batch was lost.
         if (await self._api.status()).current_step <= step:

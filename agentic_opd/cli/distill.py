@@ -32,6 +32,7 @@ from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
+from agentic_opd.wire.images import ImageFolder
 
 if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
@@ -108,6 +109,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     tools = _tools(arguments.tools, path, config)
+    images = ImageFolder.beside(path)
     await _probe(config, server)
     names = (config.tokenizer_name, server.tokenizer_name)
     connected = PolicyDistiller.connected(
@@ -118,6 +120,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         retry_s=config.server_retry_s,
         seed=config.seed,
+        images=images,
     )
     about = {**line_settings(config), "keep_hints": arguments.keep_hints}
     async with connected as by:
@@ -125,7 +128,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         try:
             by.distiller.check_kinds(())
             distiller = FileDistiller(by, tools, arguments.keep_hints)
-            return await _lines(lines, distiller, groups, config.groups_at_a_time)
+            return await _lines(lines, distiller, groups, images, config.groups_at_a_time)
         finally:
             groups.close()
 
@@ -148,8 +151,10 @@ async def _probe(config: Any, server: Any) -> None:
             await client.close()
 
 
-async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
-    """Distill the lines, at most `concurrency` at a time, and count the results."""
+async def _lines(
+    lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", images: ImageFolder, concurrency: int
+) -> int:
+    """Distill the lines, at most `concurrency` at a time, and count the results; `images` are their pictures."""
     from agentic_opd.runs.distill_file import Counts
 
     todo = [line for line in lines if line.item_id not in groups.finished]
@@ -170,6 +175,8 @@ async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "G
                     counts.unmatched_sequences += 1
                     bar.say(f"line {line.number}, unmatched: {why}")
                 if done.group is not None and done.became != "unmatched":
+                    digests = [one.digest for rollout in done.group.rollouts for one in rollout.images]
+                    await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
                     await groups.write(done.group)
                 counts.lines[done.became] += 1
                 bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())

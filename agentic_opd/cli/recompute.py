@@ -11,12 +11,13 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import TeacherRequest
+from agentic_opd.core.types import TeacherRequest, moved_images
 from agentic_opd.distill.connect import READ_BY
 from agentic_opd.distill.scoring import known_logprobs, overlap, rows_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.scoring import Reading
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.wire.images import ImageFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ async def recompute(
     seed: int = 0,
     teacher: str = "live",
     kind: str | None = None,
+    images: ImageFolder | None = None,
 ) -> Recomputed:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
@@ -86,8 +88,10 @@ async def recompute(
         seed: Seed of the draw.
         teacher: `DistillConfig.teacher` of the run, which tells the weights that scored the turns.
         kind: Task kind whose teacher the server is, a key of `DistillConfig.teachers`; None: the usual teacher.
+        images: The pictures that the groups name.
 
     Raises:
+        PlaceError: a picture is missing or has changed.
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server's weights are not those that scored the file.
         ServerRequestError, ServerUnreachableError: the server failed the request.
@@ -101,6 +105,7 @@ async def recompute(
         of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
         raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
     scorer = await PluginClient.connected(client)
+    scorer.images = images
     await scorer.check_scores(1)
     info, version = scorer.info, scorer.info.weight_version
     if teacher == "frozen" or kind is not None:
@@ -148,14 +153,23 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
     start, end = record.scored_span
     hints = [(one.hint_token_ids, one.insert_at) for one in record.hints]
     own = (record.hint_token_ids, record.span[0] if record.insert_at is None else record.insert_at)
+    images = turn.rollout.images
     asked = [
-        TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, record.scored_version)
+        TeacherRequest(
+            tokens[:place] + ids + tokens[place:end],
+            end - start,
+            place,
+            ids,
+            record.scored_version,
+            moved_images(images, end, place, len(ids)),
+        )
         for ids, place in hints or [own]
     ]
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
     top_k = ids_RK.shape[1]
-    without = Reading(TeacherRequest(tokens[:end], end - start, start, ()), top_k if hints or record.support else 1)
+    plain_request = TeacherRequest(tokens[:end], end - start, start, (), images=moved_images(images, end, start, 0))
+    without = Reading(plain_request, top_k if hints or record.support else 1)
     ids_of = (1,) if teacher.info.named_ids and without.top_k == top_k > 1 else ()
     width = top_k if ids_of or record.support is None else 2 * top_k
     others = [Reading(request, width, ids_of=ids_of) for request in asked[1:]]

@@ -16,10 +16,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.images import ImageFolder
 
 SHOWN = 20
 """Number of printed violations; the others are only counted."""
@@ -43,7 +45,7 @@ def validate(path: Path) -> FileContents:
     shown: list[str] = []
     violations = 0
     with _opened(path) as lines:
-        for violation in _violations(lines, checker):
+        for violation in _violations(lines, checker, ImageFolder.beside(path)):
             violations += 1
             if len(shown) < SHOWN:
                 shown.append(violation)
@@ -110,7 +112,8 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     try:
         with _opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
-            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind)
+            folder = ImageFolder.beside(path)
+            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
     finally:
         await client.close()
     plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
@@ -131,8 +134,10 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     return EXIT_FAILED if differs else EXIT_OK
 
 
-def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
+def _violations(lines: IO[str], checker: GroupChecker, folder: ImageFolder) -> Iterator[str]:
     is_empty = True
+    pictures: dict[str, str | None] = {}
+    """Digest of a picture -> the problem of its file."""
     seen: dict[object, int] = {}
     """Digest of a line, or the identity of its group -> its line number."""
     for number, line in enumerate(lines, start=1):
@@ -149,11 +154,30 @@ def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
             continue
         checked = checker.read(group)
         yield from (problem.at(f"line {number}") for problem in checked.problems)
+        for index, digest in _pictures(checked.group):
+            if digest not in pictures:
+                pictures[digest] = _picture_problem(folder, digest)
+            if (problem := pictures[digest]) is not None:
+                yield f"line {number}, sequence {index}: {problem}"
         # A restarted `serve` repeats its items, but gives each group a new id.
         if (name := _name(checked.group)) is not None and (first := seen.setdefault(name, number)) != number:
             yield f"line {number}: {name[0]} {name[1]!r} stands in line {first} too"
     if is_empty:
         yield "line 1: the file holds no group"
+
+
+def _pictures(group: ScoredGroup | None) -> Iterator[tuple[int, str]]:
+    """Yield the index of the sequence and the digest for each picture of a group."""
+    for index, rollout in enumerate(() if group is None else group.rollouts):
+        yield from ((index, digest) for digest in dict.fromkeys(one.digest for one in rollout.images))
+
+
+def _picture_problem(folder: ImageFolder, digest: str) -> str | None:
+    try:
+        folder.read(digest)
+    except PlaceError as error:
+        return str(error)
+    return None
 
 
 def _name(group: ScoredGroup | None) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from agentic_opd.core.errors import AlignmentError
 
 Message = dict[str, Any]
-"""A chat message in OpenAI's format: `role`, `content` (always present), `tool_calls`, `tool_call_id`, `name`."""
+"""A chat message in OpenAI's format: `role`, `content` (always present), `tool_calls`, `tool_call_id`, `name`.
+
+The content is a text. A message with pictures has `images`: the sha256 of each picture's file, one for each
+`IMAGE_MARK` in the content, in order.
+"""
+
+IMAGE_MARK = "\ufffc"
+"""The character that stands for a picture in the content of a message with `images`."""
 
 IGNORED = -100
 """Mask value of positions that the policy did not sample."""
@@ -327,6 +334,34 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """A picture among the tokens of a sequence: the sha256 of its file, and the positions of its tokens."""
+
+    digest: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.offset + self.length
+
+
+def moved_images(images: Sequence[PlacedImage], end: int, insert_at: int, added: int) -> tuple[PlacedImage, ...]:
+    """Return the pictures before position `end` after `added` tokens were inserted at `insert_at`.
+
+    Raises:
+        AlignmentError: the insertion, or the end, is inside a picture.
+    """
+    for one in images:
+        if one.offset < end < one.end or (added and one.offset < insert_at < one.end):
+            at = end if one.offset < end < one.end else insert_at
+            raise AlignmentError(f"picture at [{one.offset}, {one.end}): position {at} is inside of it")
+    before = (one for one in images if one.offset < end)
+    return tuple(replace(one, offset=one.offset + added) if one.offset >= insert_at else one for one in before)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One sequence of sampled and other tokens, the conversation that it renders, and the turns to learn from.
 
@@ -341,6 +376,8 @@ class Trace:
     turns: tuple[Turn, ...] = ()
     context_turns: tuple[ContextTurn, ...] = ()
     """Assistant messages that are not in `turns`, in order."""
+    images: tuple[PlacedImage, ...] = ()
+    """The pictures among the tokens, in order."""
 
     def __post_init__(self) -> None:
         check_lengths("trace", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
@@ -362,7 +399,13 @@ class Trace:
         masks, logprobs = [IGNORED] * len(self.tokens_T), [PROMPT_LOGPROB] * len(self.tokens_T)
         for span in (slice(turn.start, turn.end) for turn in turns):
             masks[span], logprobs[span] = self.masks_T[span], self.logprobs_T[span]
-        return Trace(self.messages, self.tokens_T, tuple(masks), tuple(logprobs), tuple(turns), tuple(context_turns))
+        return replace(
+            self,
+            masks_T=tuple(masks),
+            logprobs_T=tuple(logprobs),
+            turns=tuple(turns),
+            context_turns=tuple(context_turns),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,6 +643,8 @@ class TeacherRequest:
     """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
     under_grammar: bool = False
     """As in `Turn`: the logprobs without a hint are read in any case."""
+    images: tuple[PlacedImage, ...] = ()
+    """The pictures among the ids, in order."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):

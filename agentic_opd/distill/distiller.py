@@ -32,6 +32,7 @@ from agentic_opd.distill.records import (
 from agentic_opd.distill.scoring import noise_floor, score
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import GroupDistillation
+from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,19 @@ class PendingTurns:
 class Distiller:
     """Distills conversations of any number of policy servers: connect, distill, close each group, close."""
 
-    def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float, seed: int = 0) -> None:
-        """Store the settings, the tokens of the longest sequence, and the seed for drawing other turns' hints."""
+    def __init__(
+        self,
+        config: DistillConfig,
+        *,
+        max_token_length: int,
+        retry_s: float,
+        seed: int = 0,
+        images: ImageFolder | None = None,
+    ) -> None:
+        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, and the
+        pictures of the conversations.
+        """
+        self._images = images
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -137,7 +149,7 @@ class Distiller:
         Raises:
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect.connect`.
         """
-        self._servers[policy.base_url] = await connect(
+        servers = await connect(
             self.config,
             policy,
             renderer,
@@ -145,6 +157,9 @@ class Distiller:
             max_token_length=self._max_token_length,
             retry_s=self._retry_s,
         )
+        for client in (servers.teacher, *servers.teachers.values()):
+            client.images = self._images
+        self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
         """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.

@@ -29,7 +29,16 @@ from renderers import Renderer
 from agentic_opd.core.errors import AlignmentError, RendererError, ServerRequestError
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.text import control_tokens, without_control_tokens
-from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, TurnOutcome, check_lengths
+from agentic_opd.core.types import (
+    PlacedImage,
+    TeacherRequest,
+    TeacherRows,
+    Trace,
+    Turn,
+    TurnOutcome,
+    check_lengths,
+    moved_images,
+)
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
@@ -129,9 +138,9 @@ async def score(
 
     def with_hint(text: str) -> HintRequest:
         ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=place.as_message)
-        return HintRequest(text, insert_hint(trace.tokens_T, turn, place.insert_at, ids, start))
+        return HintRequest(text, insert_hint(trace.tokens_T, turn, place.insert_at, ids, start, trace.images))
 
-    plain = insert_hint(trace.tokens_T, turn, place.insert_at, (), start)
+    plain = insert_hint(trace.tokens_T, turn, place.insert_at, (), start, trace.images)
     asked: list[HintRequest] = []
     failure = ""
     for text in (hint.text, *(one.text for one in hint.others)):
@@ -229,17 +238,16 @@ def _readings(
     wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
     named = info.named_ids and servers.student is None
     has_support = config.distill_support != "teacher"
-    if len(hints) > 1 or (has_support and servers.student is None):
+    compares_student = len(hints) > 1 or (has_support and servers.student is None)
+    if compares_student:
         without = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
-        of_student = (1,) if named else ()
-    else:
-        of_student = ()
+    of_student = (1,) if compares_student and named else ()
     width = wide if has_support and not of_student else top_k
-    asked = [Reading(one.request, width, ids_of=of_student) for one in hints]
-    readings = {"hint 0": asked[0]}
+    first, *others = (Reading(one.request, width, ids_of=of_student) for one in hints)
+    readings = {"hint 0": first}
     if without is not None:
-        readings["without_hint"] = without
-    readings |= {f"hint {n}": one for n, one in enumerate(asked[1:], start=1)}
+        readings["without_hint"] = without  # Index 1: `of_student`.
+    readings |= {f"hint {n}": one for n, one in enumerate(others, start=1)}
     if control is not None:
         ids_of = tuple(at for at, name in enumerate(readings) if name != "without_hint" or has_support)
         is_named = named and _fits(info.max_logprobs, sum(one.top_k for one in readings.values()))
@@ -301,7 +309,7 @@ async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: 
     if trace is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
         return None
     turn = trace.turns[0]
-    request = insert_hint(trace.tokens_T, turn, turn.start, ())
+    request = insert_hint(trace.tokens_T, turn, turn.start, (), images=trace.images)
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     second = without_hint(request, servers)
@@ -508,15 +516,20 @@ def insert_hint(
     insert_at: int,
     hint_token_ids: tuple[int, ...],
     scored_from: int | None = None,
+    images: Sequence[PlacedImage] = (),
 ) -> TeacherRequest:
     """Return the teacher's request for `turn` with the hint's tokens at index `insert_at` of `tokens_T`.
 
     Without hint tokens it equals the student's context. `scored_from` is the first position to score; None: the first
-    of the turn.
+    of the turn. `images` are the pictures in `tokens_T`.
+
+    Raises:
+        AlignmentError: `insert_at` is inside a picture.
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar)
+    placed = moved_images(images, turn.end, insert_at, len(hint_token_ids))
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar, placed)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:

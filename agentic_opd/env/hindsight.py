@@ -8,14 +8,15 @@ Nothing else of the environment changes. Its groups are distilled before Atropos
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, cast, get_origin
 
 import yaml
-from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from pydantic import BeforeValidator, Field, create_model, model_validator
 from typing_extensions import TypeAliasType
 
@@ -109,6 +110,7 @@ class Hindsight(BaseEnv):
     def __init__(self, config: BaseEnvConfig, *args: Any, **kwargs: Any) -> None:
         """Create the environment; a configuration without the mixin's settings gets their defaults."""
         super().__init__(_joined(config), *args, **kwargs)
+        _return_lists(self.tokenizer)
         self.opd_counts: Counter[str] = Counter()
         """Numbers of groups, turns by outcome, unmatched sequences, and groups that failed, since the start."""
         self._opd_stack, self._opd_connecting = AsyncExitStack(), asyncio.Lock()
@@ -116,15 +118,15 @@ class Hindsight(BaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:  # type: ignore[override]
-        """Return the environment's default settings with those of the mixin."""
+        """Return the environment's default settings with those of the mixin, and its servers as vLLM servers."""
         config, servers = super().config_init()
-        return _joined(config), servers
+        return _joined(config), _as_list(servers)
 
     def verdicts(self, group: Mapping[str, Any]) -> Sequence[str | None]:
         """Return evidence in words for each rollout of a scored group, None if there is none: an end verdict.
 
-        The judge reads it as what followed the last turn. Default: the environment's own `verdicts`, else
-        `overrides[i]["feedback"]`.
+        The judge reads it as what followed the last turn. `group["item"]` is what `get_next_item` returned. Default:
+        the environment's own `verdicts`, else `overrides[i]["feedback"]`.
         """
         if (inherited := getattr(super(), "verdicts", None)) is not None:
             return inherited(group)
@@ -157,7 +159,7 @@ class Hindsight(BaseEnv):
         """
         if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
-            await gather_all(self._opd_distill(group) for group in groups if self._opd_is_kept(group))
+            await gather_all(self._opd_distill(group, item) for group in groups if self._opd_is_kept(group))
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -167,7 +169,7 @@ class Hindsight(BaseEnv):
 
     @property
     def _opd_config(self) -> HindsightConfig:
-        return cast(HindsightConfig, self.config)
+        return hindsight_settings(self.config)
 
     def _opd_is_kept(self, group: Any) -> bool:
         """Whether Atropos keeps the group, so that none is judged in vain."""
@@ -175,7 +177,8 @@ class Hindsight(BaseEnv):
             return False
         size = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
         is_even = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
-        return len(group["tokens"]) == size and not is_even
+        is_too_long = 0 < self.max_token_len <= max(map(len, group["tokens"]))
+        return len(group["tokens"]) == size and not is_even and not is_too_long
 
     async def _opd_distiller(self) -> PolicyDistiller:
         """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call.
@@ -199,13 +202,13 @@ class Hindsight(BaseEnv):
                 self._opd_distillers.append(await self._opd_stack.enter_async_context(connected))
         return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
 
-    async def _opd_distill(self, group: dict[str, Any]) -> None:
+    async def _opd_distill(self, group: dict[str, Any], item: Any) -> None:
         """Add rows and records to a group in place; a group that can't be distilled stays as it was, and is counted."""
         by = await self._opd_distiller()
         self.opd_counts["groups"] += 1
         name = f"{self.name or type(self).__name__}#{self.opd_counts['groups']}"
         try:
-            line = Line(self.opd_counts["groups"], self._opd_with_verdicts(group), name)
+            line = Line(self.opd_counts["groups"], self._opd_with_verdicts(group, item), name)
             done = await FileDistiller(by, self.opd_tools).distill(line)
         except ServerUnreachableError:
             raise
@@ -221,14 +224,14 @@ class Hindsight(BaseEnv):
             del group[column]
         group.update(done.group.to_wire())
 
-    def _opd_with_verdicts(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _opd_with_verdicts(self, group: dict[str, Any], item: Any) -> dict[str, Any]:
         """Return the group's columns with the verdicts in `overrides`.
 
         Raises:
             ConfigError: `verdicts` returned another number of entries than the group has rollouts.
         """
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
-        verdicts, count = list(self.verdicts(group)), len(group["tokens"])
+        verdicts, count = list(self.verdicts({**group, "item": item})), len(group["tokens"])
         if len(verdicts) != count:
             raise ConfigError(f"verdicts returned {len(verdicts)} entries for a group of {count} rollouts")
         overrides = [dict(one or {}) for one in columns.get("overrides") or [{}] * count]
@@ -244,9 +247,45 @@ class Hindsight(BaseEnv):
             logger.warning("%s%s", text, more)
 
 
+def _as_list(servers: Any) -> list[APIServerConfig]:
+    """Return an environment's servers as vLLM servers that the command line can set.
+
+    Atropos reads no `--openai.*` if the environment names several servers, or one outside a list.
+    """
+    if not isinstance(servers, list):
+        servers = [servers if isinstance(servers, APIServerConfig) else APIServerConfig()]
+    is_named = any(flag.startswith("--openai.") for flag in sys.argv)
+    kept: list[APIServerConfig] = servers[:1] if is_named else servers
+    return [one.model_copy(update={"server_type": "vllm"}) for one in kept]
+
+
+def _return_lists(tokenizer: Any) -> None:
+    """Let `apply_chat_template` return ids, as Atropos and its environments expect; in transformers 5 it does not."""
+    if getattr(tokenizer, "chat_template", None):
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, return_dict=False)
+
+
 def _is_empty(value: Any) -> bool:
     """Whether a column has no entries: Atropos' default `collect_trajectories` makes empty ones."""
     return value is None or (isinstance(value, (list, dict)) and not value)
+
+
+def _settings(model: type[BaseEnvConfig]) -> dict[str, str]:
+    """Return the mixin's settings and their names in a configuration class: `opd_NAME` if the environment has NAME."""
+    names = {name: f"opd_{name}" for name in HindsightConfig.model_fields}
+    return {name: other if other in model.model_fields else name for name, other in names.items()}
+
+
+def hindsight_settings(config: BaseEnvConfig) -> HindsightConfig:
+    """Return the settings of the mixin that a configuration holds."""
+    names = _settings(type(config))
+    given = {name: getattr(config, held) for name, held in names.items() if held in config.model_fields_set}
+    return HindsightConfig(**given)
+
+
+def _checked(config: Any) -> Any:
+    hindsight_settings(config)
+    return config
 
 
 @cache
@@ -256,18 +295,17 @@ def _with_hindsight(model: type[BaseEnvConfig]) -> type[BaseEnvConfig]:
     Atropos makes the model of its command line of the fields' annotations alone, without validators, so that those of
     `_CONTAINERS` are named types, which read texts.
     """
-    if issubclass(model, HindsightConfig):
+    if "opd_enabled" in model.model_fields:
         return model
-    if twice := HindsightConfig.model_fields.keys() & model.model_fields.keys():
-        raise ConfigError(f"{model.__name__} has settings of the names of Hindsight's: {', '.join(sorted(twice))}")
-    named: dict[str, Any] = {
-        name: (TypeAliasType(name, Annotated[info.annotation, BeforeValidator(_from_text)]), info)  # type: ignore[misc]
-        for name, info in _CONTAINERS.items()
-    }
-    joined: Any = create_model(
-        f"Hindsight{model.__name__}", __base__=(HindsightConfig, model), __module__=model.__module__, **named
-    )
-    return joined
+    fields: dict[str, Any] = {}
+    for name, info in HindsightConfig.model_fields.items():
+        kind: Any = info.annotation
+        if name in _CONTAINERS:
+            kind = TypeAliasType(name, Annotated[kind, BeforeValidator(_from_text)])  # type: ignore[misc]
+        fields[f"opd_{name}" if name in model.model_fields else name] = (kind, info)
+    validators: Any = {"check_hindsight": model_validator(mode="after")(_checked)}
+    name = f"Hindsight{model.__name__}"
+    return create_model(name, __base__=model, __module__=model.__module__, __validators__=validators, **fields)
 
 
 def _joined(config: BaseEnvConfig) -> BaseEnvConfig:

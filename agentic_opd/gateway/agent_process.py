@@ -393,7 +393,13 @@ class AgentProcess:
         config = self._config.model_copy(update=dict(task.limits))
         assert config.agent_command is not None
         return Program(
-            config.agent_command, task.prompt, key, self.model, config.agent_timeout_s, config.agent_variables
+            config.agent_command,
+            task.prompt,
+            key,
+            self.model,
+            config.agent_timeout_s,
+            config.agent_variables,
+            pythons=[str(path.absolute() / "bin" / "python3") for path in config.agent_mounts],
         )
 
 

@@ -23,6 +23,7 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
+from agentic_opd.gateway.images import image_tokens
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import Answer, Sampler
@@ -35,6 +36,7 @@ from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokeni
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
+from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Gateway:
         self._servers = {server.url: server for server in servers}
         self._journal, self._writer = journal, writer
         self._sessions = Sessions(config.max_open_sessions)
+        self._images = ImageFolder.beside(config.data_path_to_save_groups)
         self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
@@ -98,11 +101,12 @@ class Gateway:
             names = (config.tokenizer_name, servers[0].tokenizer_name, servers[0].model_name)
             tokenizer = await load_policy_tokenizer(names, clients[0])
             renderer = configured_renderer(tokenizer, config)
-            connected = [await _connected(client, tokenizer) for client in clients]
+            images = ImageFolder.beside(config.data_path_to_save_groups)
+            connected = [await _connected(client, tokenizer, images) for client in clients]
             distiller = None
             if config.opd_enabled:
                 context = min(server.info.max_model_len for server in connected)
-                distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s)
+                distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s, images=images)
                 distiller.check_kinds(())
                 undo.push_async_callback(distiller.close)
                 for server in connected:
@@ -169,7 +173,9 @@ class Gateway:
         self._show_open()
         is_whole = False
         try:
-            conversation, path = await self._sampler.prompted(place, asked)
+            server = self._servers[session.row.server]
+            images = await image_tokens(asked, server, self._images)
+            conversation, path = await self._sampler.prompted(place, asked, images)
             if place.is_rewritten or (place.path and not path):
                 self.telemetry.rewritten.inc()
             follows = place.follows
@@ -181,7 +187,6 @@ class Gateway:
             elif follows is not None and asked.turn_type == "main":
                 before = session.tree.path(follows.turn_id)
                 self._judge(session, before, asked.messages[follows.start : follows.stop])
-            server = self._servers[session.row.server]
             context = server.info.max_model_len
             answer = self._sampler.sampled(asked, session, server, conversation, path, follows=follows, context=context)
             async with aclosing(answer) as events:
@@ -198,7 +203,8 @@ class Gateway:
 
     async def count(self, asked: Asked) -> int:
         """See `Sampler.count`."""
-        return await self._sampler.count(asked, self.max_model_len)
+        images = await image_tokens(asked, next(iter(self._servers.values())), self._images)
+        return await self._sampler.count(asked, self.max_model_len, images)
 
     @property
     def max_model_len(self) -> int:
@@ -239,6 +245,19 @@ class Gateway:
                     tree.add(turn)
             paths[answer_id] = trees[row.session_id].path(turn_id)
         return with_answers(asked, paths, None)
+
+    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, RecordedTurn]:
+        """Return a turn by the id of its answer, and its session; the first of several choices.
+
+        Raises:
+            ClientError: 404, this client received no answer with that id.
+        """
+        found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
+        if found is None:
+            raise ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
+        row, turn_id = found
+        turns = await self._journal.run(lambda: self._journal.turns(row.session_id))
+        return row, next(turn for turn in turns if turn.turn_id == turn_id)
 
     def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
         """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
@@ -384,9 +403,10 @@ def _unknown_session() -> ClientError:
     return ClientError(404, "there is no such session", "session_id", "session_not_found")
 
 
-async def _connected(http: JsonClient, tokenizer: Any) -> PluginClient:
+async def _connected(http: JsonClient, tokenizer: Any, images: ImageFolder) -> PluginClient:
     """Check a server; raises ServerMismatchError if its plugin or its tokenizer does not match."""
     server = await PluginClient.connected(http)
+    server.images = images
     server.check_streams()
     await server.check_tokenizer(tokenizer)
     return server

@@ -114,6 +114,15 @@ AUTO = ToolChoice()
 """The policy decides."""
 
 
+class GivenImage(NamedTuple):
+    """A picture in a request."""
+
+    digest: str
+    data: bytes
+    at: str
+    """Name of its field."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A validated request."""
@@ -147,6 +156,8 @@ class Asked:
     """Name of the body's field with the conversation."""
     echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Parts of the request that its protocol's answer repeats."""
+    images: tuple[GivenImage, ...] = ()
+    """The pictures in the request, each once; `messages` name them by their digests."""
     identities: tuple[bytes, ...] = ()
     """Digests of the messages; see `conversation_index.identity`."""
     prompt_key: bytes = b""

@@ -24,13 +24,14 @@ from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, call_form, call_grammar
+from agentic_opd.gateway.images import image_digests
 from agentic_opd.gateway.plain import PlainChat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import OpenSession, Place
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.chat import Chat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.renderer import with_template_options
 
@@ -125,7 +126,7 @@ class Sampler:
             return replace(asked, messages=(message,), parts=len(asked.prompt) if ids else 1, size=size)
         return asked
 
-    async def count(self, asked: Asked, context: int) -> int:
+    async def count(self, asked: Asked, context: int, images: ImageTokens | None = None) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message.
 
         Raises:
@@ -133,7 +134,7 @@ class Sampler:
         """
         asked = self.settled(asked)
         self.check_size(asked, context)
-        conversation, _ = await self.prompted(Place(None, (), asked.messages), asked)
+        conversation, _ = await self.prompted(Place(None, (), asked.messages), asked, images)
         return len(conversation.prompt())
 
     @cached_property
@@ -149,8 +150,12 @@ class Sampler:
             return True
         return any(first != second for first, second in pairs)
 
-    async def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+    async def prompted(
+        self, place: Place, asked: Asked, images: ImageTokens | None = None
+    ) -> tuple[Conversation, Path | tuple[()]]:
         """Return the conversation with the request's prompt, and the turns that it continues.
+
+        `images` are the pictures of the conversation.
 
         If the template rewrites earlier messages, the whole prompt is rendered anew and continues no turn. A long
         request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
@@ -158,19 +163,23 @@ class Sampler:
         Raises:
             ClientError: 400, the messages can't be rendered.
         """
-        chat = self._chats.of(asked)
+        if images is None and image_digests(asked):
+            raise ClientError(400, f"{asked.at}: pictures are not read here", asked.at, "no_images")
+        chat = self._chats.of(asked).with_images(images)
         if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
             return self._prompted(chat, place, asked)
         conversation, path = await asyncio.get_running_loop().run_in_executor(
-            self._aside, self._prompted_aside, place, asked
+            self._aside, self._prompted_aside, place, asked, images
         )
         if asked.prompt is None:
             conversation.chat = chat
         return conversation, path
 
-    def _prompted_aside(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+    def _prompted_aside(
+        self, place: Place, asked: Asked, images: ImageTokens | None
+    ) -> tuple[Conversation, Path | tuple[()]]:
         self._chats_aside = self._chats_aside or self._chats.copy()
-        return self._prompted(self._chats_aside.of(asked), place, asked)
+        return self._prompted(self._chats_aside.of(asked).with_images(images), place, asked)
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
@@ -227,6 +236,7 @@ class Sampler:
                 params=params,
                 interval=interval,
                 weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
+                images=conversation.images,
             )
             async with aclosing(deltas):
                 async for delta in deltas:

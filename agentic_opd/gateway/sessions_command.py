@@ -101,6 +101,8 @@ def _found(journal: Journal, name: str) -> SessionRow:
 
 def _shown(message: Message) -> Iterator[str]:
     yield f"[{message['role']}] {message['content']}"
+    for digest in message.get("images", ()):
+        yield f"  picture {digest}"
     for call in message.get("tool_calls") or ():
         yield f"  calls {call['function']['name']} {call['function']['arguments']}"
 

@@ -10,13 +10,17 @@ continue the same turn do not affect each other.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from operator import not_
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
     ContextTurn,
     Message,
+    PlacedImage,
     Trace,
     Turn,
 )
@@ -78,6 +82,8 @@ class RecordedTurn:
     """See `Asked`; only of a turn whose prompt was rendered anew."""
     is_plain: bool = False
     """Whether the client rendered the prompt itself."""
+    images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
+    """The pictures in `prompt_ids`, with their positions in the branch."""
 
 
 Path = tuple[RecordedTurn, ...]
@@ -173,8 +179,14 @@ def trace_of(path: Path) -> Trace:
         tokens += [*turn.prompt_ids, *ids]
         masks += [*[IGNORED] * len(turn.prompt_ids), *ids]
         logprobs += [*[PROMPT_LOGPROB] * len(turn.prompt_ids), *turn.completion.logprobs]
-    places = tuple(turn.place for turn in path)
-    return Trace(tuple(_messages(path)), tuple(tokens), tuple(masks), tuple(logprobs), places)
+    return Trace(
+        messages=tuple(_messages(path)),
+        tokens_T=tuple(tokens),
+        masks_T=tuple(masks),
+        logprobs_T=tuple(logprobs),
+        turns=tuple(turn.place for turn in path),
+        images=tuple(image for turn in path for image in turn.images),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,4 +388,5 @@ def recorded(
         answer_id=asked.answer_id,
         num_instructions=0 if path else asked.num_instructions,
         is_plain=asked.prompt is not None,
+        images=tuple(image for image in conversation.images if start <= image.offset < place.start),
     )

@@ -31,6 +31,7 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
+from agentic_opd.gateway.protocols.responses import OpenAIResponses, stored_response
 from agentic_opd.gateway.request import Asked, ClosedModel, read_body
 from agentic_opd.gateway.sampler import Answer, Begun
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
@@ -100,6 +101,8 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/sessions/{name}/end", chat.guarded(routes.end), methods=["POST"])
     app.add_api_route("/sessions/{name}", chat.guarded(routes.session), methods=["GET"])
     for prefix in ("/sessions/{name}", ""):
+        path = f"{prefix}{OpenAIResponses.path}/{{answer}}"
+        app.add_api_route(path, chat.guarded(routes.response), methods=["GET"])
         app.add_api_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     return app
 
@@ -247,6 +250,11 @@ class _Routes:
         """Receive and validate a body; an empty one is read as `{}`."""
         body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
         return await self._chat.parsed(body, partial(read_body, model))
+
+    async def response(self, request: Request, owner: str) -> Response:
+        """Answer `GET /v1/responses/{answer}` with an answer of the journal."""
+        row, turn = await self._gateway.recorded(owner, request.path_params["answer"])
+        return JSONResponse(stored_response(turn, self._gateway.model, row.opened))
 
     async def session(self, request: Request, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""

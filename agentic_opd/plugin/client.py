@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.errors import AlignmentError, PlaceError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, read_answer
-from agentic_opd.core.types import Completion, TeacherRequest
+from agentic_opd.core.types import Completion, PlacedImage, TeacherRequest
 from agentic_opd.plugin.info import ServerInfo, fetch_info
 from agentic_opd.plugin.sampling import CompletionsAnswer, Delta, StreamEvent, WholeAnswer, merged
 from agentic_opd.plugin.scoring import (
@@ -25,6 +26,7 @@ from agentic_opd.plugin.scoring import (
     read_scores,
     score_body,
 )
+from agentic_opd.wire.images import ImageFolder
 
 SCORE_ROUTE = 3
 """Required version of the plugin's scoring route; see `serving/score.py`."""
@@ -41,6 +43,15 @@ class _Text(BaseModel):
     prompt: str
 
 
+class _HeldImage(BaseModel):
+    digest: str
+    token_ids: list[int] = Field(min_length=1)
+
+
+_MOST_KNOWN_IMAGES = 1024
+"""Number of pictures whose tokens are remembered."""
+
+
 @dataclass(slots=True)
 class PluginClient:
     """A server and its reported properties. Retries are those of `http`.
@@ -53,7 +64,13 @@ class PluginClient:
     info: ServerInfo
     read_by: ReadBy = "policy"
     max_concurrent: int = 32
+    images: ImageFolder | None = None
+    """The pictures of the conversations that are sampled and scored."""
     _scoring: asyncio.Semaphore = field(init=False, repr=False)
+    _image_tokens: OrderedDict[str, tuple[int, ...]] = field(
+        default_factory=OrderedDict[str, tuple[int, ...]], init=False, repr=False
+    )
+    """Tokens of the pictures that the server was sent, by digest."""
 
     def __post_init__(self) -> None:
         self._scoring = asyncio.Semaphore(self.max_concurrent)
@@ -173,6 +190,39 @@ class PluginClient:
 
     # ----------------------------------------------------------------------------------------------------- sampling
 
+    async def image_tokens(self, digest: str, data: bytes | None = None) -> tuple[int, ...]:
+        """Send a picture to the server, unless it was sent before, and return its tokens in a prompt.
+
+        `data` is its file; None: it is read from `images`.
+
+        Raises:
+            PlaceError: the file is missing or has changed.
+            ServerMismatchError: the server takes no pictures.
+            ServerRequestError: the server does not take this one.
+        """
+        known = self._image_tokens.pop(digest, None)
+        if known is None:
+            if self.info.image_placeholder is None or self.images is None:
+                raise ServerMismatchError(f"{self.url} (model {self.info.model!r}) takes no pictures")
+            data = data or await asyncio.to_thread(self.images.read, digest)
+            where = "/v1/opd/images"
+            answer = await self.http.request("POST", where, data, {"Content-Type": "application/octet-stream"})
+            held = read_answer(_HeldImage, answer, self.url + where, "the plugin's route for pictures")
+            if held.digest != digest:
+                raise ServerMismatchError(f"{self.url}{where} keeps the picture {digest} as {held.digest}")
+            known = tuple(held.token_ids)
+        self._image_tokens[digest] = known
+        if len(self._image_tokens) > _MOST_KNOWN_IMAGES:
+            self._image_tokens.popitem(last=False)
+        return known
+
+    async def _send_images(self, images: Iterable[PlacedImage], *, again: bool = False) -> None:
+        """Send the pictures of a prompt, those that were sent before only if the server lost them (`again`)."""
+        for digest in dict.fromkeys(one.digest for one in images):
+            if again:
+                self._image_tokens.pop(digest, None)
+            await self.image_tokens(digest)
+
     async def complete(
         self, prompt_ids: Sequence[int], params: Mapping[str, Any], weight_version: int | None = None
     ) -> list[Completion]:
@@ -215,6 +265,7 @@ class PluginClient:
         params: Mapping[str, Any],
         interval: int = 1,
         weight_version: int | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> AsyncGenerator[Delta]:
         """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
@@ -226,24 +277,37 @@ class PluginClient:
             params: Further sampling parameters, by vLLM's names.
             interval: Tokens of a choice per event, after its first token; older plugins send one token per event.
             weight_version: As in `complete`.
+            images: The pictures in the prompt, in order.
 
         Raises:
+            PlaceError: a picture's file is missing or has changed.
             ServerRequestError: the server refuses the request.
             ServerMismatchError: the events are not sampled ids with their logprobs.
             ServerUnreachableError: the server gave no usable answer, or its stream broke off.
         """
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+        if images:
+            prompt["images"] = [[one.digest, one.offset] for one in images]
         body = {
-            "prompt": {"prompt_token_ids": list(prompt_ids)},
+            "prompt": prompt,
             **params,
             **self._preferring(weight_version),
             **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
         }
         if interval > 1 and self.info.generate_route >= _INTERVAL_ROUTE:
             body["stream_interval"] = interval
-        async with aclosing(self.http.events("/generate", body)) as events:
-            async for some in events:
-                for delta in merged([self._delta(event, top_logprobs) for event in some]):
-                    yield delta
+        await self._send_images(images)
+        for is_last in (False, True):
+            try:
+                async with aclosing(self.http.events("/generate", body)) as events:
+                    async for some in events:
+                        for delta in merged([self._delta(event, top_logprobs) for event in some]):
+                            yield delta
+                    return
+            except ServerRequestError as error:  # Only before the first event.
+                if is_last or not _lost_images(error, images):
+                    raise
+            await self._send_images(images, again=True)
 
     def _delta(self, event: bytes, top_logprobs: int) -> Delta:
         """Parse an event. Errors do not quote it, because it holds conversation text."""
@@ -271,12 +335,14 @@ class PluginClient:
         skipped.
 
         Raises:
-            AlignmentError: the rows do not fit the request.
+            AlignmentError: the rows do not fit the request, or its pictures can't be sent.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
         readings = (Reading(request, top_k, ids_of=ids_of), *also)
         if not self.info.has_plugin:
+            if any(reading.request.images for reading in readings):
+                raise AlignmentError(f"{self.url} has no plugin, and pictures are scored through it only")
             first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
             assert first is not None  # the first reading does not depend on the weights' version
             latency = max(read.latency_s for read in (first, *others) if read is not None)
@@ -284,7 +350,17 @@ class PluginClient:
         body = {**score_body(readings, top_k), **self._preferring(request.weight_version)}
         if self.read_by != "policy":
             body["read_by"] = self.read_by
-        answer, latency = await self._timed("/v1/opd/score", body)
+        images = [one for reading in readings for one in reading.request.images]
+        try:
+            await self._send_images(images)
+            answer, latency = await self._timed("/v1/opd/score", body)
+        except (PlaceError, ServerMismatchError) as error:
+            raise AlignmentError(str(error)) from error
+        except ServerRequestError as error:
+            if not _lost_images(error, images):
+                raise
+            await self._send_images(images, again=True)
+            answer, latency = await self._timed("/v1/opd/score", body)
         return read_scores(answer, readings, self.info.vocab_size, latency)
 
     async def _read_prompt(self, reading: Reading) -> TeacherReply | None:
@@ -339,6 +415,11 @@ class PluginClient:
 
 def _withdrawing(withdrawn_from: int | None) -> dict[str, int]:
     return {} if withdrawn_from is None else {"withdrawn_from": withdrawn_from}
+
+
+def _lost_images(error: ServerRequestError, images: Sequence[PlacedImage]) -> bool:
+    """Return whether the server refused a prompt because it does not keep one of its pictures any more."""
+    return bool(images) and error.status == 404
 
 
 def _problem(error: Exception) -> str:

@@ -41,6 +41,8 @@ class ServerInfo:
     """The server scores sequences at ids of other sequences' rows (`Reading.ids_of`), which need not be likely ones."""
     tied_embeddings: bool = False
     """The output head shares the embedding matrix and receives no separate weights."""
+    image_placeholder: str | None = None
+    """Text that stands for a picture in a prompt; None: the model reads text only."""
 
 
 class _PluginCaps(BaseModel):

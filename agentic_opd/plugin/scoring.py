@@ -61,6 +61,8 @@ def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
         sequence["top_k"] = reading.top_k
     if reading.unless_weight_version is not None:
         sequence["unless_weight_version"] = reading.unless_weight_version
+    if request.images:
+        sequence["images"] = [[one.digest, one.offset] for one in request.images]
     if reading.ids_of:
         sequence["ids_of"] = reading.ids_of
     return sequence

@@ -12,7 +12,7 @@ enter) and `ParsedTurn`. Sampled ids are never rendered again; new ids are appen
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from agentic_opd.core.text import (
     well_formed_json,
     without_control_tokens,
 )
-from agentic_opd.core.types import Message, ToolCall
+from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
@@ -56,6 +56,16 @@ class Prompt:
     token_ids: tuple[int, ...]
     assistant_open: int
     last_user_end: int
+    images: tuple[PlacedImage, ...] = ()
+    """The pictures among `token_ids`, with their positions in the whole conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """How the model reads pictures: the text that stands for one, and the tokens that replace it, by digest."""
+
+    placeholder: str
+    by_digest: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ class Chat:
         self.renderer = renderer
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
+        self.images: ImageTokens | None = None
         self.stop_token_ids = list(renderer.get_stop_token_ids())
         self._control = tuple(control_tokens(tokenizer).values())
         self._structural = tuple(token for token in self._control if not _INNER.search(token))
@@ -87,6 +98,14 @@ class Chat:
         other.tools, other._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
         return other
 
+    def with_images(self, images: ImageTokens | None) -> "Chat":
+        """Return a chat that can render messages with these pictures; None: this one."""
+        if images is None:
+            return self
+        other = copy(self)
+        other.images = images
+        return other
+
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
         """Render the messages before the first turn; at least one must have the role user.
 
@@ -97,8 +116,10 @@ class Chat:
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
             if not rendered.is_content and any(message["role"] == "assistant" for message in messages):
-                return self._placed_by_difference(rendered.token_ids, text)
-            return self._place(rendered, messages, known=0, last_user_end=None)
+                prompt = self._placed_by_difference(rendered.token_ids, text)
+            else:
+                prompt = self._place(rendered, messages, known=0, last_user_end=None)
+            return self._with_image_tokens(prompt, messages, known=0)
 
     def next_prompt(
         self,
@@ -136,7 +157,8 @@ class Chat:
                     f"the renderer changed token {at} of the {len(known_ids)} known ones: got "
                     f"{rendered.token_ids[at : at + 3]}, expected {known_ids[at : at + 3]}; name another renderer"
                 )
-            return self._place(rendered, new, known=len(known_ids), last_user_end=last_user_end)
+            prompt = self._place(rendered, new, known=len(known_ids), last_user_end=last_user_end)
+            return self._with_image_tokens(prompt, new, known=len(known_ids))
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
         """Parse a completion into an assistant message; an unparsable call keeps its text and its error.
@@ -294,6 +316,8 @@ class Chat:
             for name, text in texts.items()
             if isinstance(text, str)
         }
+        if "images" in message:
+            plain["content"] = self._with_placeholders(message, plain["content"])
         if calls := message.get("tool_calls"):
             plain["tool_calls"] = [
                 {**call, "function": self._plain_json(function | {"arguments": arguments})}
@@ -301,7 +325,47 @@ class Chat:
                 for function in [call["function"]]
                 for arguments in [self._plain_arguments(function.get("arguments"))]
             ]
-        return {**message, **plain}
+        return {name: value for name, value in {**message, **plain}.items() if name != "images"}
+
+    def _with_placeholders(self, message: Message, content: str) -> str:
+        """Return the content with the placeholder for each picture."""
+        marks = content.count(IMAGE_MARK)
+        if self.images is None:
+            raise RendererError("a message has pictures, and the model reads text only")
+        if marks != len(message["images"]):
+            raise RendererError(f"a message has {len(message['images'])} pictures, and {marks} places for them")
+        return content.replace(IMAGE_MARK, self.images.placeholder)
+
+    def _with_image_tokens(self, prompt: Prompt, messages: Sequence[Message], known: int) -> Prompt:
+        """Return a prompt with each picture's own tokens in place of its placeholder.
+
+        `messages` are those of the prompt, which begins at position `known` of the conversation.
+        """
+        digests = [digest for message in messages for digest in message.get("images", ())]
+        if not digests or self.images is None:
+            return prompt
+        old = list(prompt.token_ids)
+        target: list[int] = self.tokenizer.encode(self.images.placeholder, add_special_tokens=False)
+        found = [at for at in range(len(old)) if old[at : at + len(target)] == target]
+        if len(found) != len(digests):
+            raise RendererError(
+                f"the chat template writes {len(found)} times {self.images.placeholder!r} for {len(digests)} pictures"
+            )
+        ids, images, end = list[int](), list[PlacedImage](), 0
+        for at, digest in zip(found, digests, strict=True):
+            tokens = self.images.by_digest[digest]
+            ids += old[end:at]
+            images.append(PlacedImage(digest, known + len(ids), len(tokens)))
+            ids += tokens
+            end = at + len(target)
+        ids += old[end:]
+
+        def moved(place: int) -> int:
+            before = [one for at, one in zip(found, images, strict=True) if known + at < place]
+            inside = [known + at + len(target) - place for at in found if 0 < place - known - at < len(target)]
+            return place + sum(one.length - len(target) for one in before) + sum(inside)
+
+        return Prompt(tuple(ids), moved(prompt.assistant_open), moved(prompt.last_user_end), tuple(images))
 
     def _plain_arguments(self, arguments: Any) -> Any:
         """Return arguments unchanged, as text or object; re-encode a text in which an escape hides a control token."""

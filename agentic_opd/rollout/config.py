@@ -25,10 +25,11 @@ class RendererConfig(BaseModel):
         "template's variables, and tool_parser, the parser of tool calls (hermes, llama3_json, mistral, pythonic, "
         "...).",
     )
-    tool_format: Literal["template", "text"] = Field(
+    tool_format: Literal["template", "text", "prompt"] = Field(
         default="template",
         description="Place where the model's tools are described: its chat template (template), or the system "
-        "prompt (text), for a template without support for tools. See docs/models.md.",
+        "prompt (text), for a template without support for tools, or the task's own messages (prompt), with calls and "
+        "results as with text. See docs/models.md.",
     )
     stop_tokens: tuple[str, ...] = Field(
         default=(),

@@ -15,6 +15,7 @@ from agentic_opd.core.types import (
     Completion,
     ContextTurn,
     Message,
+    PlacedImage,
     ToolCall,
     Trace,
     Turn,
@@ -48,6 +49,7 @@ class Conversation:
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
+        self._images: list[PlacedImage] = []
         self._prompt: Prompt | None = None
         """Prompt whose ids are at the end of `_tokens`; masks and logprobs are extended when its turn is added."""
 
@@ -57,7 +59,7 @@ class Conversation:
         conversation = cls(chat, trace.messages)
         conversation.turns = list(trace.turns)
         conversation._tokens, conversation._masks = list(trace.tokens_T), list(trace.masks_T)
-        conversation._logprobs = list(trace.logprobs_T)
+        conversation._logprobs, conversation._images = list(trace.logprobs_T), list(trace.images)
         return conversation
 
     @property
@@ -82,8 +84,14 @@ class Conversation:
             else:
                 prompt = self.chat.first_prompt(self.messages)
             self._tokens += prompt.token_ids
+            self._images += prompt.images
             self._prompt = prompt
         return self._tokens
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The pictures in `prompt()`, in order."""
+        return tuple(self._images)
 
     def branching_prompt(self) -> list[int]:
         """Return `prompt()`; if the chat template changes earlier ids, start another sequence with the changed ids.
@@ -97,7 +105,7 @@ class Conversation:
             return self.prompt()
         except RewrittenError:
             self.earlier.append(self.trace())
-            self.turns, self._tokens, self._masks, self._logprobs = [], [], [], []
+            self.turns, self._tokens, self._masks, self._logprobs, self._images = [], [], [], [], []
             return self.prompt()
 
     def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> Sample:
@@ -136,6 +144,7 @@ class Conversation:
     def answer(self, messages: Sequence[Message]) -> None:
         """Add the answers to the last turn: tool results, or a user message."""
         del self._tokens[len(self._masks) :]  # Drops a rendered prompt without a turn.
+        self._images = [one for one in self._images if one.offset < len(self._masks)]
         self._prompt = None
         self.messages += messages
 
@@ -144,6 +153,7 @@ class Conversation:
         fork = Conversation(self.chat, self.messages)
         fork.earlier, fork.turns, fork._prompt = self.earlier[:], self.turns[:], self._prompt
         fork._tokens, fork._masks, fork._logprobs = self._tokens[:], self._masks[:], self._logprobs[:]
+        fork._images = self._images[:]
         return fork
 
     def traces(self) -> tuple[Trace, ...]:
@@ -157,8 +167,15 @@ class Conversation:
 
     def trace(self) -> Trace:
         """Return all messages, and the current sequence up to the end of its last turn."""
-        tokens = tuple(self._tokens[: len(self._masks)])
-        return Trace(tuple(self.messages), tokens, tuple(self._masks), tuple(self._logprobs), tuple(self.turns))
+        end = len(self._masks)
+        return Trace(
+            messages=tuple(self.messages),
+            tokens_T=tuple(self._tokens[:end]),
+            masks_T=tuple(self._masks),
+            logprobs_T=tuple(self._logprobs),
+            turns=tuple(self.turns),
+            images=tuple(one for one in self._images if one.offset < end),
+        )
 
 
 def _context_turns(trace: Trace, sampled: Collection[int]) -> tuple[ContextTurn, ...]:

@@ -83,7 +83,8 @@ def identity(message: Message) -> bytes:
     content: Any = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-    return blake2b(repr((message["role"], str(content).strip(), calls)).encode(), digest_size=16).digest()
+    said = (message["role"], str(content).strip(), calls, *message.get("images", ()))
+    return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
 def _canonical(arguments: Any) -> str:

@@ -76,7 +76,7 @@ def load_renderer(
     name: str,
     options: Mapping[str, Any],
     *,
-    tool_format: Literal["template", "text"] = "template",
+    tool_format: Literal["template", "text", "prompt"] = "template",
     stop_tokens: Sequence[str] = (),
 ) -> Renderer:
     """Create the renderer `name` for `tokenizer`; it extends prompts after user messages too.
@@ -100,8 +100,8 @@ def load_renderer(
         config = _config(tokenizer, name, options, tool_format)
         if isinstance(config, DefaultRendererConfig):
             return _template_renderer(tokenizer, config, tool_format, stop_ids or _stop_ids_of_files(tokenizer))
-        if tool_format == "text":
-            raise ConfigError(f"{problem}: tool_format text needs renderer: default")
+        if tool_format != "template":
+            raise ConfigError(f"{problem}: tool_format {tool_format} needs renderer: default")
         make: Any = create_renderer
         renderer: Any = make(WithoutUnknown(tokenizer), config)
         if getattr(renderer.config, "thinking_retention", "all") is None:
@@ -150,10 +150,11 @@ def _template_renderer(
     Raises:
         ConfigError: no parser is named, the name is unknown, or the parser's format can't be written as text.
     """
-    name = config.tool_parser or ("hermes" if tool_format == "text" else None)
-    if tool_format == "text" and name not in WRITTEN:
+    name = config.tool_parser or (None if tool_format == "template" else "hermes")
+    if tool_format != "template" and name not in WRITTEN:
         raise ConfigError(
-            f"tool_format text writes tool calls as {', '.join(WRITTEN)}; renderer_options.tool_parser is {name!r}"
+            f"tool_format {tool_format} writes tool calls as {', '.join(WRITTEN)}; renderer_options.tool_parser is "
+            f"{name!r}"
         )
     names = ", ".join(sorted({*FORMATS, *OF_RENDERERS, *TOOL_PARSERS}))
     if name is None:
@@ -170,7 +171,8 @@ def _template_renderer(
         WithoutUnknown(tokenizer),
         config.model_copy(update={"tool_parser": of_renderers}),
         FORMATS.get(name),
-        in_text=tool_format == "text",
+        in_text=tool_format != "template",
+        lists_tools=tool_format != "prompt",
         stop_token_ids=stop_token_ids,
     )
 

@@ -36,6 +36,7 @@ class TemplateRenderer(DefaultRenderer):
         tool_format: ToolFormat | None,
         *,
         in_text: bool,
+        lists_tools: bool = True,
         stop_token_ids: Sequence[int],
     ) -> None:
         """Probe the template with small conversations, to find out what it can render.
@@ -45,14 +46,17 @@ class TemplateRenderer(DefaultRenderer):
             config: The template's variables, and the name of a parser of `renderers`.
             tool_format: Parses tool calls. None: that parser does, or calls can't be parsed.
             in_text: The template does not support tools, and they are written in `tool_format`.
+            lists_tools: The system prompt lists them in that case.
             stop_token_ids: Stop tokens in addition to the template's closing token.
 
         Raises:
             RendererError: the template can't render a user message and an answer.
         """
         super().__init__(tokenizer, config)
-        self._format, self._in_text = tool_format, in_text
+        self._format, self._in_text, self._lists_tools = tool_format, in_text, lists_tools
         self._template: Any = tokenizer.apply_chat_template
+        if not self._writes_texts():
+            self._template = _with_parts(tokenizer.apply_chat_template)
         self._takes_system = self._can_render("system", "user")
         self._takes_users_in_a_row = self._can_render("user", "user")
         self._takes_any_id = self._can_render_call("call_0_0") or not self._can_render_call("call00000")
@@ -129,7 +133,7 @@ class TemplateRenderer(DefaultRenderer):
         ]
         if not self._takes_any_id:
             taken = [_with_short_ids(one) for one in taken]
-        if self._in_text and tools:
+        if self._in_text and self._lists_tools and tools:
             assert self._format is not None
             told = instructions(self._format, tools)
             if taken and taken[0]["role"] == "system":
@@ -194,6 +198,13 @@ class TemplateRenderer(DefaultRenderer):
             return False
         return True
 
+    def _writes_texts(self) -> bool:
+        """Return whether the template writes a content that is a text; templates of vision models may need parts."""
+        try:
+            return _BEGIN in str(self._template([{"role": "user", "content": _BEGIN}], tokenize=False))
+        except Exception:  # noqa: BLE001 - as above
+            return False
+
     def _can_render_call(self, call_id: str) -> bool:
         call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -213,6 +224,18 @@ class TemplateRenderer(DefaultRenderer):
             raise RendererError(f"the chat template can't render an answer: {type(error).__name__}: {error}") from error
         control = control_tokens(self._tokenizer)
         return next((i for i in self._tokenizer.encode(after, add_special_tokens=False) if i in control), None)
+
+
+def _with_parts(template: Any) -> Any:
+    """Return a template that reads contents as lists of one text part."""
+
+    def apply(messages: Sequence[Message], **variables: Any) -> Any:
+        parts = [[{"type": "text", "text": message["content"]}] for message in messages]
+        return template(
+            [{**message, "content": own} for message, own in zip(messages, parts, strict=True)], **variables
+        )
+
+    return apply
 
 
 def _marked(message: Message) -> Message:

@@ -91,6 +91,11 @@ class RunConfig(BaseModel):
     include_messages: Annotated[bool, LOGGING] = Field(
         default=True, description="Send the messages together with the tokens."
     )
+    packed_rows: Annotated[bool, TRAINER, RUN_ONLY] = Field(
+        default=False,
+        description="serve: send the distillation rows as text, which costs the trajectory API a fraction of the time "
+        "and memory (docs/hardware.md). Only this package's trainer reads them so.",
+    )
     inference_weight: Annotated[float, TRAINER] = Field(
         default=1.0,
         gt=0,

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.errors import AlignmentError, RendererError, RewrittenError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import (
     IGNORED,
@@ -24,11 +24,13 @@ from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
     Message,
+    PlacedImage,
     Recording,
     TeacherRequest,
     Trace,
     Turn,
     TurnOutcome,
+    moved_images,
 )
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -43,12 +45,14 @@ from agentic_opd.distill.records import (
 )
 from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.chat import Chat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
+from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
+from agentic_opd.wire.images import ImageFolder
 
 __all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
 
@@ -56,24 +60,33 @@ UNMATCHED = (AlignmentError, RendererError)
 """Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
 
 
-def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
 def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
     """Return the trace of a rollout of any origin; its turns are located by rendering its messages.
 
-    If there are fewer sampled spans than assistant messages, the spans belong to the last messages, and the others are
-    context. An unsampled repetition of a stop token, as Atropos' ManagedServer writes it, is skipped.
+    Without an assistant's message, the messages are read from the tokens (see `transcript`). If there are fewer sampled
+    spans than assistant messages, the spans belong to the last messages, and the others are context. An unsampled
+    repetition of a stop token is skipped. If the template rewrites earlier messages, as Qwen3's drops their reasoning,
+    the turns are read from the tokens too, and the other messages are compared.
 
     Raises:
-        AlignmentError: the rollout has no messages, or they do not render to its tokens; the error names the position.
+        AlignmentError: the messages do not render to the rollout's tokens, or none can be read from them; the
+            error names the position.
         RendererError: the messages can't be rendered.
     """
-    kept = [at for at in range(len(rollout.tokens_T)) if not _is_stop_again(rollout, at, chat.stop_token_ids)]
+    if not has_messages(rollout):
+        return _read_trace(rollout, chat)
+    try:
+        return _rendered_trace(rollout, chat)
+    except RewrittenError:
+        read = _read_trace(rollout, chat)
+        messages = _complete(rollout.messages or ())
+        if [*map(_compared, read.messages)] != [*map(_compared, messages)]:
+            raise
+        return replace(read, messages=tuple(messages))
+
+
+def _rendered_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+    kept = without_second_stops(rollout, chat.stop_token_ids)
     tokens = tuple(rollout.tokens_T[at] for at in kept)
     messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
     context = {turn.message_index for turn in rollout.context_turns}
@@ -89,8 +102,7 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
         prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
             raise AlignmentError(f"turn {number}: {_difference(prompt, tokens[:start], chat.tokenizer)}")
-        # Some masks extend beyond the stop token, over tokens that the template adds.
-        stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
+        stop = end_of_turn(tokens, (start, end), chat.stop_token_ids)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
@@ -105,8 +117,39 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
         logprobs_T=tuple(rollout.logprobs_T),
         turns=tuple(turns),
         context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
+        images=rollout.images,
     )
 
+
+FROM_TOKENS = "messages_from_tokens"
+"""Entry of `overrides[i]` of a rollout whose messages were read from its tokens: they are read again next time."""
+
+
+def has_messages(rollout: ScoredRollout) -> bool:
+    """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
+    said = any(message["role"] == "assistant" for message in rollout.messages or ())
+    return said and not rollout.other.get(FROM_TOKENS)
+
+
+def _compared(message: Message) -> tuple[bool, str | None]:
+    """Return what must be equal in a message that was given and the one that was read: not a turn's own text."""
+    is_turn = message["role"] == "assistant"
+    return is_turn, None if is_turn else str(message["content"]).strip()
+
+
+def _read_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+    try:
+        return reader_for(chat.renderer, chat.tokenizer).trace(rollout)
+    except UNMATCHED as error:
+        raise AlignmentError(
+            f"it has no messages, and they can't be read from its tokens: {error}. {_ADVICE}"
+        ) from error
+
+
+_ADVICE = (
+    "Name the renderer of these tokens, or let the environment return each rollout's conversation as 'messages', in a "
+    "ScoredDataGroup (one list per rollout) or in each ScoredDataItem"
+)
 
 _SHOWN = 24
 """Number of differing tokens that an error shows as text."""
@@ -126,15 +169,6 @@ def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
         f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
     )
-
-
-def _is_stop_again(rollout: ScoredRollout, at: int, stop_ids: Sequence[int]) -> bool:
-    """Whether the token at `at` is an unsampled repetition of the stop token before it.
-
-    The stop token before it may be unsampled too: `ManagedServer.completion` masks the turns before the last one.
-    """
-    tokens, masks = rollout.tokens_T, rollout.masks_T
-    return at > 0 and masks[at] == IGNORED and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
 
 
 def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
@@ -213,6 +247,7 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         retry_s: float = 60.0,
         seed: int = 0,
+        images: ImageFolder | None = None,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
 
@@ -224,6 +259,7 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
+            images: The pictures of the conversations.
 
         Raises:
             ConfigError: the tokenizer or the renderer can't be loaded.
@@ -232,9 +268,11 @@ class PolicyDistiller:
         client = JsonClient(policy_url, api_key, retry_s=retry_s)
         try:
             policy = await PluginClient.connected(client)
+            policy.images = images
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             chat = Chat(configured_renderer(tokenizer, rendering), tokenizer, ())
-            distiller = Distiller(config, max_token_length=policy.info.max_model_len, retry_s=retry_s, seed=seed)
+            context = policy.info.max_model_len
+            distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
             try:
                 key = SecretStr(api_key) if api_key else None
                 endpoint = PolicyEndpoint(client.base_url, policy.info.model, key)
@@ -249,6 +287,14 @@ class PolicyDistiller:
         """Return a chat of the policy's renderer with tools in OpenAI's format."""
         return Chat(self.chat.renderer, self.chat.tokenizer, tools)
 
+    def chat_of(self, rollout: ScoredRollout, chat: Chat) -> Chat:
+        """Return the chat with the tokens of the pictures that a rollout holds."""
+        placeholder = self.policy.info.image_placeholder
+        if not rollout.images or placeholder is None:
+            return chat
+        tokens = {one.digest: rollout.tokens_T[one.offset : one.end] for one in rollout.images}
+        return chat.with_images(ImageTokens(placeholder, tokens))
+
     async def distill(self, recording: Recording) -> DistilledRecording:
         """Judge and score a conversation; the `traces` of the result hold the trainer's inputs.
 
@@ -257,7 +303,9 @@ class PolicyDistiller:
         """
         return await self.distiller.distill(recording, self.policy_url)
 
-    async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
+    async def logprobs_of(
+        self, tokens_T: Sequence[int], masks_T: Sequence[int], images: Sequence[PlacedImage] = ()
+    ) -> tuple[float, ...]:
         """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
 
         Raises:
@@ -272,7 +320,9 @@ class PolicyDistiller:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
             raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
-        reply = await self.policy.score(TeacherRequest(tuple(tokens_T[:end]), end - first, first, ()), 1)
+        before = moved_images(images, end, first, 0)
+        request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
+        reply = await self.policy.score(request, 1)
         read = [*(0.0,) * first, *rounded(reply.rows.actual_R).tolist(), *(0.0,) * (len(tokens_T) - end)]
         return tuple(
             PROMPT_LOGPROB if mask == IGNORED else logprob for logprob, mask in zip(read, masks_T, strict=True)
@@ -280,7 +330,7 @@ class PolicyDistiller:
 
     async def with_logprobs(self, traces: Sequence[Trace]) -> tuple[Trace, ...]:
         """Return the traces with the policy's logprobs; see `logprobs_of`."""
-        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T) for trace in traces)
+        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T, trace.images) for trace in traces)
         return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
@@ -324,11 +374,13 @@ class PolicyDistiller:
         hints = [(record.hint, ids, record.span[0] if place is None else place)]
         if config.hint_selection == "overlap" and record.hints:
             hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
-        asked = [
-            HintRequest(text, TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version))
-            for text, ids, at in hints
-        ]
-        plain = TeacherRequest(tokens[:end], end - start, start, (), version)
+
+        def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
+            images = moved_images(rollout.images, end, at, len(ids))
+            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images)
+
+        asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
+        plain = request((), start)
         return await read_turn(asked, plain, None, servers, config)
 
 

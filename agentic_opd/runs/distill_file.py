@@ -24,7 +24,15 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, arrays_of, trace_of, traces_of
+from agentic_opd.runs.distill import (
+    FROM_TOKENS,
+    UNMATCHED,
+    PolicyDistiller,
+    arrays_of,
+    has_messages,
+    trace_of,
+    traces_of,
+)
 from agentic_opd.runs.logs import plain_messages, plain_tools
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
@@ -121,18 +129,23 @@ def _messages_problem(fields: Mapping[str, Any]) -> str | None:
 def _group_problem(fields: dict[str, Any]) -> str | None:
     """Return the problem of a group, which may lack `inference_logprobs`, or None."""
     try:
-        read_group(_with_empty_logprobs(fields))
+        read_group(_as_read(fields))
     except WireError as error:
         return str(error)
     return None
 
 
-def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
+def _as_read(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the group with logprob 1.0 at unsampled positions, and 0.0 at sampled ones without a logprob.
 
-    Empty columns, which Atropos' default `collect_trajectories` makes, are left out.
+    Empty columns, which Atropos' default `collect_trajectories` makes, are left out; rows are lists, scores numbers.
     """
     fields = {name: value for name, value in fields.items() if value not in ([], {}) or name == "tokens"}
+    for name in ("tokens", "masks", "inference_logprobs", "messages"):
+        if isinstance(column := fields.get(name), list | tuple):
+            fields[name] = [_as_list(row, name) for row in cast(Sequence[Any], column)]
+    if isinstance(scores := fields.get("scores"), list | tuple):
+        fields["scores"] = [float(one) if isinstance(one, bool) else one for one in cast(Sequence[Any], scores)]
     masks: Any = fields.get("masks")
     said: Any = fields.get("inference_logprobs")
     if not isinstance(masks, list) or not all(isinstance(row, list) for row in cast(list[Any], masks)):
@@ -146,6 +159,12 @@ def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
         for row, values in zip(masks, said, strict=True)
     ]
     return {**fields, "inference_logprobs": logprobs}
+
+
+def _as_list(row: Any, name: str) -> Any:
+    if row is None and name == "messages":
+        return []
+    return [*cast(Sequence[Any], row)] if isinstance(row, tuple) else row
 
 
 def _fits(said: Any, masks: Sequence[Sequence[int]]) -> bool:
@@ -174,7 +193,7 @@ class FileDistiller:
         """
         if "tokens" not in line.fields:
             return await self._messages(line)
-        group = replace(ScoredGroup.from_wire(_with_empty_logprobs(line.fields)), item_id=line.item_id)
+        group = replace(ScoredGroup.from_wire(_as_read(line.fields)), item_id=line.item_id)
         has_logprobs = bool(line.fields.get("inference_logprobs"))
         if not self.keep_hints:
             return await self._group(group, has_logprobs=has_logprobs)
@@ -205,16 +224,16 @@ class FileDistiller:
 
     async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
         rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""
-        if not any(one["role"] == "assistant" for rollout in rollouts for one in rollout.messages or ()):
-            raise AlignmentError(_NO_MESSAGES)
+        if any(image is not None for image in group.other.get("images") or ()):
+            raise AlignmentError("images: the policy saw images, which the teacher would not see")
         if not has_logprobs:
-            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T) for one in rollouts)
+            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T, one.images) for one in rollouts)
             rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
         chat, unmatched = self.by.chat_with(self.tools), list[str]()
         traces: dict[int, Trace] = {}
         for index, rollout in enumerate(rollouts):
             try:
-                traces[index] = trace_of(rollout, chat)
+                traces[index] = trace_of(rollout, self.by.chat_of(rollout, chat))
             except UNMATCHED as error:
                 unmatched.append(f"sequence {index}: {error}")
         marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
@@ -236,6 +255,7 @@ class FileDistiller:
                 turns=made[index].records,
                 messages=traces[index].messages,
                 context_turns=traces[index].context_turns,
+                other=rollout.other if has_messages(rollout) else {**rollout.other, FROM_TOKENS: True},
             )
             if index in made
             else replace(rollout, rows=arrays_of(rollout, (), about.distill_topk), turns=None)
@@ -257,13 +277,6 @@ class FileDistiller:
             hint_sources=sources,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=about))
-
-
-_NO_MESSAGES = (
-    "messages: no rollout has an assistant's message, so its turns can't be located. The environment must return each "
-    "rollout's conversation as 'messages', in a ScoredDataGroup (one list per rollout) or in each ScoredDataItem. "
-    "Atropos' env.include_messages alone writes the decoded tokens as one user message."
-)
 
 
 def _verdict(rollout: ScoredRollout) -> Verification | None:

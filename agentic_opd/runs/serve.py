@@ -111,7 +111,7 @@ class GroupServer:
         self._api = TrajectoryApi(config.rollout_server_url)
         name, weight = config.wandb_name or str(env.name), config.inference_weight
         description = EnvDescription(name, max_token_length, weight, config.group_size, config.min_batch_allocation)
-        self._member = Membership(self._api, description)
+        self._member = Membership(self._api, description, packs_rows=config.packed_rows)
         self._outbox = Outbox(self._member, self.counts)
         self._notices = Notices()
         self._workers: set[asyncio.Task[None]] = set()

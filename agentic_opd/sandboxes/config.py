@@ -1,10 +1,11 @@
 """Settings of the sandbox: which backend, and what its processes may use."""
 
-from typing import ClassVar, Literal
+from collections.abc import Collection
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from agentic_opd.settings.fields import SANDBOX, Url
+from agentic_opd.settings.fields import RUN_ONLY, SANDBOX, Url
 
 
 class SandboxConfig(BaseModel):
@@ -35,6 +36,11 @@ class SandboxConfig(BaseModel):
     sandbox_swerex_token: SecretStr | None = Field(
         default=None, description="Token of the SWE-ReX server, the value of its --auth-token."
     )
+    sandbox_swerex_servers: Annotated[dict[str, Url], RUN_ONLY] = Field(
+        default_factory=dict,
+        description="sandbox_backend swerex: image -> its server, for tasks that name an image, since a server is one "
+        "machine or container. All have sandbox_swerex_token.",
+    )
     sandbox_memory_mb: int = Field(
         default=1024,
         ge=64,
@@ -48,18 +54,25 @@ class SandboxConfig(BaseModel):
         default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB; swerex does not enforce it."
     )
 
-    sandbox_max_concurrent: int | None = Field(
+    sandbox_max_concurrent: Annotated[int | None, RUN_ONLY] = Field(
         default=None,
         ge=1,
         description="Maximum number of sandboxes in use at a time, for example memory of the machine / "
         "sandbox_memory_mb; further episodes wait. Unset: no limit.",
     )
-    sandbox_warm: int = Field(
+    sandbox_warm: Annotated[int, RUN_ONLY] = Field(
         default=0,
         ge=0,
         description="Number of further containers that are started ahead, so that an episode does not wait for its "
-        "start (sandbox_backend docker). A container is used by one episode only.",
+        "start (sandbox_backend docker, worlds other than harbor). A container is used by one episode only.",
     )
+
+    @property
+    def task_images(self) -> Collection[str] | None:
+        """Return the images that tasks may name; None: any."""
+        if self.sandbox_backend == "docker":
+            return None
+        return self.sandbox_swerex_servers.keys() if self.sandbox_backend == "swerex" else ()
 
     @model_validator(mode="after")
     def _check_warm(self) -> "SandboxConfig":

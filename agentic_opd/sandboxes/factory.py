@@ -48,7 +48,8 @@ def _maker(config: SandboxConfig, limits: Limits, mounts: Sequence[Mount]) -> Sa
         case "swerex":
             from agentic_opd.sandboxes.swerex import SwerexSandbox
 
-            url, token = config.sandbox_swerex_url, config.sandbox_swerex_token
+            url = config.sandbox_swerex_servers.get(config.sandbox_image, config.sandbox_swerex_url)
+            token = config.sandbox_swerex_token
             assert url is not None
             assert token is not None
             return lambda: SwerexSandbox(url, token, limits)

@@ -38,7 +38,8 @@ class SandboxPool:
             most: Sandboxes in use at a time; None: any number.
             warm: Further sandboxes that wait for an episode.
         """
-        self._in_use: AbstractAsyncContextManager[object] = nullcontext() if most is None else asyncio.Semaphore(most)
+        self.in_use: AbstractAsyncContextManager[object] = nullcontext() if most is None else asyncio.Semaphore(most)
+        """Entered while a sandbox is in use."""
         self._warm = warm
         self._idle: list[_Idle] = []
         self._starting = 0
@@ -51,7 +52,7 @@ class SandboxPool:
         Raises:
             SandboxError: it can't be started.
         """
-        async with self._in_use:
+        async with self.in_use:
             started = await self._taken(kind)
             async with make() if started is None else started as sandbox:
                 self._start_ahead(kind, make)
@@ -115,11 +116,19 @@ async def _entered(sandbox: Sandbox) -> AsyncGenerator[Sandbox]:
         await sandbox.__aexit__()
 
 
+def place(most: int | None) -> AbstractAsyncContextManager[object]:
+    """Return what is entered while a sandbox that comes from elsewhere is in use; `most` is the pool's."""
+    return _pool(most, 0).in_use
+
+
 def pooled(make: SandboxFactory, kind: Hashable, most: int | None, warm: int) -> SandboxFactory:
     """Return a factory whose sandboxes come from the pool of the event loop in which they are entered."""
 
     def from_pool() -> AbstractAsyncContextManager[Sandbox]:
-        pool = _POOLS.setdefault(asyncio.get_running_loop(), SandboxPool(most, warm))
-        return pool.sandbox(kind, make)
+        return _pool(most, warm).sandbox(kind, make)
 
     return from_pool
+
+
+def _pool(most: int | None, warm: int) -> SandboxPool:
+    return _POOLS.setdefault(asyncio.get_running_loop(), SandboxPool(most, warm))

@@ -4,7 +4,8 @@ program -> 127.0.0.1:PORT (program_inside.py, in the sandbox) -> a Unix socket t
 """
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,10 +19,10 @@ SOCKET_NAME = "socket"
 _SOCKET_FOLDER = "/run/agentic-opd"
 _TASK_FILE = "task.md"
 _BOOT = """
-for python in python python3; do
-  command -v $python >/dev/null && exec $python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'
+for python in python python3 %s; do
+  command -v "$python" >/dev/null && exec "$python" -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'
 done
-echo "env.agent_command needs Python 3.8 or later in the sandbox" >&2
+echo "env.agent_command needs Python 3.8 or later in the sandbox, or bin/python3 in one of env.agent_mounts" >&2
 exit 127
 """
 _OUTPUT_CHARS = 4000
@@ -40,6 +41,8 @@ class Program:
     timeout_s: float
     variables: Mapping[str, str]
     """Further environment variables."""
+    pythons: Sequence[str] = ()
+    """Paths of interpreters that are tried where the sandbox has no `python` and no `python3`."""
 
 
 _MAX_VARIABLE_BYTES = 2**16
@@ -75,7 +78,7 @@ async def run_program(sandbox: Sandbox, program: Program) -> ProgramRun:
         "socket": f"{_SOCKET_FOLDER}/{SOCKET_NAME}",
     }
     stdin = f"exec({_inside()!r})\n{json.dumps(job)}\n".encode()
-    result = await sandbox.run(_BOOT, program.timeout_s, stdin=stdin)
+    result = await sandbox.run(_BOOT % shlex.join(program.pythons), program.timeout_s, stdin=stdin)
     return ProgramRun(result.exit_code, _stopped(result), cut_middle(result.text.strip(), _OUTPUT_CHARS))
 
 

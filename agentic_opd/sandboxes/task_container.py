@@ -46,7 +46,7 @@ _MOST_DESCRIPTORS = 65_536
 _SHARED_MB = 64
 _START_S, _STOP_S = 120.0, 60.0
 _DISK_PAUSE_S, _MEMORY_PAUSE_S = 0.5, 0.1
-_LOOKS = 10
+_LOOKS = 20
 """A watch pauses at least so many times as long as its last look took."""
 _READY = re.compile(rb"ready (\d*)\n")
 

@@ -29,6 +29,8 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsTensors
 
 from agentic_opd.serving.adapters import Adapters
+from agentic_opd.serving.errors import RouteError
+from agentic_opd.serving.images import HeldImages
 
 WEIGHTS_ROOT_VARIABLE = "AGENTIC_OPD_WEIGHTS_ROOT"
 """Environment variable: directory that checkpoints may be loaded from; if unset, loading is refused."""
@@ -36,17 +38,6 @@ MAX_BODY_VARIABLE = "AGENTIC_OPD_MAX_BODY_MIB"
 """Environment variable: largest body of a request, in MiB."""
 MAX_BODY_MIB = 4
 """Default of that variable: enough for about half a million token ids."""
-
-
-class RouteError(Exception):
-    """The request is refused with a 4xx `status`; `field` names the wrong field, `message` the reason.
-
-    This class is not in the package's error tree, because the plugin runs without the rest of the package.
-    """
-
-    def __init__(self, field: str | None, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.field, self.message, self.status = field, message, status
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +67,7 @@ class PluginState:
     max_body_bytes: int = MAX_BODY_MIB * 2**20
     """Largest accepted body, in bytes."""
     adapters: Adapters = field(default_factory=Adapters)
+    images: HeldImages = field(default_factory=HeldImages)
     last_version: int = 0
     """Version of the weights of the last scores, cached because asking the engine takes a round trip."""
     reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,6 +90,7 @@ class PluginState:
             weights_root=Path(root).resolve() if root else None,
             loaded=LoadedFiles(engine.model_config.model),
             adapters=Adapters.of_engine(engine),
+            images=HeldImages.of_engine(engine),
             max_body_bytes=_max_body_mib() * 2**20,
         )
 

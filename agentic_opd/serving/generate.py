@@ -12,14 +12,16 @@ from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hi
 import msgspec
 import numpy as np
 from vllm.exceptions import VLLMValidationError
-from vllm.inputs import EngineInput, tokens_input
+from vllm.inputs import EngineInput
 from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
 from agentic_opd.serving.adapters import Weights
-from agentic_opd.serving.engine import PluginState, RouteError, final_output, last_rows, outputs, weight_version
+from agentic_opd.serving.engine import PluginState, final_output, last_rows, outputs, weight_version
+from agentic_opd.serving.errors import RouteError
+from agentic_opd.serving.images import PlacedImage, PlacedImages
 from agentic_opd.serving.web import Body, read_body
 
 GENERATE_ROUTE = 4
@@ -72,10 +74,11 @@ class PromptPart(msgspec.Struct, frozen=True):
 
 
 class PromptObject(Body, frozen=True):
-    """The prompt in Atropos' format; exactly one field is set."""
+    """The prompt in Atropos' format: a text, or ids, with the pictures among them in order of their offsets."""
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
+    images: PlacedImages = ()
 
 
 class RoutedBody(Body, frozen=True):
@@ -199,8 +202,11 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
     Raises:
         RouteError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
     """
-    name = "prompt"
+    name, images = "prompt", tuple[PlacedImage, ...]()
     if isinstance(prompt, PromptObject):
+        images = prompt.images
+        if images and prompt.prompt_token_ids is None:
+            raise RouteError("prompt.images", "pictures are placed among prompt_token_ids")
         if prompt.prompt is not None and prompt.prompt_token_ids is not None:
             raise RouteError(name, "expected one of prompt and prompt_token_ids, got both")
         name = "prompt.prompt" if prompt.prompt_token_ids is None else "prompt.prompt_token_ids"
@@ -215,7 +221,7 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
     if not token_ids:
         raise RouteError(name, "the prompt is empty")
     state.check_ids(name, token_ids)
-    return tokens_input(token_ids)
+    return await state.images.engine_input(state.engine, "prompt.images", token_ids, images)
 
 
 def read_params(body: RoutedBody) -> SamplingParams:

@@ -14,6 +14,7 @@ from agentic_opd import __version__
 from agentic_opd.serving import telemetry
 from agentic_opd.serving.engine import PluginState, as_version
 from agentic_opd.serving.generate import GENERATE_ROUTE, generate
+from agentic_opd.serving.images import ImageAnswer
 from agentic_opd.serving.reload import load_adapter, reload_weights
 from agentic_opd.serving.score import SCORE_ROUTE, score
 from agentic_opd.serving.transfer import join_transfer, receive_weights, transfer_of, workers_of
@@ -21,7 +22,7 @@ from agentic_opd.serving.web import guarded
 
 
 class OPDEndpointPlugin:
-    """Adds routes to vLLM's server: `/generate`, and below `/v1/opd` scores, server info and loading of weights."""
+    """Adds routes to vLLM's server: `/generate`, and below `/v1/opd` scores, pictures, server info, weights."""
 
     name = "agentic_opd"
     required_tasks = ("generate",)
@@ -30,6 +31,7 @@ class OPDEndpointPlugin:
         """Register the routes."""
         app.add_api_route("/generate", guarded(generate), methods=["POST"])
         app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
+        app.add_api_route("/v1/opd/images", guarded(hold_image), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
         app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter), methods=["POST"])
         app.add_api_route("/v1/opd/join_transfer", guarded(join_transfer), methods=["POST"])
@@ -40,6 +42,11 @@ class OPDEndpointPlugin:
         """Create the `PluginState` at `app.state.agentic_opd`."""
         assert engine_client is not None  # A server without an engine lacks the task "generate".
         state.agentic_opd = PluginState.of_server(engine_client, args)
+
+
+async def hold_image(state: PluginState, raw: bytes) -> ImageAnswer:
+    """Keep the picture whose file is the body, for prompts that name it by its digest; see `images`."""
+    return await state.images.hold(state.engine, raw)
 
 
 async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
@@ -62,6 +69,7 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "dtype": state.dtype,
         "named_ids": state.named_ids,
         "tied_embeddings": state.tied_embeddings,
+        "image_placeholder": state.images.placeholder,
         "score_route": SCORE_ROUTE,
         "generate_route": GENERATE_ROUTE,
     }

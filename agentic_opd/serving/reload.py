@@ -21,7 +21,8 @@ from vllm.platforms import current_platform
 
 from agentic_opd.serving import telemetry
 from agentic_opd.serving.adapters import AdapterEngine
-from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, RouteError, as_version
+from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, as_version
+from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")

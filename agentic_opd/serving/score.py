@@ -24,20 +24,15 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError
-from vllm.inputs import tokens_input
+from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from agentic_opd.serving.adapters import Reader
-from agentic_opd.serving.engine import (
-    PluginState,
-    RouteError,
-    as_version,
-    final_output,
-    last_rows,
-    weight_version,
-)
+from agentic_opd.serving.engine import PluginState, as_version, final_output, last_rows, weight_version
 from agentic_opd.serving.engine_process import MOST_CACHED
+from agentic_opd.serving.errors import RouteError
+from agentic_opd.serving.images import PlacedImages
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
@@ -60,6 +55,8 @@ class ScoredSequence(Body, frozen=True):
     """Overrides the body's `top_k`."""
     unless_weight_version: Version | None = None
     """If the weights have this version, the sequence is not scored and its result is null."""
+    images: PlacedImages = ()
+    """The pictures among the tokens, in order of their offsets; see `images`."""
     ids_of: tuple[Index, ...] = ()
     """Sequences of the body with the same scored tokens, at whose `top_token_ids` this one is scored too."""
 
@@ -126,7 +123,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     check_limits(body, state)
     with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
         if weights.version is not None:
-            scored = await score_all(state.engine, body, body.wanted(weights.version), weights.adapter)
+            scored = await score_all(state, body, body.wanted(weights.version), weights.adapter)
             return {"weight_version": weights.version, "results": [one and one.result for one in scored]}
         return await _score_by_base(state, body)
 
@@ -135,7 +132,7 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
     """Score with the base weights; try again if they change in between."""
     assumed = state.last_version
     while True:
-        scored = await score_all(state.engine, body, body.wanted(assumed))
+        scored = await score_all(state, body, body.wanted(assumed))
         versions = {one.version for one in scored if one is not None}
         if not versions:
             versions.add(as_version(await state.engine.get_weight_version()))
@@ -210,7 +207,7 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
 
 
 async def score_all(
-    engine: EngineClient, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
+    state: PluginState, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
 ) -> list[ScoredRows | None]:
     """Score the wanted sequences concurrently, those of `ids_of` first; if one fails, abort the others.
 
@@ -222,15 +219,18 @@ async def score_all(
     """
     tasks: list[asyncio.Task[ScoredRows] | None] = []
 
-    async def score_one(sequence: ScoredSequence) -> ScoredRows:
+    async def score_one(index: int) -> ScoredRows:
+        sequence = body.sequences[index]
         named = [await task for at in sequence.ids_of if (task := tasks[at]) is not None]
         ids = np.concatenate([one.ids_RK for one in named], axis=1) if named else None
-        return await score_sequence(engine, sequence, sequence.top_k or body.top_k, adapter, ids)
+        name = f"sequences[{index}].images"
+        prompt = await state.images.engine_input(state.engine, name, sequence.token_ids, sequence.images)
+        return await score_sequence(state.engine, prompt, sequence, sequence.top_k or body.top_k, adapter, ids)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for sequence, is_wanted in zip(body.sequences, wanted, strict=True):
-                tasks.append(group.create_task(score_one(sequence)) if is_wanted else None)
+            for index, is_wanted in enumerate(wanted):
+                tasks.append(group.create_task(score_one(index)) if is_wanted else None)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task and task.result() for task in tasks]
@@ -238,6 +238,7 @@ async def score_all(
 
 async def score_sequence(
     engine: EngineClient,
+    prompt: EngineInput,
     sequence: ScoredSequence,
     top_k: int,
     adapter: LoRARequest | None = None,
@@ -248,7 +249,6 @@ async def score_sequence(
     Raises:
         VLLMServerError: the engine's rows do not match the sequence.
     """
-    prompt = tokens_input(sequence.token_ids)
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):

@@ -12,7 +12,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, Wei
 from vllm.logger import init_logger
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentic_opd.serving.engine import PluginState, RouteError
+from agentic_opd.serving.engine import PluginState
+from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.reload import Version, check_shapes, swapped_weights
 from agentic_opd.serving.web import Body, read_body
 

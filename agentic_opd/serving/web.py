@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from vllm.exceptions import RetryableRequestError, VLLMClientError
 
-from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RouteError, api_keys, state_of
+from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, api_keys, state_of
+from agentic_opd.serving.errors import RouteError
 
 Result = TypeVar("Result")
 Parsed = TypeVar("Parsed")

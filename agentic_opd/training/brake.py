@@ -89,7 +89,7 @@ def compare(now: Version, then: Version) -> Fall:
     if now.scores.keys() != then.scores.keys():
         raise EvaluationFailedError(
             f"version {now.number} was evaluated on other tasks than version {then.number}, so they can't be compared: "
-            "the evaluation's tasks must stay the same during a run"
+            "the evaluation's tasks must stay the same, or brake.command must change with them"
         )
     differences = [score - then.scores[task] for task, score in now.scores.items()]
     spread = sqrt(sum(difference**2 for difference in differences))
@@ -115,8 +115,11 @@ class Brake:
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
-            for line, _ in whole_lines(self.path):
-                self._apply(json.loads(line))
+            rows = [json.loads(line) for line, _ in whole_lines(self.path)]
+            for row in rows:
+                self._apply(row)
+            if self.rolling is None and any(row.get("command") != self._settings.command for row in rows[-1:]):
+                self.kept = []  # Scores of another evaluation can't be compared.
 
     @property
     def is_on(self) -> bool:
@@ -242,7 +245,7 @@ class Brake:
     def _write(self, row: Mapping[str, Any]) -> None:
         lines = JsonLines(self.path, is_continued=True)
         try:
-            lines.write({**row, "time": time.time()}, durable=True)
+            lines.write({**row, "command": self._settings.command, "time": time.time()}, durable=True)
         finally:
             lines.close()
         self._apply(row)

@@ -338,6 +338,11 @@ class Trainer:
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
         config = config.model_copy(update={"loss": self._weights.at(self.step)})
+        if any(rollout.images for group in groups for rollout in group.rollouts):
+            raise TrainingError(
+                "a group has pictures, and this trainer gives the policy token ids only; train on it with "
+                "agentic_opd.training.collate in a loop that gives the model its pictures (docs/trainers.md)"
+            )
         batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self._special_ids)
         lr, gauges = config.lr_at(self.step), batch_gauges(batch)
         gauges |= {f"weight/{name}": getattr(config.loss, name) for name in config.loss.schedules}
@@ -375,7 +380,7 @@ class Trainer:
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
-        shown += ("brake_score", "brake_fall")
+        shown += ("brake_score", "brake_fall", "rolled_back")
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from pydantic import FailFast, Field, TypeAdapter
 
 from agentic_opd.core.errors import WireError
-from agentic_opd.core.types import IGNORED, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
+from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
 from agentic_opd.wire.group import (
     MOST_ID,
     SAME_LOGPROB,
@@ -147,9 +147,12 @@ class GroupChecker:
             return
         self.counts["tokens"] += len(rollout.tokens_T)
         self.counts["sampled tokens"] += sum(mask != IGNORED for mask in rollout.masks_T)
-        if problems := list(_turn_problems(rollout, reads_hints=reads_hints)):
+        problems = [*_image_problems(rollout), *_turn_problems(rollout, reads_hints=reads_hints)]
+        if problems:
             yield from problems
             return
+        if rollout.images:
+            self.counts["pictures"] += len(rollout.images)
         if rollout.turns is not None:
             self.counts["turns"] += len(rollout.turns)
             self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
@@ -277,6 +280,33 @@ def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Pro
         elif len(said) != len(rollout.turns) + len(context):
             also = f" and {len(context)} context turns" if context else ""
             yield Problem("", f"opd turns: {len(rollout.turns)} records{also} for {len(said)} assistant messages")
+
+
+def _image_problems(rollout: ScoredRollout) -> Iterator[Problem]:
+    """Yield problems of the pictures' positions, and of messages that name other pictures."""
+    end = 0
+    for index, one in enumerate(rollout.images):
+        where, span = f", picture {index}", f"[{one.offset}, {one.end})"
+        if one.offset < end or one.end > len(rollout.tokens_T):
+            yield Problem(where, f"its tokens {span} overlap others, or are not in the sequence")
+        elif any(mask != IGNORED for mask in rollout.masks_T[one.offset : one.end]):
+            yield Problem(where, f"its tokens {span} are sampled ones")
+        end = max(end, one.end)
+        for turn in rollout.turns or ():
+            if turn.insert_at is not None and one.offset < turn.insert_at < one.end:
+                yield Problem(where, f"a hint's insert_at {turn.insert_at} is inside of its tokens {span}")
+    said: list[Any] = []
+    for index, message in enumerate(rollout.messages or ()):
+        named, content = message.get("images"), message["content"]
+        if named is None:
+            continue
+        if not isinstance(named, list) or not named or str(content).count(IMAGE_MARK) != len(cast(list[Any], named)):
+            yield Problem(f", message {index}", f"images: expected one digest for each {IMAGE_MARK!r} of the content")
+        else:
+            said += cast(list[Any], named)
+    placed = [one.digest for one in rollout.images]
+    if rollout.messages is not None and said[: len(placed)] != placed:
+        yield Problem("", f"opd images: {len(placed)}, which are not those that the messages name")
 
 
 def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:

@@ -37,6 +37,7 @@ from agentic_opd.core.types import (
     Episode,
     EvidenceKind,
     Message,
+    PlacedImage,
     ProgramRun,
     StepScore,
     StopReason,
@@ -298,6 +299,8 @@ class ScoredRollout:
     checks: VerdictCounts | None = None
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
     """Exit of the `agent_command` program, if such a program ran the conversation."""
+    images: tuple[PlacedImage, ...] = ()
+    """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
@@ -405,6 +408,7 @@ class ScoredRollout:
             is_rewarded=given_reward is not None,
             context_turns=trace.context_turns,
             session_id=session_id,
+            images=trace.images,
         )
 
     def overrides(self) -> dict[str, Any]:
@@ -419,6 +423,8 @@ class ScoredRollout:
                 }
                 for one in self.context_turns
             ]
+        if self.images:
+            opd["images"] = [{"digest": one.digest, "offset": one.offset, "length": one.length} for one in self.images]
         known = _OF_SEQUENCE.written(self, opd or None)
         return {**known, **({} if self.is_rewarded else {"reward": None}), **self.other}
 
@@ -567,11 +573,21 @@ class _ContextEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class _ImageEntry:
+    """`PlacedImage` with checked fields."""
+
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    offset: Index
+    length: Annotated[Index, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
 class _SequenceOpd:
     """`overrides[i]["opd"]`."""
 
     turns: tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None = None
     context_turns: tuple[_ContextEntry, ...] = ()
+    images: tuple[_ImageEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,7 +705,10 @@ def _problem(error: ErrorDetails, where: str, name: str) -> Problem:
     return Problem(where, f"{path}: {message}" if path else message)
 
 
-_PLACES = {**dict.fromkeys(_COLUMNS, "sequence"), "turns": "turn", "context_turns": "context turn"}
+_PLACES = {
+    **dict.fromkeys(_COLUMNS, "sequence"),
+    **{"turns": "turn", "context_turns": "context turn", "images": "picture"},
+}
 _PYTHONIC = re.compile(r"^(Input should be|\w+ should have) | or an instance of \w+$| after validation.*$")
 _WORDS = {
     "a valid tuple": "a list",
@@ -733,7 +752,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
     """Read a sequence from its entries of the columns; None if it has problems, which are added to `problems`."""
     where, overrides = f"sequence {index}", _object(line.overrides and line.overrides[index])
     opd: _SequenceOpd | None = _SequenceOpd()
-    if {"turns", "context_turns"} & _object(overrides.get("opd")).keys():
+    if {"turns", "context_turns", "images"} & _object(overrides.get("opd")).keys():
         opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
     if opd is None:
         return None
@@ -752,6 +771,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             rows=DistillArrays(ids[index], logprobs[index]) if ids and logprobs else None,
             turns=opd.turns,
             context_turns=tuple(ContextTurn(one.message, one.why, one.altered) for one in opd.context_turns),
+            images=tuple(PlacedImage(one.digest, one.offset, one.length) for one in opd.images),
             **known,
             other=overrides,
         )

@@ -262,10 +262,12 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise WorldError(f"world {self._name}: {name} gave {type(task).__name__}, expected Task")
-            if task.image is not None and not (self.has_sandbox and self.config.sandbox_backend == "docker"):
+            images = self.config.task_images if self.has_sandbox else ()
+            if task.image is not None and images is not None and task.image not in images:
                 backend = self.config.sandbox_backend if self.has_sandbox else "none"
                 raise ConfigError(
-                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
+                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend} (or swerex "
+                    "with a server of this image in sandbox_swerex_servers)"
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
@@ -412,7 +414,7 @@ class HookedSession:
 
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
-            raise ToolError(f"{call.error}. The call was: {call.raw}")
+            raise ToolError(f"{call.error}.")  # Not repeated: a small model that reads it in a hint copies it.
         one = self.world.methods.get(call.name)
         if one is not None:
             sandbox = {"sandbox": self.sandbox} if one.takes_sandbox else {}

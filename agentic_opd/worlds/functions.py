@@ -11,7 +11,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +23,18 @@ from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
 from agentic_opd.worlds.schema import complete_schema, signature
 
 Function = dict[str, Any]
-_MAX_TURNS = 3
-_EXAMPLE = [
-    {"role": "user", "content": "What is 2 plus 3?"},
-    {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
-    {"role": "tool", "content": '{"status": "ok"}'},
-    {"role": "assistant", "content": "Done."},
-]
+_ADD: Function = {
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "The first number."},
+            "b": {"type": "integer", "description": "The second number."},
+        },
+        "required": ["a", "b"],
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class FunctionsWorld(CustomWorld):
         seed: int = 0,
         split_file: str | None = None,
         example: bool = False,
+        max_turns: int = 3,
+        in_prompt: bool = False,
     ) -> None:
         """Store the options, which come from `env.world_options`; nothing is read yet.
 
@@ -79,11 +86,16 @@ class FunctionsWorld(CustomWorld):
             seed: Seed of the split.
             split_file: The split as JSON: read if the file exists, else written.
             example: Put an example turn of another function before each question, for a small model.
+            in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
+                short prompts that share their beginning.
+            max_turns: Turns of an episode; with 1, the first turn's calls are judged.
         """
         self._questions = [questions] if isinstance(questions, str) else [*questions]
         self._answers = [answers] if isinstance(answers, str) else [*(answers or ())]
         self._held_out, self._seed, self._split_file = held_out, seed, split_file
-        self._examples: Sequence[dict[str, Any]] = _EXAMPLE if example else ()
+        self._in_prompt = in_prompt
+        self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
+        self._max_turns = max_turns
         if not 0 <= held_out <= 1:
             raise ConfigError(f"env.world_options: held_out is {held_out}, expected a share in [0, 1]")
         self._split: tuple[list[Task], list[Task]] | None = None
@@ -116,6 +128,9 @@ class FunctionsWorld(CustomWorld):
     def verify(self, task: Task, state: Calls) -> Checks:
         """Judge the calls; the one check passes if they are right."""
         wrong = verdict(state.case.functions, state.made, state.case.answers)
+        if not state.made and state.case.answers:
+            known = ", ".join(signature(schema) for schema in state.case.schemas)
+            wrong = f"No function was called. There {'is' if len(state.case.schemas) == 1 else 'are'} {known}."
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
 
@@ -123,12 +138,21 @@ class FunctionsWorld(CustomWorld):
         if self._split is None:
             answers = {row["id"]: row.get("ground_truth") for path in self._answers for row in _rows(path)}
             tasks = [
-                _task(path, row, answers.get(row["id"]) if self._answers else [], self._examples)
+                _task(path, row, answers.get(row["id"]) if self._answers else [])
                 for path in self._questions
                 for row in _rows(path)
             ]
-            self._split = self._divided(tasks)
+            train, held_out = self._divided(tasks)
+            self._split = [*map(self._as_asked, train)], [*map(self._as_asked, held_out)]
         return self._split
+
+    def _as_asked(self, task: Task) -> Task:
+        """Return the task with the options' prompt, examples and limit."""
+        limits = {"max_turns": self._max_turns}
+        if task.messages:
+            return replace(task, limits=limits)
+        shown = [*map(described, task.tools or ()), ""] if self._in_prompt else []
+        return replace(task, prompt="\n".join([*shown, task.prompt]), examples=self._examples, limits=limits)
 
     def _divided(self, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
         """Return the training and held-out tasks; read or write the split file."""
@@ -150,6 +174,26 @@ class FunctionsWorld(CustomWorld):
                 path.write_text(json.dumps({"seed": self._seed, "held_out": self._held_out, **parts}, indent=1) + "\n")
         train = [task for task in tasks if task.task_id not in held_out]
         return train, [task for task in tasks if task.task_id in held_out]
+
+
+def described(schema: Mapping[str, Any]) -> str:
+    """Return a function as text: its signature and description, then a line for each parameter's description."""
+    function = schema["function"]
+    lines = [f"{signature(schema)}: {function['description']}"]
+    for name, one in function["parameters"]["properties"].items():
+        lines += [f"  {name}: {one['description']}"] if one.get("description") else []
+    return "\n".join(lines)
+
+
+def _example(max_turns: int, *, in_prompt: bool) -> list[dict[str, Any]]:
+    """Return an example conversation of another function; with one turn, it ends with the call."""
+    shown = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
+    called = [
+        {"role": "user", "content": f"{shown}What is 2 plus 3?"},
+        {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
+    ]
+    ended = [{"role": "tool", "content": '{"status": "ok"}'}, {"role": "assistant", "content": "Done."}]
+    return called if max_turns == 1 else [*called, *ended]
 
 
 def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
@@ -197,7 +241,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
             yield cast(dict[str, Any], row)
 
 
-def _task(path: str, row: dict[str, Any], answers: Any, examples: Sequence[dict[str, Any]]) -> Task:
+def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
     """Return a row of a file of questions as a task.
 
     Raises:
@@ -235,9 +279,7 @@ def _task(path: str, row: dict[str, Any], answers: Any, examples: Sequence[dict[
         f"functions/{row['id']}",
         messages[0]["content"] if is_plain else "",
         hidden_tests=repr(answers) if answers else None,
-        examples=examples if is_plain else (),
         messages=() if is_plain else messages,
         tools=schemas,
         data=FunctionCase(functions, answers, schemas, untyped),
-        limits={"max_turns": _MAX_TURNS},
     )

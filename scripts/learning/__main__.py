@@ -19,6 +19,12 @@ With --world sql the tasks are questions over databases, and what is measured is
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
 mistakes of before, and what is answered in their place.
 
+With --world functions the tasks are BFCL's questions and the model is a pretrained one (scripts/real_model). What is
+measured shares no function and no question with what is trained on (split.json beside the results). The modes train
+adapters. Hints of opd, wrong-hint and no-hint are what the environment answered to wrong calls, by a scripted judge
+that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full trains
+whole weights.
+
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
 rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
 eopd, clipped, by-turn, annealed; each at its own best of three rates. The coding tasks have no examples then. Each
@@ -43,6 +49,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -57,12 +64,14 @@ from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
+    BFCL,
     LORA_RANK,
     MODES,
     OBJECTIVES,
     ROOT,
     SUBJECTS,
     TALK_MODES,
+    USUAL_FUNCTION_MODES,
     USUAL_MODES,
     USUAL_OBJECTIVES,
     Examiner,
@@ -70,6 +79,7 @@ from learning.laboratory import (
     Run,
     RunFailedError,
     Setting,
+    scripted_judge,
     settings_of,
 )
 from learning.objectives import collect, read_seconds
@@ -119,7 +129,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--world", choices=list(SUBJECTS), default="coding", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help="start; default: the world's demo policy")
     parser.add_argument(
-        "--modes", nargs="+", choices=list(MODES), default=list(USUAL_MODES), help="default: the first five"
+        "--modes",
+        nargs="+",
+        choices=list(MODES),
+        help=f"default: {' '.join(USUAL_MODES)}; of functions: {' '.join(USUAL_FUNCTION_MODES)}",
     )
     parser.add_argument(
         "--objectives",
@@ -149,7 +162,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="rollouts after which the pass rate is measured, multiples of each batch size: 0 64 128 256",
     )
     parser.add_argument(
-        "--eval-samples", type=int, help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192"
+        "--eval-samples",
+        type=int,
+        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of functions' 200",
     )
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
@@ -175,8 +190,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         compare_objectives(parser, args)
     if args.quick:
         vars(args).update(QUICK)
-    args.model = args.model or Path(SUBJECTS[args.world].model)
-    args.eval_samples = args.eval_samples or (16 if args.world == "coding" else 2)
+    subject = SUBJECTS[args.world]
+    args.model = args.model or Path(subject.model)
+    args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "functions": 1}[args.world]
+    args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
+    if subject.modes and (others := [mode for mode in args.modes if mode not in subject.modes]):
+        parser.error(f"--world {args.world} has no {' '.join(others)}, only {' '.join(subject.modes)}")
+    if args.world == "functions" and not BFCL.exists():
+        parser.error(f"{BFCL} is missing: pip install --no-deps --target runs/bfcl bfcl-eval==2026.3.23")
     if args.talk and args.group_size != parser.get_default("group_size"):
         parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
     if args.talk and args.world != "coding":
@@ -234,17 +255,23 @@ async def experiment(args: argparse.Namespace) -> int:
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", "4096")
     trained = (*size, "--weights-root", str(weights.resolve()))
-    if any("lora_rank" in MODES[mode].get("trainer", {}) for mode in args.modes):
+    subject = SUBJECTS[args.world]
+    if any("lora_rank" in subject.trainer(mode) for mode in args.modes):
         trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
-    policy_port, expert_port = ports(args.out)
-    with (
-        local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT, port=policy_port) as vllm,
-        local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT, port=expert_port) as expert,
-    ):
+    policy_port, expert_port, judge_port, api_port = ports(args.out)
+    with ExitStack() as parts:
+        log = args.out / "vllm.log"
+        vllm = parts.enter_context(local_server(args.model, *trained, log=log, cwd=ROOT, port=policy_port))
+        if any(map(subject.needs_expert, args.modes)):
+            log = args.out / "expert.log"
+            parts.enter_context(local_server(args.model, *size, log=log, cwd=ROOT, port=expert_port))
+        judge_url = None
+        if subject.has_scripted_judge:
+            judge_url = parts.enter_context(scripted_judge(judge_port, args.out / "judge.log"))
         laboratory = Laboratory(
-            *(vllm, expert, args.model, args.out, args.eval_samples),
+            *(vllm, f"http://127.0.0.1:{expert_port}", args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, SUBJECTS[args.world], args.group_size, args.through),
+            *(args.talk, subject, args.group_size, args.through, judge_url, api_port),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -255,10 +282,13 @@ async def experiment(args: argparse.Namespace) -> int:
 
 
 def ports(out: Path) -> list[int]:
-    """Return the ports of both servers: those of an earlier process, because the groups' settings name the expert."""
+    """Return the ports of policy, expert, scripted judge and run-api.
+
+    They stay the same when the experiment is resumed, because they are in the settings of the groups' file.
+    """
     path = out / "ports.json"
     if not path.exists():
-        write_json(path, [free_port(), free_port()])
+        write_json(path, [free_port() for _ in range(4)])
     return json.loads(path.read_text())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 COUNT = 5
+PARAGRAPH = "\n\n"
 
 
 def first_mistakes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], count: int = COUNT) -> str:
@@ -22,16 +23,27 @@ def first_mistakes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, A
 
 
 def _lines(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    yield f"**{next(message['content'] for message in before['messages'] if message['role'] == 'user')}**\n"
+    question = before["messages"][_last_question(before["messages"])]["content"]
+    yield f"**{question.rpartition(PARAGRAPH)[2]}**\n"
     for when, row in (("before", before), ("after", after)):
         yield f"- {when}, {'right' if row['passed'] else 'wrong'}: `{last_answer(row['messages'])}`"
     yield ""
 
 
+def _last_question(messages: Sequence[dict[str, Any]]) -> int:
+    """Return the place of the last message of a user; example turns are before it."""
+    return max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
+
+
 def last_answer(messages: Sequence[dict[str, Any]]) -> str:
-    """The query of the last call of `answer`; what the call holds where that is none."""
-    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
-    written = next((call["arguments"] for call in reversed(calls) if call["name"] == "answer"), "no answer")
+    """Return the query of the last call of `answer`; without one the last call, or the text instead."""
+    answers = messages[_last_question(messages) :]
+    calls = [call["function"] for message in answers for call in message.get("tool_calls") or ()]
+    written = next((call["arguments"] for call in reversed(calls) if call["name"] == "answer"), None)
+    if written is None and calls:
+        return f"{calls[-1].get('name', '')} {calls[-1]['arguments']}".strip()
+    if written is None:
+        return next((one["content"] for one in reversed(answers) if one["role"] == "assistant"), "") or "no answer"
     try:
         return str(json.loads(written)["sql"])
     except (json.JSONDecodeError, KeyError, TypeError):

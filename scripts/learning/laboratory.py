@@ -11,16 +11,18 @@ import os
 import shutil
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import yaml
 from gateway_demo import gateway
-from local_server import LocalServer, child_process, free_port
+from local_server import LocalServer, child_process
 from openai import OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -104,6 +106,8 @@ USUAL_OBJECTIVES = (
 )
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
+MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
+USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
@@ -117,6 +121,7 @@ TUNED_AS = {
     "reference": "opd",
     "on-policy": "opd",
     "held": "opd",
+    "opd-judge": "opd",
     "bf16": "opd",
     "lora-live": "lora",
     "lora-ema": "lora",
@@ -138,8 +143,39 @@ class Subject(NamedTuple):
     """Settings of the measuring one."""
     exam_tasks: int
     """Tasks that it measures."""
+    modes: Mapping[str, dict[str, dict[str, object]]] = MappingProxyType({})
+    """What modes change in this world, as `MODES`; without it each of them is possible, as `MODES` has it."""
+    exam_temperature: float = 1.0
+    has_scripted_judge: bool = False
+
+    def needs_expert(self, mode: str) -> bool:
+        """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
+        is_frozen = self.distilling(mode).get("teacher") == "frozen"
+        return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
+
+    def trainer(self, mode: str) -> dict[str, object]:
+        """Return a mode's settings of the trainer."""
+        return {**MODES[mode].get("trainer", {}), **self.modes.get(mode, {}).get("trainer", {})}
+
+    def distilling(self, mode: str) -> dict[str, object]:
+        """Return a mode's settings of the environment."""
+        return {**MODES[mode].get("env", {}), **self.modes.get(mode, {}).get("env", {})}
 
 
+BFCL = ROOT / "runs" / "bfcl" / "bfcl_eval" / "data"
+"""Where configs/functions.yaml has its questions."""
+_FROZEN: dict[str, object] = {"teacher": "frozen"}
+_WHOLE: dict[str, object] = {"micro_tokens": 2048}
+_ADAPTERS: dict[str, object] = {**_WHOLE, "lora_rank": LORA_RANK}
+_FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
+    "opd": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
+    "feedback": {"trainer": _ADAPTERS, "env": _FROZEN},
+    "opd-judge": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge", "judge_model_name": "words"}},
+    "grpo": {"trainer": _ADAPTERS},
+    "wrong-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
+    "no-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
+    "opd-full": {"trainer": _WHOLE, "env": {"hint_source": "judge"}},
+}
 SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
     # What is measured is never trained on: other schemas, other combinations.
@@ -150,11 +186,30 @@ SUBJECTS = {
         {"world": f"{ROOT}/scripts/sql_world.py:Exam"},
         192,
     ),
+    # What is measured shares no function and no question with what is trained on. The teacher of adapters is the same
+    # server without them; that of whole weights is a second server.
+    "functions": Subject(
+        "functions.yaml",
+        "runs/models/smollm2-135m-instruct",
+        {},
+        {},
+        200,
+        _FUNCTION_MODES,
+        0.0,
+        has_scripted_judge=True,
+    ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
 """The trainer may use every core: threads that do not wait in busy loops take little from vLLM."""
 PATIENCE_S = 3600.0
 """A trainer that says nothing new for so long ends the experiment."""
+
+
+@contextmanager
+def scripted_judge(port: int, log: Path) -> Generator[str]:
+    """Run the judge of the world of function calls; yield its address."""
+    with child_process([sys.executable, "-m", "learning.scripted_judge", str(port)], log, cwd=ROOT):
+        yield f"http://127.0.0.1:{port}"
 
 
 class RunFailedError(Exception):
@@ -216,7 +271,8 @@ class Laboratory:
     """
 
     vllm: LocalServer
-    expert: LocalServer
+    expert_url: str
+    """Where the teacher is asked, and the judge without a `judge_url`."""
     model: Path
     out: Path
     eval_samples: int
@@ -235,6 +291,10 @@ class Laboratory:
     """Rollouts of one task, whose scores GRPO compares."""
     through: Protocol = "chat"
     """With talk: the protocol that the user speaks."""
+    judge_url: str | None = None
+    """Where the scripted judge is asked."""
+    api_port: int = 8001
+    """Of run-api."""
 
     @property
     def weights(self) -> Path:
@@ -248,12 +308,17 @@ class Laboratory:
         request = urllib.request.Request(
             f"{self.vllm.base_url}/v1/opd/{route}", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120):
-            pass
+        try:
+            with urllib.request.urlopen(request, timeout=600):
+                pass
+        except urllib.error.HTTPError as error:
+            raise RunFailedError(f"{folder} can't be loaded: {error.read().decode()}") from error
 
     def load_start(self) -> None:
-        """Let the server take the first weights again."""
-        start = self.weights / "start"
+        """Let the server take the first weights again: with a head if it had to give a tied model one."""
+        start = self.weights / f"{self.model.name}-untied"
+        if not start.exists():
+            start = self.weights / "start"
         if not start.exists():
             shutil.copytree(self.model, start)
         self.load(start)
@@ -297,7 +362,7 @@ class Laboratory:
                 shutil.rmtree(old, ignore_errors=True)
             folder.mkdir(parents=True)
         self.load_start()
-        api = f"http://127.0.0.1:{free_port()}"
+        api = f"http://127.0.0.1:{self.api_port}"
         kept = [point // run.setting.batch_size for point in points]
         progress, since = Progress.of(folder, run.setting.batch_size), time.monotonic()
         source = self._talking if self.talk else self._serving
@@ -383,6 +448,7 @@ class Laboratory:
             "seed": run.seed,
             "steps_per_eval": 0,
             "builtin_examples": str(self.examples).lower(),
+            **({"world_options": json.dumps(options)} if (options := self.world_options()) else {}),
             **self.subject.env,
             **self._distilling(run),
         }
@@ -391,6 +457,12 @@ class Laboratory:
         config = ["--config", str(ROOT / "configs" / self.subject.config)]
         config += ["--openai.base_url", f"{self.vllm.base_url}/v1", "--openai.model_name", str(self.model)]
         return [*script, *config, *flags]
+
+    def world_options(self) -> dict[str, object]:
+        """Return the configured options of the world, with the split in a file beside the results."""
+        settings = yaml.safe_load((ROOT / "configs" / self.subject.config).read_text())["env"]
+        options = settings.get("world_options", {})
+        return {**options, "split_file": str(self.out / "split.json")} if options else {}
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
         """What the gateway is told: each session is a group of its own."""
@@ -402,12 +474,14 @@ class Laboratory:
         return [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
 
     def _distilling(self, run: Run) -> dict[str, object]:
-        return {
-            "judge_base_url": f"{self.expert.base_url}/v1",
-            "judge_model_name": self.model,
-            "teacher_base_url": f"{self.expert.base_url}/v1",
-            **MODES[run.mode].get("env", {}),
+        of_mode, is_scripted = self.subject.distilling(run.mode), self.judge_url is not None
+        settings: dict[str, object] = {
+            "judge_base_url": f"{self.judge_url or self.expert_url}/v1",
+            "judge_model_name": "verbatim" if is_scripted else self.model,
         }
+        if of_mode.get("teacher") != "frozen":
+            settings["teacher_base_url"] = f"{self.expert_url}/v1"
+        return {**settings, **of_mode}
 
     def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
         """The reference trainer; it keeps the weights of every step."""
@@ -429,7 +503,7 @@ class Laboratory:
             "save_every": 1,
             "resume": str(trained_steps(self.out / run.name) > 0).lower(),
             "loss": json.dumps(run.loss),
-            **MODES[run.mode].get("trainer", {}),
+            **self.subject.trainer(run.mode),
         }
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.training.trainer"]
@@ -437,17 +511,19 @@ class Laboratory:
 
 
 class Examiner:
-    """Measures pass rates at temperature 1 without hints: the package's own evaluation, in this process."""
+    """Measures pass rates without hints: the package's own evaluation, in this process."""
 
     def __init__(self, laboratory: Laboratory) -> None:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
         settings |= laboratory.subject.exam
+        if options := laboratory.world_options():
+            settings["world_options"] = options
         config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
             builtin_examples=laboratory.examples,
             eval_samples=laboratory.eval_samples,
-            eval_temperature=1.0,
+            eval_temperature=laboratory.subject.exam_temperature,
         )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
         self.env = AgenticOPDEnv(config, [server])

@@ -106,6 +106,26 @@ def test_a_program_solves_a_task_as_the_task_s_user(fake_server: FakePlugin, tmp
     assert (rollout["stop_reason"], rollout["program"]["exit_code"]) == ("finished", 0)
 
 
+def test_processes_of_the_agent_are_ended_before_the_tests_unless_they_may_stay(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "instruction.md").write_text("Start a server.")
+    (tmp_path / "task.toml").write_text(f'[environment]\ndocker_image = "{IMAGE}"\nmemory_mb = 256')
+    (tmp_path / "tests" / "test.sh").write_text("grep -q '^server$' /proc/[0-9]*/comm\n")
+
+    async def passed(*, stay: bool) -> int:
+        tried = world(tmp_path, tasks_keep_processes=stay)
+        (task,) = await tried.read_tasks()
+        async with tried.session(task) as session:
+            start = {"command": "cp /bin/sleep server; ./server 60 &"}
+            await session.run_tool(ToolCall("c", "terminal", start, ""))
+            return (await session.collect()).verdict.passed
+
+    async def both() -> tuple[int, int]:
+        return await asyncio.gather(passed(stay=True), passed(stay=False))
+
+    assert [*asyncio.run(both())] == [1, 0]
+
+
 # ------------------------------------------------------------------------------------------------------ hostile agents
 
 BREAK_OUT = """

@@ -1,6 +1,7 @@
 """`scripts/learn --quick`: modes of each kind through real servers and a real trainer, and what is written of them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.environment import exit_code_of, read_lines
 from tests.support.places import ROOT
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
@@ -44,11 +46,31 @@ def metrics(folder: Path, mode: str) -> list[dict[str, float]]:
     return read_lines(file)
 
 
+def killed_after_a_step(folder: Path, *options: str) -> None:
+    """Start the command, and kill its process group when the first step of the first mode is saved."""
+    command = [str(ROOT / "scripts" / "learn"), *options]
+    with (folder / "killed.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    try:
+        until(lambda: any(folder.glob("opd/*/checkpoints/step-000001")), 600, process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @pytest.mark.all
-def test_every_mode_trains_and_is_measured(
+def test_every_mode_trains_and_is_measured_though_the_first_run_was_killed(
     tmp_path: Path, learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = learn("--quick", "--modes", *MODES, "--out", str(tmp_path))
+    flags = ("--quick", "--modes", *MODES, "--out", str(tmp_path))
+    killed_after_a_step(tmp_path, *flags)
+    start = tmp_path / "start" / "seed-0" / "samples.jsonl"
+    measured = start.stat().st_mtime_ns
+    done = learn(*flags)
+    assert start.stat().st_mtime_ns == measured
+    (groups,) = tmp_path.glob("opd/*/rollouts/groups.jsonl")
+    items = [ScoredGroup.from_wire(line).item_id for line in read_lines(groups)]
+    assert len(set(items)) == len(items) >= 4
     assert done.returncode == 0, done.stderr
     curves = json.loads((tmp_path / "results.json").read_text())
     assert list(curves) == MODES
@@ -66,7 +88,7 @@ def test_every_mode_trains_and_is_measured(
         assert mode in done.stderr
 
     rows = {mode: metrics(tmp_path, mode) for mode in MODES}
-    assert all(len(steps) == 2 for steps in rows.values())
+    assert all([step["step"] for step in steps] == [1, 2] for steps in rows.values())
     assert all(step["push_difference"] < 1e-3 for steps in rows.values() for step in steps)
     assert all(step["scored_tokens"] == 0 for step in rows["grpo"])
     for mode in ("opd", "no-hint"):

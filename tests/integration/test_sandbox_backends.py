@@ -239,6 +239,20 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
     assert backend.traces(pid) == []
 
 
+def test_a_task_with_an_image_runs_on_the_server_of_that_image(backend: Backend) -> None:
+    if backend.name != "swerex":
+        pytest.skip("the servers of images")
+    here = backend.settings["sandbox_swerex_url"]
+    elsewhere = {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_servers": {"of-the-task": here}}
+
+    async def use(box: Sandbox) -> str:
+        return (await box.run("echo here", 20.0)).text
+
+    assert backend.use(use, **elsewhere, sandbox_image="of-the-task") == "here\n"
+    with pytest.raises(SandboxError, match="no SWE-ReX server answers"):
+        backend.use(use, **elsewhere)
+
+
 def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend: Backend) -> None:
     if backend.name != "docker":
         pytest.skip("only containers are started ahead")

@@ -100,7 +100,7 @@ def test_a_trainer_that_has_gone_back_is_a_new_api(tmp_path: Path) -> None:
         api.register_trainer(batch_size=GROUP_SIZE, num_steps=9)
         async with member(api.url, "env") as env:
             await env.status()
-            await env.send(scripted_group(1))
+            await env.send(await env.body(scripted_group(1)))
             assert api.batch()
             assert (await env.status()).current_step == 1
             api.reset()
@@ -414,7 +414,7 @@ def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) 
         api.register_trainer(batch_size=BATCH_SIZE, num_steps=1, max_token_len=16384)
         async with member(api.url, "env") as env:
             await env.status()
-            await env.send(scripted_group(1))
+            await env.send(await env.body(scripted_group(1)))
             for is_known, last_step, queued in ((True, 1, 1), (False, 80, 0)):
                 client = trainer_client(api.url, 80, is_known=is_known)
                 await client.register(0)

@@ -126,8 +126,10 @@ async def check_rendering(setup: DoctorSetup) -> Note:
     if config.opd_enabled:
         encode_hint(chat.renderer, setup.tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
     await _check_ids_survive(client, chat)
-    if config.tool_format == "text":
-        return Note("tool_format text: the server's chat template does not write the tools", Status.SKIPPED)
+    if config.tool_format != "template":
+        return Note(
+            f"tool_format {config.tool_format}: the server's chat template does not write the tools", Status.SKIPPED
+        )
     ours = list(chat.first_prompt(_FIRST_MESSAGES).token_ids)
     options = {key: value for key, value in config.renderer_options.items() if key != "tool_parser"}
     body = {"messages": _FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
@@ -27,10 +28,21 @@ from agentic_opd.gateway.sampler import Begun
 from agentic_opd.plugin.sampling import SampledToken
 
 
+class _ImageUrl(OpenModel):
+    url: str
+
+
 class _ChatPart(OpenModel):
-    type: Literal["text", "refusal"]
+    type: Literal["text", "refusal", "image_url"]
     text: str = ""
     refusal: str = ""
+    image_url: _ImageUrl | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "_ChatPart":
+        if self.type == "image_url" and self.image_url is None:
+            raise ValueError("a part of type image_url needs image_url")
+        return self
 
 
 class _CalledFunction(OpenModel):
@@ -53,12 +65,11 @@ class _ChatMessage(OpenModel):
     tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
 
-    def plain(self) -> Message:
+    def plain(self, index: int, images: RequestImages) -> Message:
         """Return the message in the package's form: its content is always a string."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "".join(part.text or part.refusal for part in content or ())
-        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        parts = [self.content] if isinstance(self.content, str) else self._parts(index)
+        message: Message = {"role": "system" if self.role == "developer" else self.role}
+        message |= images.content(self.role, parts)
         thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thought}
         message |= {name: value for name, value in optional.items() if value is not None}
@@ -69,6 +80,16 @@ class _ChatMessage(OpenModel):
                 for text in [call_arguments(call.function.arguments)]
             ]
         return message
+
+    def _parts(self, index: int) -> list[str | ImageUri]:
+        assert not isinstance(self.content, str)
+        at = f"messages.{index}.content"
+        return [
+            ImageUri(part.image_url.url, f"{at}.{place}.image_url.url")
+            if part.image_url is not None
+            else part.text or part.refusal
+            for place, part in enumerate(self.content or ())
+        ]
 
 
 class _ChatTool(ClosedModel):
@@ -241,10 +262,11 @@ class ChatCompletions(WireProtocol):
         if read.stream_options is not None and not read.stream:
             raise ClientError(400, "stream_options needs stream: true", "stream_options")
         read.log_without_effect("chat completions")
+        images = RequestImages()
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),
             read,
-            [message.plain() for message in read.messages],
+            [message.plain(index, images) for index, message in enumerate(read.messages)],
             [tool.function for tool in read.tools or ()],
             sampling=read.grammar(),
             choice=read.choice(),
@@ -255,4 +277,5 @@ class ChatCompletions(WireProtocol):
             stream=bool(read.stream),
             include_usage=bool(read.stream_options and read.stream_options.include_usage),
             answer_id=new_id("chatcmpl-"),
+            images=images.given,
         )

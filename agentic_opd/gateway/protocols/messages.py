@@ -16,6 +16,7 @@ from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
@@ -40,9 +41,24 @@ _KINDS = {
 }
 
 
+class _ImageSource(OpenModel):
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+    def uri(self, *at: str | int) -> ImageUri:
+        """Return the picture as a URI; `at` is the place of its block."""
+        name = ".".join(map(str, (*at, "source")))
+        if self.type == "url":
+            return ImageUri(self.url, f"{name}.url")
+        return ImageUri(f"data:{self.media_type};base64,{self.data}", f"{name}.data")
+
+
 class _Block(OpenModel):
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
+    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
     text: str | None = None
+    source: _ImageSource | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -54,6 +70,7 @@ class _Block(OpenModel):
     @model_validator(mode="after")
     def _check_type(self) -> "_Block":
         needed = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
+        needed["image"] = "source"
         name = needed.get(self.type)
         if name is not None and getattr(self, name) is None:
             raise ValueError(f"a block of type {self.type} needs {name}")
@@ -61,8 +78,15 @@ class _Block(OpenModel):
 
 
 class _ResultPart(OpenModel):
-    type: Literal["text", "tool_reference"]
+    type: Literal["text", "image", "tool_reference"]
     text: str = ""
+    source: _ImageSource | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "_ResultPart":
+        if (self.type == "image") != (self.source is not None):
+            raise ValueError("a part of type image, and no other, has a source")
+        return self
 
 
 class _ResultContent(OpenModel):
@@ -128,41 +152,53 @@ class _MessagesBody(CommonBody):
     )
 
 
-def _conversation(body: _MessagesBody) -> list[Message]:
+def _conversation(body: _MessagesBody, images: RequestImages) -> list[Message]:
     blocks = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
     system = "".join(text for text in blocks if not text.startswith(_BILLING))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for index, turn in enumerate(body.messages):
-        messages += _messages(turn, index)
+        messages += _messages(turn, index, images)
     return messages
 
 
-def _messages(turn: _AnthropicTurn, index: int) -> Iterator[Message]:
-    """Yield the messages of one turn: the tool results, then the text."""
+def _messages(turn: _AnthropicTurn, index: int, images: RequestImages) -> Iterator[Message]:
+    """Yield the messages of one turn: the tool results, then the text and the pictures."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
         return
     message: Message = {"role": turn.role, "content": ""}
+    parts: list[str | ImageUri] = []
     calls: list[Any] = []
     for place, block in enumerate(turn.content):
         at = ("messages", index, "content", place)
         if block.type == "tool_result":
             content = read_body(_ResultContent, {"content": block.content}, *at).content
-            if not isinstance(content, str):
-                content = "\n".join(part.text for part in content or () if part.type == "text")
-            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
+            said = [content] if isinstance(content, str) else _result_parts(content or (), *at)
+            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", **images.content("tool", said, "\n")}
         elif block.type == "tool_use":
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
             function = {"name": block.name or "", "arguments": arguments}
             calls.append({"id": block.id or f"call_{place}", "type": "function", "function": function})
         elif block.type == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
+        elif block.source is not None and block.type == "image":
+            parts.append(block.source.uri(*at))
         elif block.type == "text" and not (turn.role == "system" and (block.text or "").startswith(_BILLING)):
-            message["content"] += block.text or ""
+            parts.append(block.text or "")
+    message |= images.content(turn.role, parts)
     if calls and turn.role == "assistant":
         message["tool_calls"] = calls
     if message["content"] or turn.role == "assistant":
         yield message
+
+
+def _result_parts(content: Sequence[_ResultPart], *at: str | int) -> list[str | ImageUri]:
+    """Return the texts and pictures of a tool result."""
+    return [
+        part.text if part.source is None else part.source.uri(*at, "content", place)
+        for place, part in enumerate(content)
+        if part.type != "tool_reference"
+    ]
 
 
 def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
@@ -307,13 +343,14 @@ class AnthropicMessages(WireProtocol):
         if read.messages[last].role == "assistant":
             raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
         read.log_without_effect("messages")
+        images = RequestImages()
         config = read.output_config or _OutputConfig()
         wanted = config.format
         grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")
         return make_asked(
             client.with_user_id((read.metadata or {}).get("user_id")),
             read,
-            _conversation(read),
+            _conversation(read, images),
             _tools(read.tools or ()),
             sampling={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
             choice=_choice(read.tool_choice),
@@ -321,6 +358,7 @@ class AnthropicMessages(WireProtocol):
             max_tokens=read.max_tokens,
             stream=bool(read.stream),
             answer_id=new_id("msg_"),
+            images=images.given,
         )
 
     def error(self, error: ClientError) -> dict[str, Any]:

@@ -8,16 +8,17 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
@@ -32,10 +33,13 @@ from agentic_opd.gateway.request import (
     schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
 _INPUT = "input"
 """The argument of a custom tool."""
+_CUSTOM = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+"""Its parameters."""
 _SEPARATOR = "__"
 _ANSWER_DIGITS = 32
 """Length of an answer's id behind its prefix; the ids of its items begin with it."""
@@ -44,9 +48,16 @@ _SEALED = "reasoning:"
 
 
 class _ContentPart(OpenModel):
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image"]
     text: str = ""
     refusal: str = ""
+    image_url: str | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "_ContentPart":
+        if self.type == "input_image" and self.image_url is None:
+            raise ValueError("a part of type input_image needs image_url; files are not kept here")
+        return self
 
 
 _Content = str | list[_ContentPart] | None
@@ -135,19 +146,21 @@ class _ResponsesBody(CommonBody):
     )
 
 
-def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_instructions: int) -> None:
+def _add_item(
+    messages: list[Message], item: dict[str, Any], index: int, num_instructions: int, images: RequestImages
+) -> None:
     """Add an item of the input to the messages; raises ClientError (400) for one that has no place in them."""
     kind = item.get("type") or "message"
     last = messages[-1] if len(messages) > num_instructions and messages[-1]["role"] == "assistant" else None
     if kind == "message":
         read = read_body(_MessageItem, item, "input", index)
-        content = _text(read.content)
+        role = "system" if read.role == "developer" else read.role
+        content = images.content(role, _parts(read.content, f"input.{index}.content"))
         is_open = last is not None and not last["content"] and not last.keys() & {"tool_calls", REFERENCE}
         if read.role == "assistant" and last is not None and is_open:
-            last["content"] = content
+            last |= content
         else:
-            role = "system" if read.role == "developer" else read.role
-            messages.append({"role": role, "content": content})
+            messages.append({"role": role, **content})
     elif kind in ("function_call", "custom_tool_call"):
         called = read_body(_CallItem, item, "input", index)
         name = called.name if called.namespace is None else f"{called.namespace}{_SEPARATOR}{called.name}"
@@ -161,7 +174,8 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         last |= {"tool_calls": [*last.get("tool_calls", ()), call]}
     elif kind in ("function_call_output", "custom_tool_call_output"):
         result = read_body(_OutputItem, item, "input", index)
-        messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text(result.output)})
+        content = images.content("tool", _parts(result.output, f"input.{index}.output"))
+        messages.append({"role": "tool", "tool_call_id": result.call_id, **content})
     elif kind == "item_reference":
         given = item.get("id")
         answer_id = f"resp_{given.partition('_')[2][:_ANSWER_DIGITS]}" if isinstance(given, str) else ""
@@ -175,13 +189,18 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
 
 
-def _text(content: _Content) -> str:
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
+def _parts(content: _Content, at: str) -> list[str | ImageUri]:
+    if isinstance(content, str):
+        return [content]
+    return [
+        part.text or part.refusal if part.image_url is None else ImageUri(part.image_url, f"{at}.{place}.image_url")
+        for place, part in enumerate(content or ())
+    ]
 
 
 def _reasoning(item: _ReasoningItem) -> str:
     if item.content or item.summary:
-        return _text(item.content or item.summary)
+        return "".join(part.text for part in item.content or item.summary or ())
     try:
         opened = base64.b64decode(item.encrypted_content or "", validate=True).decode()
     except (binascii.Error, ValueError):  # Another provider's.
@@ -198,8 +217,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
             given = {"name": item.name, "description": item.description, "parameters": item.parameters}
             found.append(read_body(FunctionSpec, given, "tools", index))
         elif item.type == "custom":
-            about = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-            given = {"name": item.name, "description": item.description, "parameters": about}
+            given = {"name": item.name, "description": item.description, "parameters": _CUSTOM}
             found.append(read_body(FunctionSpec, given, "tools", index))
             kinds[found[-1].name] = "custom"
         elif item.type == "namespace":
@@ -237,7 +255,7 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its answer repeats, with their defaults."""
 
 
-def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool) -> dict[str, Any]:
+def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool = False) -> dict[str, Any]:
     assert isinstance(body, dict)
     given = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
     given["service_tier"] = "default"
@@ -414,6 +432,24 @@ def _custom_input(arguments: str) -> str:
     return well_formed(text) if isinstance(text, str) else arguments
 
 
+def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str, Any]:
+    """Return the answer of a recorded turn, which `GET /v1/responses/{id}` repeats.
+
+    The journal holds what was sampled, and neither the ids of the answer's items nor the request's fields without
+    effect.
+    """
+    specs = [tool["function"] for tool in turn.tools]
+    kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == _CUSTOM}
+    tools = [{"type": "function", "strict": None, "parameters": None, **spec} for spec in specs]
+    asked = Asked((), turn.tools, {}, answer_id=turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
+    reply = _ResponsesReply(asked, model, lambda ids: "", created=int(created))
+    finished = Finished(0, turn.completion, turn.messages[-1], turn.completion.finish_reason, Piece(0, "", "", ()))
+    finished = replace(finished, reasoning_tokens=turn.place.reasoning_tokens)
+    reply.prompt_tokens = turn.place.start
+    reply.take(finished)
+    return reply.whole()
+
+
 class OpenAIResponses(WireProtocol):
     """The protocol of `POST /v1/responses`."""
 
@@ -427,8 +463,9 @@ class OpenAIResponses(WireProtocol):
         messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
         num_instructions = len(messages)
         items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
+        images = RequestImages()
         for index, item in enumerate(items):
-            _add_item(messages, item, index, num_instructions)
+            _add_item(messages, item, index, num_instructions, images)
         read.log_without_effect("responses")
         tools, kinds = _tools(read.tools or ())
         text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
@@ -449,4 +486,5 @@ class OpenAIResponses(WireProtocol):
             previous=read.previous_response_id,
             num_instructions=num_instructions,
             echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+            images=images.given,
         )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from agentic_opd.settings.fields import MOST_USED, TASKS
 
@@ -32,9 +32,3 @@ class HarborConfig(BaseModel):
         description="harbor: let the agent's processes run on while the tests run, for tasks about servers. Off: they "
         "are killed before, since such a process can forge the verdict.",
     )
-
-    @model_validator(mode="after")
-    def _check_tasks_dir(self) -> "HarborConfig":
-        if self.tasks_dir is not None and not self.tasks_dir.is_dir():
-            raise ValueError(f"tasks_dir: there is no folder {str(self.tasks_dir)!r}")
-        return self

@@ -214,6 +214,8 @@ def read_tasks(
     Raises:
         DatasetError: there is no task, or tasks have problems; the message names all of them.
     """
+    if not folder.is_dir():
+        raise DatasetError(f"tasks_dir: there is no folder {str(folder)!r}")
     places = [folder] if (folder / "task.toml").is_file() else sorted(_below(folder, _DEEPEST))
     if not places:
         raise DatasetError(f"tasks_dir {str(folder)!r} holds no task: no folder in it has a task.toml")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import tarfile
 import time
@@ -24,6 +25,7 @@ from typing import Any
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.sandboxes import pool
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.program import Program, run_program
@@ -175,18 +177,21 @@ class HarborWorld:
         self.system_prompt = system_prompt or SYSTEM_PROMPT
         self.tools: Sequence[dict[str, Any]] = _tools()
         self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
-        self._engine = Engine(tuple(config.sandbox_container_command.split()))
+        self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
-        """See `core.types.World`.
+        """Return the tasks to train and to evaluate on; all for both if there are so few that one share is empty.
 
         Raises:
             DatasetError: there is no task, or some can't be run.
         """
-        tasks = await self.read_tasks()
-        return split_tasks(tasks, self.config.eval_fraction, self.config.eval_seed)
+        tasks, share = await self.read_tasks(), self.config.eval_fraction
+        train, evaluation = split_tasks(tasks, share, self.config.eval_seed)
+        if 0 < share < 1 and not (train and evaluation):
+            return tasks, tasks
+        return train, evaluation
 
     async def read_tasks(self) -> list[Task]:
         """Return all tasks of the settings.
@@ -235,7 +240,8 @@ class HarborWorld:
             folders=folders,
         )
         command = self.config.sandbox_container_command
-        async with TaskContainer(command, image.name, limits, place, mounts) as container:
+        in_use = pool.place(self.config.sandbox_max_concurrent)
+        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container

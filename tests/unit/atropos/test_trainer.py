@@ -9,6 +9,7 @@ from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ServerMismatchError, WireError
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.packed import packed
 from tests.unit.distill.fakes import Script, served
 
 STATUS, INFO = {"current_step": 0, "queue_size": 0}, {"batch_size": 2, "max_token_len": 64}
@@ -56,6 +57,14 @@ def test_a_batch_is_read_and_a_group_that_comes_twice_is_handed_out_once() -> No
     assert [group.group_id for group in two] == ["b"]
     assert (client.duplicates, client.lost_batches) == (2, 0)
     assert (one[0].weight_version, one[0].scores, one[0].rollouts[0].rows) == (3, [0.0, 1.0], None)
+
+
+def test_rows_that_were_sent_as_text_arrive_as_rows() -> None:
+    rows = {"distill_token_ids": [[[], [], [3, 4]]] * 2, "distill_logprobs": [[[], [], [-0.5, -1.25]]] * 2}
+    sent = packed({**made("a"), **rows})
+    (((one,),), _) = batches({"batch": [made(**{"group_overrides": sent["group_overrides"]})]})
+    assert one.to_wire()["distill_logprobs"] == rows["distill_logprobs"]
+    assert one.group_id == "a"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def raising(error: BaseException) -> int:
         (errors.ServerUnreachableError("x"), 1),
         (errors.ServerMismatchError("x"), 1),
         (errors.AlignmentError("x"), 1),
+        (errors.RolledBackError("x"), 3),
         (KeyboardInterrupt(), 130),
         (asyncio.CancelledError(), 130),
     ],

@@ -1,10 +1,10 @@
-"""`Hindsight` over Atropos environments of four shapes, as their own command line runs them."""
+"""`Hindsight` over Atropos environments of several shapes, as their own command line runs them."""
 
 import asyncio
 import json
 import logging
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,12 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 from agentic_opd.cli.validate import main as validate
-from agentic_opd.core.errors import ConfigError, ServerUnreachableError
+from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.env import Hindsight
+from agentic_opd.env.hindsight import hindsight_settings
 from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.places import MODEL, ROOT
-from tests.support.plain_environment import PlainEnv
+from tests.support.plain_environment import FIRST, SECOND, PlainEnv
 
 pytestmark = pytest.mark.filterwarnings("default")
 """Atropos warns of a local server, and of the sockets that it leaves open."""
@@ -113,8 +114,32 @@ class GameWithHindsight(Hindsight, PlainEnv):
     """A game of two turns, which makes its groups by `collect_trajectories`."""
 
 
-class SilentEnv(ShapeEnv):
-    """Returns no messages."""
+class BareEnv(PlainEnv):
+    """The game without messages, as most of Atropos' environments return their groups; masks cover tokens as tuples."""
+
+    name = "bare"
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:  # type: ignore[override]
+        """One server outside a list, for which Atropos reads no flags, and not one of vLLM."""
+        return BaseEnvConfig(group_size=2, total_steps=2), APIServerConfig()
+
+    async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup, list[str]]:
+        assert isinstance(self.tokenizer.apply_chat_template([{"role": "user", "content": item}]), list)
+        group, backlog = await super().collect_trajectories(item)
+        group["masks"] = [tuple(mask) for mask in group["masks"]]  # type: ignore[misc]
+        group["scores"] = [True, False]
+        group["messages"] = [None, None]  # type: ignore[list-item]
+        return group, backlog
+
+
+class BareWithHindsight(Hindsight, BareEnv):
+    def verdicts(self, group: Mapping[str, Any]) -> list[str | None]:
+        return [f"{group['item']} Not done.", None]
+
+
+class UnreadableEnv(ShapeEnv):
+    """Returns no messages, and tokens of no chat template."""
 
     async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup, list[str]]:
         row = [5, 6, 7, 8]
@@ -122,7 +147,7 @@ class SilentEnv(ShapeEnv):
         return ScoredDataGroup(**group), []  # type: ignore[typeddict-item]
 
 
-class SilentWithHindsight(Hindsight, SilentEnv):
+class UnreadableWithHindsight(Hindsight, UnreadableEnv):
     pass
 
 
@@ -198,13 +223,27 @@ def test_what_does_not_match_is_counted_named_and_kept(
     assert outcomes(groups[0])[0] == ["scored", "no_next_state"]
 
 
-def test_without_messages_it_says_how_to_get_them(
+def test_without_messages_they_are_read_from_the_tokens(
+    policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "groups.jsonl"
+    groups = process(BareWithHindsight, policy.base_url, out, monkeypatch)
+    assert [outcomes(group) for group in groups] == [[["scored", "scored"], ["scored", "no_next_state"]]] * 2
+    for group, request in zip(groups, reversed(FIRST), strict=True):
+        assert [one["role"] for one in group["messages"][0]] == ["user", "assistant"] * 2
+        assert [one["content"] for one in group["messages"][0]][::2] == [request, SECOND]
+        assert {one["feedback"] for one in group["overrides"] if "feedback" in one} == {f"{request} Not done."}
+    assert validate([str(out)]) == 0
+
+
+def test_without_messages_or_a_template_it_says_how_to_get_them(
     policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    groups = process(SilentWithHindsight, policy.base_url, tmp_path / "groups.jsonl", monkeypatch)
+    groups = process(UnreadableWithHindsight, policy.base_url, tmp_path / "groups.jsonl", monkeypatch)
     assert [group["tokens"] for group in groups] == [[[5, 6, 7, 8]] * 2] * 2
-    assert "env.include_messages" in caplog.text
-    assert "hindsight: failed_groups 2, groups 2" in caplog.text
+    assert "the 2 tokens before it, \"&'\", open no assistant's message" in caplog.text
+    assert "let the environment return each rollout's conversation as 'messages'" in caplog.text
+    assert "hindsight: groups 2, unmatched_sequences 4" in caplog.text
 
 
 def game(url: str) -> GameWithHindsight:
@@ -247,15 +286,36 @@ def test_an_evaluation_needs_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.value.code == 0
 
 
-def test_settings_of_the_same_name_are_refused() -> None:
+def test_images_are_refused_by_name(
+    policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class SeeingEnv(UnreadableEnv):
+        async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup, list[str]]:
+            group, backlog = await super().collect_trajectories(item)
+            group["images"] = ["a picture"] * 2  # type: ignore[typeddict-item]
+            return group, backlog
+
+    process(type("SeeingOpd", (Hindsight, SeeingEnv), {}), policy.base_url, tmp_path / "groups.jsonl", monkeypatch)
+    assert "images: the policy saw images, which the teacher would not see" in caplog.text
+    assert "hindsight: failed_groups 2, groups 2" in caplog.text
+
+
+def test_a_setting_that_the_environment_has_is_renamed() -> None:
     class Own(BaseEnvConfig):
-        renderer: str = "mine"
+        renderer: int = 3
+        judge_model_name: str = "mine"
 
     class OwnEnv(MathsEnv):
         env_config_cls = Own  # type: ignore[assignment]
 
-    with pytest.raises(ConfigError, match="Own has settings of the names of Hindsight's: renderer"):
-        type("OwnOpd", (Hindsight, OwnEnv), {})
+    class OwnOpd(Hindsight, OwnEnv):
+        pass
+
+    given = {"judge_model_name": "theirs", "opd_judge_model_name": "ours", "opd_renderer": "qwen3", "distill_topk": 4}
+    config: Any = OwnOpd.env_config_cls(**given)
+    assert (config.judge_model_name, config.renderer) == ("theirs", 3)
+    own = hindsight_settings(config)
+    assert (own.judge_model_name, own.renderer, own.distill_topk) == ("ours", "qwen3", 4)
 
 
 def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:

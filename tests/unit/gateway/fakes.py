@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
+from agentic_opd.wire.images import ImageFolder
 
 Says = Callable[[str, int], str]
 """(prompt as text, choice) -> what is sampled, without the end of turn; a text that ends in `...` is cut off."""
@@ -53,15 +55,24 @@ class ScriptedVllm:
     """What its `/generate` understands."""
     context: int = 1024
     """Tokens that a sequence may hold."""
+    placeholder: str | None = None
+    """Text that stands for a picture; None: it reads text only."""
+    pictures: dict[str, list[int]] = field(default_factory=dict)
+    """The tokens of the pictures that it keeps: as many as the last digit of the file's digest says, and two."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
         if self.status != 200:
             return web.json_response({"error": {"field": "top_k", "message": "no such top_k"}}, status=self.status)
+        if lost := [digest for digest, _ in body["prompt"].get("images", ()) if digest not in self.pictures]:
+            error = {"field": "prompt.images[0]", "message": f"there is no picture {lost[0]} here"}
+            return web.json_response({"error": error}, status=404)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         prompt_ids = body["prompt"]["prompt_token_ids"]
+        for digest, offset in body["prompt"].get("images", ()):
+            assert prompt_ids[offset : offset + len(self.pictures[digest])] == self.pictures[digest]
         try:
             for choice in range(body["n"]):
                 await self._choice(answer, body, prompt_ids, choice)
@@ -70,6 +81,16 @@ class ScriptedVllm:
             self.aborted += 1
             raise
         return answer
+
+    async def hold(self, request: web.Request) -> web.Response:
+        data = await request.read()
+        if data.endswith(b"broken"):
+            error = {"field": None, "message": "the picture can't be decoded"}
+            return web.json_response({"error": error}, status=400)
+        digest = sha256(data).hexdigest()
+        (placeholder,) = self.tokenizer.encode(self.placeholder, add_special_tokens=False)
+        self.pictures[digest] = [placeholder] * (2 + int(digest[-1], 16))
+        return web.json_response({"digest": digest, "token_ids": self.pictures[digest]})
 
     async def _choice(self, answer: web.StreamResponse, body: Any, prompt_ids: list[int], choice: int) -> None:
         text = self.says(self.tokenizer.decode(prompt_ids), choice)
@@ -165,16 +186,24 @@ async def gateway_before(
     )
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/generate", vllm.generate)
+    app.router.add_post("/v1/opd/images", vllm.hold)
     async with TestServer(app) as server:
         client = JsonClient(str(server.make_url("")), retry_s=0.2)
         info = ServerInfo(
-            "policy", vllm.context, has_plugin=True, generate_route=vllm.route, max_adapters=vllm.max_adapters
+            "policy",
+            vllm.context,
+            has_plugin=True,
+            generate_route=vllm.route,
+            max_adapters=vllm.max_adapters,
+            image_placeholder=vllm.placeholder,
         )
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)
         renderer = renderer or load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
-        gateway = Gateway(config, [PluginClient(client, info)], renderer, vllm.tokenizer, journal, writer, telemetry)
+        policy = PluginClient(client, info)
+        policy.images = ImageFolder.beside(groups_path)
+        gateway = Gateway(config, [policy], renderer, vllm.tokenizer, journal, writer, telemetry)
         web_server = uvicorn.Server(uvicorn.Config(make_app(gateway), port=0, log_config=None, lifespan="off"))
         serving = asyncio.create_task(web_server.serve())
 

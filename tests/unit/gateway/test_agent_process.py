@@ -34,6 +34,7 @@ from agentic_opd.sandboxes.program import SOCKET_NAME, Program
 from agentic_opd.sandboxes.protocol import Mount
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from tests.support.pictures import png, uri
 
 from .fakes import MORE, USER, ScriptedVllm
 
@@ -439,6 +440,17 @@ def test_a_program_of_which_nothing_can_be_learned_is_an_error(tokenizer: Any) -
     with pytest.raises(AgentError, match="1 requests"):
         run(ScriptedVllm(tokenizer), world)
     assert world.starts == 1
+
+
+def test_its_pictures_are_refused(tokenizer: Any) -> None:
+    async def act(client: Client) -> ProgramRun:
+        part = {"type": "image_url", "image_url": {"url": uri(png())}}
+        refused = await client.chat({"role": "user", "content": [part]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_images")
+        await client.say(USER)
+        return ENDED
+
+    run(ScriptedVllm(tokenizer), World(act))
 
 
 def test_a_key_opens_one_episode_while_it_runs(tokenizer: Any) -> None:

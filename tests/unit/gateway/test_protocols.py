@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses import Response
 
 from agentic_opd.rollout.renderer import load_renderer
@@ -469,6 +469,36 @@ def test_hostile_fields_are_refused_by_name_in_the_protocols_own_form(
     run(tmp_path, ScriptedVllm(tokenizer), talk)
 
 
+def test_an_answer_can_be_read_again(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"I run it.\n{CALL}")
+    custom = {"type": "custom", "name": "note"}
+
+    async def talk(at: Running) -> None:
+        async with openai_client(at) as client:
+            tools: Any = [RESPONSES_TOOL, custom]
+            given = await client.responses.create(model="any", input="Write f.", tools=tools, temperature=0.7)
+            for is_open in (True, False):
+                again = await client.responses.retrieve(given.id)
+                assert [(item.type, item.status) for item in again.output] == [  # type: ignore[union-attr]
+                    ("message", "completed"),
+                    ("function_call", "completed"),
+                ]
+                for name in ("id", "output_text", "usage", "status", "temperature", "model"):
+                    assert getattr(again, name) == getattr(given, name), name
+                called = again.output[1]
+                assert called.to_dict()["arguments"] == given.output[1].to_dict()["arguments"]
+                if is_open:
+                    (row,) = at.gateway._sessions
+                    await ended(at, row.session_id)
+            with pytest.raises(NotFoundError):
+                await client.responses.retrieve("resp_other")
+        async with AsyncOpenAI(base_url=f"{at.url}/v1", api_key="another", max_retries=0) as other:
+            with pytest.raises(NotFoundError):
+                await other.responses.retrieve(given.id)
+
+    run(tmp_path, vllm, talk)
+
+
 def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: Path) -> None:
     user = {"role": "user", "content": "a"}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
@@ -478,14 +508,14 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
         (
             "/v1/responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input.0.content.0.type",
+            "input.0.content.0",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/responses", {"input": "a", "conversation": "c"}, "conversation"),
         (
             "/v1/messages",
             {"messages": [{"role": "user", "content": [image]}], "max_tokens": 9},
-            "messages.0.content.0.type",
+            "messages.0.content.0.source.data",
         ),
         ("/v1/messages", {"messages": [user]}, "max_tokens"),
         (

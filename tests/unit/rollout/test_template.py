@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentic_opd.core.errors import ConfigError, RendererError
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import IMAGE_MARK, Message
 from agentic_opd.distill.scoring import encode_hint
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, ImageTokens
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -42,6 +42,13 @@ UNCLOSED = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """No token closes a turn."""
+
+PARTS = (
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""As Idefics3's: contents are lists of parts, and a text is written as nothing."""
 
 
 def make(template: str, specials: tuple[str, ...], **roles: str) -> Any:
@@ -91,6 +98,17 @@ TEMPLATES = pytest.mark.parametrize(
     [(smol(), "<|im_end|>"), (gemma(), "<end_of_turn>"), (gemma(), "<eos>"), (unclosed(), "<eos>")],
     ids=["chatml", "alternating", "alternating-eos", "unclosed"],
 )
+
+
+@TEMPLATES
+def test_tools_in_the_tasks_own_messages_are_listed_nowhere_else(tokenizer: Any, close: str) -> None:
+    chat = Chat(load_renderer(tokenizer, "default", {}, tool_format="prompt"), tokenizer, TOOL_SPECS)
+    conversation = Conversation(chat, START)
+    first = tokenizer.decode(conversation.prompt())
+    assert "Be brief." in first
+    assert "# Tools" not in first
+    sampled(conversation, f"{CALLS}{close}")
+    assert len(conversation.messages[-1]["tool_calls"]) == 1
 
 
 @TEMPLATES
@@ -262,3 +280,38 @@ def test_a_renderer_of_ones_own(tokenizer: Any, tmp_path: Path, monkeypatch: pyt
     for wrong in (f"{tmp_path / 'none.py'}:Own", "own_renderer:Other", "no_module:Own"):
         with pytest.raises(ConfigError, match=r"none\.py|Other|no_module"):
             load_renderer(tokenizer, wrong, {})
+
+
+def test_a_template_of_parts_writes_texts_and_pictures() -> None:
+    tokenizer = make(PARTS, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
+    renderer = load_renderer(tokenizer, "default", {}, tool_format="text")
+    (image,) = tokenizer.encode("<image>")
+    chat = Chat(renderer, tokenizer, ()).with_images(ImageTokens("<image>", {"a": [image] * 3, "b": [image]}))
+    first: Message = {"role": "user", "content": f"<image> See {IMAGE_MARK}.", "images": ["a"]}
+    conversation = Conversation(chat, [first])
+    ids = [*conversation.prompt()]
+    assert chat.text(ids) == "user: < image> See <image><image><image>.<|im_end|>\nassistant:"
+    sampled = tokenizer.encode("Yes<image>.<|im_end|>")  # No picture, though it is a picture's token.
+    turn = conversation.add(Completion(tuple(sampled), (-0.5,) * len(sampled))).turn
+    assert chat.text(ids[: turn.last_user_end]) == "user: < image> See <image><image><image>."
+    conversation.answer([{"role": "user", "content": f"{IMAGE_MARK}{IMAGE_MARK}", "images": ["b", "a"]}])
+    whole = conversation.prompt()
+    assert whole[: len(ids) + len(sampled)] == [*ids, *sampled]
+    assert chat.text(whole[len(ids) + len(sampled) :]) == "\nuser: <image><image><image><image><|im_end|>\nassistant:"
+    images = conversation.images
+    assert [(one.digest, one.length) for one in images] == [("a", 3), ("b", 1), ("a", 3)]
+    assert [set(whole[one.offset : one.end]) for one in images] == [{image}] * 3
+    assert conversation.trace().images == images[:1]
+    conversation.answer([{"role": "user", "content": "Never mind."}])
+    assert conversation.images == images[:1]
+
+
+@pytest.mark.parametrize("content", ["no place", f"{IMAGE_MARK}{IMAGE_MARK}"])
+def test_a_message_has_a_place_for_each_picture(content: str) -> None:
+    tokenizer = make(CHATML, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
+    chat = Chat(load_renderer(tokenizer, "default", {}, tool_format="text"), tokenizer, ())
+    messages: list[Message] = [{"role": "user", "content": content, "images": ["a"]}]
+    with pytest.raises(RendererError, match="reads text only"):
+        chat.first_prompt(messages)
+    with pytest.raises(RendererError, match=r"1 pictures, and [02] places"):
+        chat.with_images(ImageTokens("<image>", {"a": [1]})).first_prompt(messages)

@@ -29,6 +29,14 @@ def test_unknown_backends_and_missing_settings_are_refused() -> None:
         config("swerex", sandbox_swerex_url="http://127.0.0.1:8880")
 
 
+def test_images_that_tasks_may_name() -> None:
+    swerex = {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_token": "t"}
+    servers = {"python:3.12": "http://127.0.0.1:10"}
+    assert config("docker").task_images is None
+    assert not config("bubblewrap").task_images
+    assert "python:3.12" in (config("swerex", **swerex, sandbox_swerex_servers=servers).task_images or ())
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "swerex", None)
     monkeypatch.delitem(sys.modules, "agentic_opd.sandboxes.swerex", raising=False)

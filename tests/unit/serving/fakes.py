@@ -26,8 +26,8 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
 
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
     from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
-    from agentic_opd.serving.engine import RouteError as RouteError
     from agentic_opd.serving.engine_process import MOST_CACHED
+    from agentic_opd.serving.errors import RouteError as RouteError
     from agentic_opd.serving.plugin import OPDEndpointPlugin
     from agentic_opd.serving.reload import tensor_shapes as tensor_shapes
     from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN
@@ -49,6 +49,7 @@ class ModelConfig:
     hf_config: Any = field(default_factory=Namespace)
     dtype: str = "torch.bfloat16"
     word_embeddings_untied_by_checkpoint: bool = False
+    is_multimodal_model: bool = False
 
     def get_vocab_size(self) -> int:
         return VOCAB

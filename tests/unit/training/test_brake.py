@@ -12,7 +12,7 @@ import torch
 
 from agentic_opd.core.errors import ConfigError, RolledBackError, ServerError
 from agentic_opd.training import trainer as trainer_module
-from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Version, compare, kept_of
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version, compare, kept_of
 from agentic_opd.training.brake import read_scores as scores_of
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.trainer import Trainer
@@ -265,3 +265,18 @@ def test_groups_of_withdrawn_versions_are_known_by_their_turns(tmp_path: Path) -
 def make_wire() -> ScoredGroup:
     arrays = {"tokens": [[1, 2]], "masks": [[-100, 2]], "inference_logprobs": [[1.0, -0.5]], "scores": [0.0]}
     return ScoredGroup.from_wire(arrays)
+
+
+def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
+    def resumed(command: str) -> Brake:
+        places = {"output_dir": tmp_path, "vllm_urls": ["http://a"], "resume": True}
+        return Brake(TrainerConfig.model_validate({"model": "", **places, "brake": {"command": command}}))
+
+    first = resumed("one")
+    assert first.note(version(0, *[1.0] * 16), [], 1.0) is None
+    worse = version(1, *[0.0] * 16)
+    assert first.note(worse, first.falls(worse), 1.0) == (1, 0)
+    assert resumed("two").rolling == (1, 0)
+    resumed("two").done(resumed("two").rolling or Roll(0, 0), 2)
+    assert [resumed("two").numbers, resumed("one").numbers] == [{2}, set()]
+    assert resumed("one").withdrawn == [range(1, 2)]

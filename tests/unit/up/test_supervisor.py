@@ -136,7 +136,8 @@ def test_a_gateway_serves_on_after_a_roll_back(loop: Loop, caplog: pytest.LogCap
             while "they are served, untrained" not in caplog.text:
                 assert not running.done()
                 await asyncio.sleep(0.05)
-        await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/").read())
+        with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running

@@ -34,7 +34,7 @@ def record() -> dict[str, Any]:
 
 
 def examples() -> list[dict[str, Any]]:
-    """A record, and the fields of one with several hints."""
+    """A record, the fields of one with several hints, and a message with a picture."""
     return [json.loads(found) for found in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 
 
@@ -59,7 +59,7 @@ def test_the_page_shows_a_group_without_a_violation() -> None:
 
 
 def test_its_compared_hints_are_those_of_a_record() -> None:
-    _, several = examples()
+    _, several, _ = examples()
     one = group()
     one["overrides"][0]["opd"]["turns"][0] |= several
     assert GroupChecker().read(one).problems == []
@@ -67,6 +67,15 @@ def test_its_compared_hints_are_those_of_a_record() -> None:
     table = PAGE.partition("| field of a hint | what it holds |")[2].partition("\n\n")[0]
     named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`(\w+)`", row)}
     assert named == set(HintReading.__dataclass_fields__)
+
+
+def test_its_pictures_are_those_of_a_message() -> None:
+    *_, message = examples()
+    one = group()
+    answers = [{"role": "assistant", "content": ""} for _ in one["overrides"][0]["opd"]["turns"]]
+    one["messages"] = [[message, *answers]]
+    one["overrides"][0]["opd"]["images"] = [{"digest": message["images"][0], "offset": 1, "length": 2}]
+    assert GroupChecker().read(one).problems == []
 
 
 def test_its_gaps_follow_from_its_numbers() -> None:

@@ -162,6 +162,24 @@ def test_the_judge_reads_no_allowed_value_and_a_hint_with_one_leaks(tmp_path: Pa
     assert not leaks("The unit is wrong: the question asks for another one than feet.", task.hidden_tests or "", shown)
 
 
+def test_a_small_models_prompt_holds_the_functions_and_one_turn_is_judged(tmp_path: Path) -> None:
+    convert = {**CONVERT, "parameters": {**CONVERT["parameters"], "properties": {"unit": {"type": "string"}}}}
+    convert["parameters"]["properties"]["value"] = {"type": "float", "description": "How much."}
+    options = written(tmp_path, (QUESTION, [convert], [{"convert": {"value": [2.0], "unit": ["km"]}}]))
+    world = FunctionsWorld(**dict[str, Any](options, example=True, in_prompt=True, max_turns=1))
+    (task,) = world.tasks()
+    shown = "convert(unit: string, value: number): Convert a length.\n  value: How much."
+    assert task.prompt == f"{shown}\n\n{QUESTION}"
+    assert task.limits == {"max_turns": 1}
+    asked, called = task.examples
+    assert asked["content"].startswith("add(a: integer, b: integer): Add two numbers.")
+    assert asked["content"].endswith("\n\nWhat is 2 plus 3?")
+    (call,) = called["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
+    verdict_text = world.verify(task, world.start(task)).judge_report
+    assert verdict_text == "No function was called. There is convert(unit: string, value: number)."
+
+
 def test_without_answers_no_call_is_right(tmp_path: Path) -> None:
     world = FunctionsWorld(written(tmp_path, ("Hello", [STOP], []))["questions"], held_out=0.0)
     (task,) = world.tasks()

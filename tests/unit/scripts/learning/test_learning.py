@@ -118,7 +118,9 @@ def test_an_objective_is_compared_with_opd_on_the_same_seeds(ends: tuple[float, 
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32, 4.0), 256)
-    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear", True)
+    place = laboratory.Laboratory(
+        FakeServer(2), "http://127.0.0.1:3", Path("policy"), Path("out"), 16, 4, 2, "linear", True
+    )
     commands = {
         mode: [text.replace(f"out/{mode}/", "out/MODE/") for text in place.serve_command(one, "http://127.0.0.1:1")]
         for mode in laboratory.MODES
@@ -148,13 +150,48 @@ def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of
     subject = laboratory.SUBJECTS["sql"]
     run = laboratory.Run("opd", 3, laboratory.Setting(1e-4, 32, 4.0), 256)
     place = laboratory.Laboratory(
-        *(FakeServer(2), FakeServer(3), args.model, Path("out"), 2, 4, 2, "linear", True), subject=subject
+        *(FakeServer(2), "http://127.0.0.1:3", args.model, Path("out"), 2, 4, 2, "linear", True), subject=subject
     )
     command = place.serve_command(run, "http://127.0.0.1:1")
     assert command[command.index("--config") + 1].endswith("configs/sql.yaml")
     assert command[command.index("--env.world") + 1].endswith("scripts/sql_world.py:Lessons")
     tasks = asyncio.run(laboratory.Examiner(place).env.world.train_and_eval_tasks())
     assert (len(tasks[0]), len(tasks[1])) == (1, 192)
+
+
+def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_from_a_scripted_judge() -> None:
+    subject = laboratory.SUBJECTS["functions"]
+    place = laboratory.Laboratory(
+        *(FakeServer(2), "http://127.0.0.1:3", Path("model"), Path("out"), 1, 2, 4, "linear", True, False),
+        *(subject, 4, "chat", "http://127.0.0.1:4"),
+    )
+
+    def command(mode: str) -> dict[str, str]:
+        run = laboratory.Run(mode, 0, laboratory.Setting(5e-4, 32, 1.0), 256)
+        served, trained = place.serve_command(run, "http://127.0.0.1:1"), place.trainer_command(run, "u", Path("w"))
+        words = [*served[served.index("--config") :], *trained[trained.index("--config") :]]
+        return {name.lstrip("-").removeprefix("env."): words[i + 1] for i, name in enumerate(words) if name[:2] == "--"}
+
+    commands = {mode: command(mode) for mode in subject.modes}
+    assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
+    expected = {
+        "feedback": "feedback",
+        "opd": "judge",
+        "opd-judge": "judge",
+        "wrong-hint": "other_task",
+        "no-hint": "none",
+    }
+    for mode, source in expected.items():
+        assert commands[mode].get("hint_source") == source
+        assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")
+        assert "teacher_base_url" not in commands[mode]
+        assert commands[mode]["judge_base_url"] == "http://127.0.0.1:4/v1"
+        assert commands[mode]["judge_model_name"] == ("words" if mode == "opd-judge" else "verbatim")
+        assert not subject.needs_expert(mode)
+    assert commands["opd-full"]["teacher_base_url"] == "http://127.0.0.1:3/v1"
+    assert "lora_rank" not in commands["opd-full"]
+    assert [mode for mode in subject.modes if subject.needs_expert(mode)] == ["opd-full"]
+    assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))
 
 
 def test_talk_is_refused_in_the_sql_world(capsys: pytest.CaptureFixture[str]) -> None:

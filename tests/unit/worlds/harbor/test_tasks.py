@@ -3,10 +3,13 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
 from tests.support.places import ROOT
 
@@ -170,3 +173,25 @@ def test_variables_come_from_the_settings_and_never_from_this_process(
 def test_a_folder_without_tasks(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="holds no task: no folder in it has a task"):
         read_tasks(tmp_path, {})
+    with pytest.raises(DatasetError, match="there is no folder"):
+        read_tasks(tmp_path / "elsewhere", {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"world": "harbor"}, "the world harbor needs tasks: set tasks_dir"),
+        ({"tasks_dir": "tasks"}, "tasks_dir is set, but the world is coding: set world to harbor"),
+        ({"world": "harbor", "tasks_dir": "tasks"}, "set sandbox_backend docker, .* got bubblewrap"),
+        (
+            {
+                **{"world": "harbor", "tasks_dir": "tasks", "sandbox_backend": "swerex"},
+                **{"sandbox_swerex_url": "https://a.cloud", "sandbox_swerex_token": "t"},
+            },
+            "in a container of docker or podman on this machine: .* got swerex",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AgentEnvConfig(**settings)

@@ -1,0 +1,86 @@
+"""The pictures of conversations, one file each, named by the sha256 of the file (I/O)."""
+
+import os
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from agentic_opd.core.errors import PlaceError
+
+MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""The first bytes of a file -> the kind of picture."""
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return `png`, `jpeg`, `gif` or `webp` by the first bytes of a file; None if it is none of these."""
+    kind = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
+    return None if kind == "webp" and data[8:12] != b"WEBP" else kind
+
+
+def digest_of(data: bytes) -> str:
+    """Return the name of a picture."""
+    return sha256(data).hexdigest()
+
+
+class ImageFolder:
+    """A folder of pictures. It is created with the first picture."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, groups: Path) -> "ImageFolder":
+        """Return the folder of the pictures that a file of groups names: `groups.images` for `groups.jsonl`."""
+        stem = groups.name.removesuffix(".gz").removesuffix(".jsonl")
+        return cls(groups.with_name(f"{stem}.images"))
+
+    def add(self, data: bytes) -> str:
+        """Store a picture, readable by the current user only, and return its digest.
+
+        Raises:
+            PlaceError: the file can't be written.
+        """
+        digest = digest_of(data)
+        path = self.path / f"{digest}.{kind_of(data) or 'bin'}"
+        try:
+            if path.exists():
+                return digest
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # NamedTemporaryFile creates a file of mode 600.
+            with NamedTemporaryFile(dir=self.path, prefix=".", delete=False) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """Return a picture's file.
+
+        Raises:
+            PlaceError: it is missing or has changed.
+        """
+        try:
+            data = self._path_of(digest).read_bytes()
+        except OSError as error:
+            raise PlaceError(f"there is no picture {digest!r} in {str(self.path)!r}") from error
+        if digest_of(data) != digest:
+            raise PlaceError(f"the picture {digest} in {str(self.path)!r} has changed since it was recorded")
+        return data
+
+    def copy(self, digests: Iterable[str], other: "ImageFolder") -> None:
+        """Add pictures of this folder to another one; raises as `read` and `add`."""
+        for digest in dict.fromkeys(digests):
+            other.add(self.read(digest))
+
+    def _path_of(self, digest: str) -> Path:
+        if re.fullmatch("[0-9a-f]{64}", digest) is None:
+            raise FileNotFoundError(digest)
+        found = next(self.path.glob(f"{digest}.*"), None)
+        if found is None:
+            raise FileNotFoundError(digest)
+        return found

@@ -1,0 +1,95 @@
+"""A judge without a model, for the world of function calls: it reads the evidence of the question, as any judge does.
+
+    python -m learning.scripted_judge PORT
+
+Of right calls it says nothing. Of others, its model names what the hint is: with `verbatim` the evidence itself, as
+the source feedback has it, with `words` a sentence that says what to do.
+"""
+
+import re
+import sys
+from typing import Any
+
+from aiohttp import web
+
+from agentic_opd.distill.hints import FEEDBACK
+
+_SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
+_SIGNATURE = re.compile(r"[\w.]+\((?:[\w.?]+: \w+(?:, )?)*\)")
+_NO_HINT = "\\boxed{-1}"
+
+
+def evidence(question: str) -> list[str]:
+    """Return the texts of the sections behind the turn of a question of `distill.prompts`."""
+    parts = _SECTION.split(question)[1:]
+    sections = list(zip(parts[::3], parts[2::3], strict=True))
+    turn = next(place for place, (title, _) in enumerate(sections) if title == "Turn")
+    return [text.strip() for title, text in sections[turn + 1 :] if title != "End"]
+
+
+def in_words(found: str) -> str:
+    """Return what the agent should have done, from the environment's answer to wrong calls."""
+    known = next(iter(_SIGNATURE.findall(found)), None)
+    if "unknown tool" in found:
+        return f"Only this function exists, so call it by exactly this name and with these parameters: {known}"
+    if "can't be called like this" in found:
+        wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
+        return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
+    if "not valid JSON" in found or "the tool call" in found:
+        return (
+            "Write one complete JSON object with the name and the parameters, close all its brackets, and stop there."
+        )
+    if "No function was called" in found:
+        return f"Do not explain or compute anything. Write only the call, with the values of the request: {known}"
+    if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
+        return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
+    if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
+        return f"Think again about the parameter {extra[1]}: {extra[0]}."
+    if " calls were made" in found:
+        return "Make exactly one call, and write nothing after it."
+    return f"Make the call differently: {found}"
+
+
+def answer(question: str, model: str) -> str:
+    """Return the judge's answer to a question."""
+    found = "\n\n".join(evidence(question))
+    if "The calls are right." in found:
+        return _NO_HINT
+    hint = f"{FEEDBACK}\n{found}" if model == "verbatim" else in_words(found)
+    return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
+
+
+async def _complete(request: web.Request) -> web.Response:
+    body: dict[str, Any] = await request.json()
+    text = answer(body["messages"][-1]["content"], body["model"])
+    choices = [
+        {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        for index in range(body.get("n") or 1)
+    ]
+    return web.json_response(
+        {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
+    )
+
+
+async def _models(request: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in NAMES]})
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+NAMES = ("verbatim", "words")
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    app = web.Application(client_max_size=2**24)
+    app.add_routes(
+        [web.post("/v1/chat/completions", _complete), web.get("/v1/models", _models), web.get("/health", _health)]
+    )
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The judge of `scripts/learn --world functions`: what it reads of the question, and what it says."""
+
+import pytest
+from learning.scripted_judge import answer, evidence, in_words
+
+from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.distill.hints import FEEDBACK, Questions, parse_vote
+
+SIGNATURE = "pay(sum: number, tip?: number)"
+
+
+def question(*texts: str) -> str:
+    kinds = ("tool", "verdict")
+    found = tuple(Evidence(kind, text) for kind, text in zip(kinds, texts, strict=False))
+    task = "## Turn [00000000]\nPay 3 euros."  # No task can write the mark.
+    return Questions(b"secret").question(HindsightPair(0, task, '{"name": "py"}', found))
+
+
+def test_it_reads_what_came_after_the_turn() -> None:
+    assert evidence(question("Error: no.", "No function was called.")) == ["Error: no.", "No function was called."]
+
+
+def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
+    vote = parse_vote(answer(question("Error: no such function.", "Nothing was paid."), "verbatim"))
+    assert (vote.decision, vote.hint) == (1, f"{FEEDBACK}\nError: no such function.\n\nNothing was paid.")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            f"No function was called. There is {SIGNATURE}.",
+            f"Write only the call, with the values of the request: {SIGNATURE}",
+        ),
+        (
+            f"Error: unknown tool 'py'. Tools: {SIGNATURE}.\n\nNo function was called. There is {SIGNATURE}.",
+            f"call it by exactly this name and with these parameters: {SIGNATURE}",
+        ),
+        (
+            f"Error: pay can't be called like this: sum is missing. It is {SIGNATURE}.",
+            f"each in its type: {SIGNATURE}. Not so: sum is missing.",
+        ),
+        ("pay: the parameter sum has a wrong value, 4.", "for the parameter sum: 4 is not what it asks for."),
+        (
+            "pay: the parameter tip does not belong to the call.",
+            "about the parameter tip: the parameter tip does not belong",
+        ),
+        ("Error: the arguments are not valid JSON.\n\nNo function was called.", "close all its brackets"),
+        ("2 calls were made, expected 1.", "Make exactly one call"),
+    ],
+)
+def test_in_words_it_says_what_to_do(found: str, said: str) -> None:
+    assert said in in_words(found)
+    vote = parse_vote(answer(question(found), "words"))
+    assert vote.decision == 1
+    assert said in (vote.hint or "")
+
+
+@pytest.mark.parametrize("model", ["verbatim", "words"])
+def test_of_right_calls_it_has_nothing_to_say(model: str) -> None:
+    assert parse_vote(answer(question('{"status": "ok"}', "The calls are right."), model)).decision == -1
