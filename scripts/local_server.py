@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
@@ -76,9 +77,16 @@ def local_server(
 
 @contextmanager
 def child_process(
-    command: Sequence[str], log: Path, variables: dict[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    log: Path,
+    variables: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    last_signal: signal.Signals = signal.SIGTERM,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Run a command while the body runs, its output in `log`. It also ends when the thread that started it does."""
+    """Run a command while the body runs, its output in `log`. It also ends when the thread that started it does.
+
+    `last_signal` is sent to it in that case: after SIGTERM, a trainer would finish its step.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -87,7 +95,7 @@ def child_process(
             env={**os.environ, **(variables or {})},
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, last_signal),
         )
     try:
         yield process

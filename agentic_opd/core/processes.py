@@ -9,9 +9,9 @@ from agentic_opd.core.text import text_lines
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to send SIGTERM to this process when its parent thread ends, even by SIGKILL; for `preexec_fn`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel for a signal to this process when its parent thread ends, even by SIGKILL; for `preexec_fn`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_of(log: Path, lines: int = 40) -> str:

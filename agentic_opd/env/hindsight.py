@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
-from typing import Annotated, Any, cast, get_origin
+from typing import Annotated, Any, NoReturn, cast, get_origin
 
 import yaml
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from pydantic import BeforeValidator, Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, create_model, model_validator
 from typing_extensions import TypeAliasType
 
 from agentic_opd.core.concurrency import gather_all
@@ -122,6 +122,17 @@ class Hindsight(BaseEnv):
         config, servers = super().config_init()
         return _joined(config), _as_list(servers)
 
+    @classmethod
+    def cli(cls) -> NoReturn:
+        """Run the environment's command line, with errors of settings and servers as text instead of a traceback."""
+        try:
+            super().cli()
+        except ValidationError as error:
+            problems = [f"env.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            raise SystemExit("\n  - ".join(["error: settings are wrong:", *problems])) from None
+        except OPDError as error:
+            raise SystemExit(f"error: {error}") from None
+
     def verdicts(self, group: Mapping[str, Any]) -> Sequence[str | None]:
         """Return evidence in words for each rollout of a scored group, None if there is none: an end verdict.
 
@@ -143,13 +154,19 @@ class Hindsight(BaseEnv):
 
     async def _opd_run(self, manage: Any) -> None:
         """Connect before the first rollout, so that wrong settings end the run at once; disconnect at the end."""
-        async with self._opd_stack:
-            if self._opd_config.opd_enabled:
-                await self._opd_distiller()
-            await manage()
+        try:
+            async with self._opd_stack:
+                if self._opd_config.opd_enabled:
+                    await self._opd_distiller()
+                await manage()
+        except OPDError:
+            writer: Any = self.jsonl_writer
+            if writer is not None:
+                writer.close()
+            raise
         if self._opd_config.opd_enabled:
             counts = ", ".join(f"{name} {count}" for name, count in sorted(self.opd_counts.items()))
-            logger.warning("hindsight: %s", counts or "no group was made")
+            logger.warning("hindsight: %s", counts or "Atropos kept no group")
 
     async def handle_send_to_api(self, scored_data: Any, item: Any = None, *args: Any, **kwargs: Any) -> None:
         """Distill the groups that Atropos will write or send, then continue as the environment does.

@@ -318,7 +318,7 @@ class AgentProcess:
             raise ClientError(403, message, code="max_turns")
         continued = self._sessions.continued(owner, asked)
         if continued is None:
-            raise unknown_answer(asked)
+            raise unknown_answer(next(one for one in asked.answers if not self._sessions.answered(owner, one)), asked)
         asked = self._sampler.settled(capture.asked(continued, config.max_tokens_per_turn))
         session = capture.session
         place = self._sessions.place(owner, asked)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -26,7 +27,7 @@ from agentic_opd.gateway.images import image_tokens
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import Answer, Sampler
-from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_history
+from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_answers
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
@@ -224,21 +225,26 @@ class Gateway:
         await asyncio.gather(*map(read, self._servers.values()))
 
     async def _continued(self, asked: Asked, owner: str) -> Asked:
-        """Return the request with the conversation of the answer that it continues.
+        """Return the request with the answers that it continues or refers to.
 
         Raises:
             ClientError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
         """
         if (continued := self._sessions.continued(owner, asked)) is not None:
             return continued
-        found = await self._journal.run(lambda: self._journal.answered(owner, asked.previous or ""))
-        if found is None:
-            raise unknown_answer(asked)
-        row, turn_id = found
-        tree = TurnTree()
-        for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
-            tree.add(turn)
-        return with_history(asked, tree.path(turn_id), None)
+        paths: dict[str, Path] = {}
+        trees: dict[str, TurnTree] = {}
+        for answer_id in dict.fromkeys(asked.answers):
+            found = await self._journal.run(partial(self._journal.answered, owner, answer_id))
+            if found is None:
+                raise unknown_answer(answer_id, asked)
+            row, turn_id = found
+            if row.session_id not in trees:
+                tree = trees[row.session_id] = TurnTree()
+                for turn in await self._journal.run(partial(self._journal.turns, row.session_id)):
+                    tree.add(turn)
+            paths[answer_id] = trees[row.session_id].path(turn_id)
+        return with_answers(asked, paths, None)
 
     async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, RecordedTurn]:
         """Return a turn by the id of its answer, and its session; the first of several choices.

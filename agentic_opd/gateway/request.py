@@ -170,6 +170,12 @@ class Asked:
     """Characters of reasoning before the last user message, not part of `size`: some templates omit it."""
 
     @property
+    def answers(self) -> tuple[str, ...]:
+        """Ids of the answers that it continues or refers to."""
+        referred = (message[REFERENCE] for message in self.messages if REFERENCE in message)
+        return (*((self.previous,) if self.previous is not None else ()), *referred)
+
+    @property
     def turn_type(self) -> TurnType:
         """The client's type of the turn."""
         return self.client.turn_type
@@ -182,7 +188,7 @@ class Asked:
     @property
     def under_grammar(self) -> bool:
         """Whether the answer is sampled under a grammar."""
-        return self.sampling.get("structured_outputs") is not None or any(self._constrained_calls())
+        return self.sampling.get(_GRAMMAR) is not None or any(self._constrained_calls())
 
     def _constrained_calls(self) -> Iterator[str]:
         if self.choice.kind in ("required", "named"):
@@ -208,9 +214,12 @@ def make_asked(
     Raises:
         ClientError: 400, a field contradicts another one; or 413.
     """
-    given = {**body.given(), **(sampling or {})}
+    is_forced = choice.kind in ("required", "named")
+    # A format is one of texts, and an answer of forced calls has none.
+    formats = {name: value for name, value in (sampling or {}).items() if not (is_forced and name == _GRAMMAR)}
+    given = {**body.given(), **formats}
     stop = given.pop("stop", ())
-    if choice.kind in ("required", "named") and not tools:
+    if is_forced and not tools:
         raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
     if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
         raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
@@ -231,7 +240,8 @@ def make_asked(
             prompt_key=key,
             **rest,
         )
-        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None)
+        refers = any(REFERENCE in message for message in messages)
+        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None and not refers)
     except RecursionError as error:
         raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
 
@@ -321,6 +331,10 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
 
 
+_GRAMMAR = "structured_outputs"
+"""vLLM's parameter of a grammar."""
+REFERENCE = "reference"
+"""Key of a message that stands for the answer whose id is its value, until the gateway has looked it up."""
 HOSTED = "not offered to the policy, because its provider would run it"
 
 

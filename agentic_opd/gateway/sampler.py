@@ -268,7 +268,9 @@ class Sampler:
         """
         params = {**asked.sampling}
         params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-        if asked.tools and (asked.choice.kind in ("required", "named") or not asked.choice.is_parallel):
+        is_forced = asked.choice.kind in ("required", "named")
+        # Under a grammar for the whole answer there are no calls that could be parallel.
+        if asked.tools and (is_forced or not (asked.choice.is_parallel or "structured_outputs" in params)):
             if "structured_outputs" in params:
                 raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
             tag = call_grammar(self._chats.call_form, asked.tools, asked.choice)

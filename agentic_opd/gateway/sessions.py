@@ -15,7 +15,7 @@ from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.history_index import HistoryIndex, PlainIndex
 from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import Asked, prompt_key, with_messages
+from agentic_opd.gateway.request import REFERENCE, Asked, prompt_key, with_messages
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
 from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
@@ -118,11 +118,13 @@ class Sessions:
         return self._by_answer.get((owner, answer_id))
 
     def continued(self, owner: str, asked: Asked) -> Asked | None:
-        """Return the request with the conversation of the answer that it continues; None if no open session has it."""
-        if asked.previous is None:
-            return asked
-        key = self.answered(owner, asked.previous)
-        return None if key is None else with_history(asked, self.path(key), key.session_id)
+        """Return the request with the answers that it continues or refers to; None if one is in no open session."""
+        keys = {answer_id: self.answered(owner, answer_id) for answer_id in asked.answers}
+        paths = {answer_id: self.path(key) for answer_id, key in keys.items() if key is not None}
+        if len(paths) < len(keys):
+            return None
+        previous = keys.get(asked.previous or "")
+        return with_answers(asked, paths, previous and previous.session_id)
 
     def under(self, session: OpenSession) -> list[OpenSession]:
         """Return the open sessions of a session's sub-agents."""
@@ -270,16 +272,36 @@ class Sessions:
         return self._by_id[key.session_id].tree
 
 
-def with_history(asked: Asked, path: Path, session: str | None) -> Asked:
-    """Return the request with the conversation up to the end of a path, without the instructions of its request."""
+def with_answers(asked: Asked, paths: Mapping[str, Path], session: str | None) -> Asked:
+    """Return the request with the answers that it refers to, behind the conversation that it continues.
+
+    Args:
+        asked: The request.
+        paths: The path to the turn of each answer in `asked.answers`.
+        session: Id of the session that it continues.
+
+    Raises:
+        ClientError: 400, two references to one answer are apart, or no turn can follow the conversation.
+    """
+    if not asked.answers:
+        return asked
+    if len({*asked.answers}) < len(asked.answers):
+        raise ClientError(400, f"{asked.at}: an answer is referred to in two places", asked.at)
+    answers = {answer_id: path[-1].messages[-1] for answer_id, path in paths.items()}
+    messages = [answers[message[REFERENCE]] if REFERENCE in message else message for message in asked.messages]
+    if asked.previous is None:
+        return with_messages(asked, messages)
+    path, count = paths[asked.previous], asked.num_instructions
     history = [message for turn in path for message in turn.messages][path[0].num_instructions :]
-    instructions, new = asked.messages[: asked.num_instructions], asked.messages[asked.num_instructions :]
-    return with_messages(replace(asked, session=asked.session or session), (*instructions, *history, *new))
+    named = replace(asked, session=asked.session or session)
+    return with_messages(named, (*messages[:count], *history, *messages[count:]))
 
 
-def unknown_answer(asked: Asked) -> ClientError:
-    """Return the error of a request that continues an answer which its client did not receive."""
-    message = f"previous_response_id: there is no answer {(asked.previous or '')[:80]!r}"
+def unknown_answer(answer_id: str, asked: Asked) -> ClientError:
+    """Return the error of a request that continues an answer which its client did not receive, or refers to it."""
+    if answer_id != asked.previous:
+        return ClientError(404, f"{asked.at}: there is no item of an answer {answer_id[:80]!r}", asked.at)
+    message = f"previous_response_id: there is no answer {answer_id[:80]!r}"
     return ClientError(404, message, "previous_response_id", "previous_response_not_found")
 
 

@@ -377,7 +377,7 @@ class PolicyDistiller:
 
         def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
             images = moved_images(rollout.images, end, at, len(ids))
-            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images)
+            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images=images)
 
         asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
         plain = request((), start)

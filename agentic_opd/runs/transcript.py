@@ -183,6 +183,7 @@ class TranscriptReader:
             logprobs_T=tuple(rollout.logprobs_T),
             turns=tuple(turns),
             context_turns=tuple(ContextTurn(index, "not_sampled") for index in said),
+            images=rollout.images,
         )
 
     def _behind_stops(self, tokens: Sequence[int], at: int, end: int) -> int:

@@ -164,16 +164,18 @@ class Brake:
         log, samples = folder / "log.txt", folder / "samples.jsonl"
         samples.unlink(missing_ok=True)
         with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
+            pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": STDOUT}
+            started = asyncio.create_subprocess_exec(
                 *self._command(folder),
-                stdin=DEVNULL,
-                stdout=output,
-                stderr=STDOUT,
+                **pipes,
                 env=self._variables(),
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        self._process = process
+            try:
+                self._process = process = await started
+            except OSError as error:
+                raise ConfigError(f"brake.command can't be started: {error}") from error
         try:
             code = await process.wait()
         finally:
@@ -260,6 +262,7 @@ class Brake:
             replaced = row["to"]
             scores = next(one.scores for one in self.kept if one.number == replaced)
             self.withdrawn.append(range(replaced + 1, number))
+            self.kept = [one for one in self.kept if one.number <= replaced]
             self.rolling = None
         others = [one for one in self.kept if one.number != replaced]
         self.kept = kept_of(others, Version(number, scores), most=self._settings.kept)

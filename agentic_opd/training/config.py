@@ -2,11 +2,12 @@
 
 import argparse
 import math
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.settings.fields import SettingGroup, Url
@@ -226,6 +227,13 @@ class BrakeConfig(BaseModel):
         "New weights are compared with each.",
     )
 
+    @field_validator("command")
+    @classmethod
+    def _check_command(cls, command: str | None) -> str | None:
+        if command is not None and not shlex.split(command):
+            raise ValueError("it is empty")
+        return command
+
 
 class TrainerConfig(BaseModel):
     """Settings of a training run, except those of the loss's parts (`LossConfig`) and of the brake."""
@@ -416,7 +424,7 @@ class TrainerConfig(BaseModel):
                 "teacher_urls receive the moving average of whole weights: set ema_decay and teacher_urls, "
                 "without lora_rank"
             )
-        if self.brake.command is not None and not (self.vllm_urls and self.brake.command.strip()):
+        if self.brake.command is not None and not self.vllm_urls:
             raise ValueError("brake.command evaluates the policy that vllm_urls serve: name both, or neither")
         return self
 

@@ -215,7 +215,7 @@ class Trainer:
     async def _judged(self) -> "tuple[Version, list[Fall]] | OPDError | _Found":
         """Return the served version's scores and falls, the error that ends the run, or a result without a verdict."""
         try:
-            version = await self.brake.evaluate(self.step)
+            version = None if self._is_stopping else await self.brake.evaluate(self.step)
             if version is None:
                 return _Found(is_interrupted=True)
             falls = self.brake.falls(version)

@@ -7,6 +7,7 @@ processes of a killed part become children of this process and are killed with t
 import asyncio
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import signal
@@ -20,10 +21,11 @@ from pathlib import Path
 import aiohttp
 
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, RolledBackError
-from agentic_opd.core.exit_codes import EXIT_OK, EXIT_ROLLED_BACK, EXIT_USAGE
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_ROLLED_BACK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Role
+from agentic_opd.wire.files import whole_lines
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Supervisor:
     def __init__(self, parts: Sequence[LoopPart], config: UpConfig) -> None:
         self.config = config
         logs = config.output_dir / "logs"
+        self._began = time.time()
         self._parts = [_Running(part, logs / f"{part.name}.log") for part in parts]
 
     async def run(self) -> None:
@@ -101,7 +104,7 @@ class Supervisor:
         code = await self._process(one)
         name = one.part.name
         is_over = all(trainer.is_done.is_set() for trainer in self._of("trainer"))
-        if one.part.role == "trainer" and code == EXIT_ROLLED_BACK:
+        if one.part.role == "trainer" and self._is_rolled_back(code):
             if not any(other.part.ready_url for other in self._of("environment")):
                 raise RolledBackError(
                     f"the brake rolled the weights back, so all parts are ended. {_last_lines(one.log)}"
@@ -115,6 +118,14 @@ class Supervisor:
             raise kind(f"{name} {how}{when}, so all parts are ended. {_last_lines(one.log)}")
         logger.info("%s is done", name)
         one.is_done.set()
+
+    def _is_rolled_back(self, code: int) -> bool:
+        """Return whether the brake ended the trainer; torchrun ends with 1 in place of its processes' code."""
+        verdicts = self.config.output_dir / "brake.jsonl"
+        if code != EXIT_FAILED or not verdicts.exists() or verdicts.stat().st_mtime < self._began:
+            return code == EXIT_ROLLED_BACK
+        rows = [line for line, _ in whole_lines(verdicts)]
+        return bool(rows) and json.loads(rows[-1])["verdict"] == "rolled_back"
 
     async def _process(self, one: _Running) -> int:
         """Run the part's process until it ends and return its exit code."""

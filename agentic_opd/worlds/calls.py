@@ -6,6 +6,7 @@
 An answer is `{function: {parameter: [allowed value, ...]}}`; the value "" allows the parameter to be left out.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
@@ -65,11 +66,16 @@ def _wrong(
         if parameter not in parameters["properties"] or parameter not in allowed:
             return f"{name}: the parameter {parameter} does not belong to the call."
         if not _is_allowed(value, parameters["properties"][parameter], allowed[parameter]):
-            return f"{name}: the parameter {parameter} has a wrong value, {value!r}."
+            return f"{name}: the parameter {parameter} has a wrong value, {_json(value)}."
     for parameter, values in allowed.items():
         if parameter not in arguments and "" not in values:
             return f"{name}: the parameter {parameter} is missing."
     return None
+
+
+def _json(value: Any) -> str:
+    """Return a value as it was written: a policy that reads Python's `False` in a hint would write that."""
+    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
@@ -152,7 +158,7 @@ def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Co
         if name not in properties:
             problems.append(f"there is no parameter {name}")
         elif name not in untyped and (expected := mistyped(properties[name], value)) is not None:
-            problems.append(f"{name} must be {expected}, and is {value!r}")
+            problems.append(f"{name} must be {expected}, and is {_json(value)}")
     return problems
 
 

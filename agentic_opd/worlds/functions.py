@@ -188,11 +188,14 @@ def described(schema: Mapping[str, Any]) -> str:
 def _example(max_turns: int, *, in_prompt: bool) -> list[dict[str, Any]]:
     """Return an example conversation of another function; with one turn, it ends with the call."""
     shown = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
-    called = [
+    called: list[dict[str, Any]] = [
         {"role": "user", "content": f"{shown}What is 2 plus 3?"},
         {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
     ]
-    ended = [{"role": "tool", "content": '{"status": "ok"}'}, {"role": "assistant", "content": "Done."}]
+    ended: list[dict[str, Any]] = [
+        {"role": "tool", "content": '{"status": "ok"}'},
+        {"role": "assistant", "content": "Done."},
+    ]
     return called if max_turns == 1 else [*called, *ended]
 
 

@@ -196,8 +196,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
     if subject.modes and (others := [mode for mode in args.modes if mode not in subject.modes]):
         parser.error(f"--world {args.world} has no {' '.join(others)}, only {' '.join(subject.modes)}")
-    if args.world == "functions" and not BFCL.exists():
-        parser.error(f"{BFCL} is missing: pip install --no-deps --target runs/bfcl bfcl-eval==2026.3.23")
+    if args.world == "functions" and (lacking := [str(one) for one in (args.model, BFCL) if not one.exists()]):
+        parser.error(
+            f"{' and '.join(lacking)} is missing: scripts/real_model makes the model, and `pip install --no-deps "
+            "--target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
+        )
     if args.talk and args.group_size != parser.get_default("group_size"):
         parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
     if args.talk and args.world != "coding":

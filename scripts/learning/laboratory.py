@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 import urllib.error
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -212,6 +214,10 @@ def scripted_judge(port: int, log: Path) -> Generator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+run_part = partial(child_process, last_signal=signal.SIGKILL)
+"""Run a process of a run: it dies at once with this one, because a resumed run has the same ports and folders."""
+
+
 class RunFailedError(Exception):
     """A process of a run ended badly; the message holds the end of its log."""
 
@@ -367,10 +373,10 @@ class Laboratory:
         progress, since = Progress.of(folder, run.setting.batch_size), time.monotonic()
         source = self._talking if self.talk else self._serving
         async with AsyncExitStack() as parts:
-            parts.enter_context(child_process(self.api_command(api), folder / "api.log", cwd=ROOT))
+            parts.enter_context(run_part(self.api_command(api), folder / "api.log", cwd=ROOT))
             check = await parts.enter_async_context(source(run, api, lambda: len(progress.seconds)))
             command = self.trainer_command(run, api, weights)
-            trainer = parts.enter_context(child_process(command, folder / "trainer.log", THREADS, ROOT))
+            trainer = parts.enter_context(run_part(command, folder / "trainer.log", THREADS, ROOT))
             metrics = folder / "metrics.jsonl"
             while (code := trainer.poll()) is None:
                 check()
@@ -397,7 +403,7 @@ class Laboratory:
     async def _serving(self, run: Run, api: str, _trained: Callable[[], int]) -> AsyncGenerator[Callable[[], None]]:
         """`serve`; what is yielded raises RunFailedError once it has ended badly."""
         log = self.out / run.name / "serve.log"
-        with child_process(self.serve_command(run, api), log, cwd=ROOT) as serve:
+        with run_part(self.serve_command(run, api), log, cwd=ROOT) as serve:
 
             def check() -> None:
                 if serve.poll() not in (None, 0):

@@ -149,8 +149,8 @@ class User:
         if self.through == "messages":
             tools = [as_anthropic_tool(tool["function"]) for tool in self.world.tools]
             body = {"model": self.model, "max_tokens": MOST_TOKENS, "tools": tools, **as_anthropic(messages)}
-            headers = {"headers": {"X-Session-Id": name}}
-            answer: Any = await self.client.post("/messages", body=body, options=headers, cast_to=object)
+            named: Any = {"headers": {"X-Session-Id": name}}
+            answer: Any = await self.client.post("/messages", body=body, options=named, cast_to=object)
             return as_chat(answer["content"])
         done = await self.client.chat.completions.create(
             model=self.model,
@@ -175,21 +175,17 @@ def as_anthropic(messages: Sequence[Any]) -> dict[str, Any]:
     system = "".join(message["content"] for message in messages if message["role"] == "system")
     said: list[dict[str, Any]] = []
     for message in messages:
-        blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        match message["role"]:
-            case "system":
-                continue
-            case "tool":
-                result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-                if said[-1]["role"] != "user":
-                    said.append({"role": "user", "content": []})
-                said[-1]["content"].append(result)
-                continue
-            case "assistant":
-                for call in message.get("tool_calls") or ():
-                    use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
-                    blocks.append({**use, "input": json.loads(call["function"]["arguments"])})
-        said.append({"role": message["role"], "content": blocks})
+        role, blocks = message["role"], [{"type": "text", "text": message["content"]}] if message["content"] else []
+        if role == "tool":
+            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+            if said[-1]["role"] != "user":
+                said.append({"role": "user", "content": []})
+            said[-1]["content"].append(result)
+        elif role != "system":
+            for call in message.get("tool_calls") or ():
+                use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+                blocks.append({**use, "input": json.loads(call["function"]["arguments"])})
+            said.append({"role": role, "content": blocks})
     return {"system": system, "messages": said}
 
 

@@ -38,7 +38,9 @@ class Protocol(NamedTuple):
     """How a client asks for at most eight tokens, and reads a streamed event: its text, and whether it is the last."""
 
     path: str
-    body: Callable[[History], dict[str, Any]]
+    conversation: str
+    limit: str
+    """Names of two fields of a request: the conversation, and the most tokens."""
     read: Callable[[Any], tuple[str, bool]]
 
 
@@ -58,9 +60,9 @@ def read_messages(event: Any) -> tuple[str, bool]:
 
 
 PROTOCOLS = (
-    Protocol("chat/completions", lambda messages: {"messages": messages, "max_tokens": 8}, read_chat),
-    Protocol("responses", lambda messages: {"input": messages, "max_output_tokens": 8}, read_responses),
-    Protocol("messages", lambda messages: {"messages": messages, "max_tokens": 8}, read_messages),
+    Protocol("chat/completions", "messages", "max_tokens", read_chat),
+    Protocol("responses", "input", "max_output_tokens", read_responses),
+    Protocol("messages", "messages", "max_tokens", read_messages),
 )
 
 
@@ -105,7 +107,7 @@ class Talkers:
                 number += 1
 
     def _answer(self, http: httpx.Client, spoken: Protocol, name: str, messages: History) -> str:
-        body = {"model": MODEL, "stream": True, **spoken.body(messages)}
+        body = {"model": MODEL, "stream": True, spoken.conversation: messages, spoken.limit: 8}
         while True:
             text, is_whole = "", False
             try:

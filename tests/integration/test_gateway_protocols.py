@@ -1,15 +1,21 @@
 """The gateway's protocols before a real vLLM server: the answers of vLLM's own routes, and calls by its grammar."""
 
+import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from compare_routes import PROTOCOLS
+from gateway_demo import Served as DemoServed
+from learning.talk import User
 from local_server import LocalServer
 
 from agentic_opd.cli.validate import main as validate
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import Served, request, served, starts_of
 from tests.support.places import MODEL
 from tests.support.scripted_judge import POSITIVE, judge_server
@@ -76,3 +82,21 @@ def test_at_most_one_call_where_parallel_calls_are_off(gateway: Served) -> None:
         options = {"parallel_tool_calls": False, "seed": seed, "max_tokens": 200}
         answer = gateway.chat(USER, tools=TOOL_SPECS, session="one by one", **options)
         assert len(answer.choices[0].message.tool_calls or ()) <= 1
+
+
+@pytest.mark.sandbox
+def test_a_user_of_messages_makes_the_groups_of_a_user_of_chat(fake_server: FakePlugin, tmp_path: Path) -> None:
+    """What `scripts/learn --talk --through messages` trains on is what it trains on through chat."""
+    task, kept = builtin_tasks(with_examples=False)[0], ("tokens", "masks", "distill_token_ids", "distill_logprobs")
+
+    async def hold(gateway: Served, through: Literal["chat", "messages"]) -> None:
+        user = User.at(DemoServed(gateway.url, "a-key", gateway.process.pid), MODEL, through)
+        await user.session(task, through)
+        await user.client.close()
+
+    with served(fake_server.base_url, tmp_path) as gateway:
+        for through in ("chat", "messages"):
+            asyncio.run(hold(gateway, through))
+        chat, messages = gateway.group("chat"), gateway.group("messages")
+    assert {name: messages[name] for name in kept} == {name: chat[name] for name in kept}
+    assert chat["overrides"][0]["opd"]["turns"][0]["outcome"] == "scored"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import shutil
@@ -78,7 +79,7 @@ def test_the_loop_of_the_package_solves_half_of_a_task(fake_server: FakePlugin, 
     assert said == "ls: cannot access '/solution': No such file or directory", "and /tests is empty"
     assert "verdict" in {kind for turn in rollout["opd"]["turns"] for kind in turn.get("evidence", ())}
     assert "FAILED test_state.py::test_items - [left out]" in json.dumps(group)
-    assert containers() == []
+    assert containers("localhost/agentic-opd-task") == []
 
 
 AGENT = """
@@ -106,6 +107,7 @@ def test_a_program_solves_a_task_as_the_task_s_user(fake_server: FakePlugin, tmp
     assert (rollout["stop_reason"], rollout["program"]["exit_code"]) == ("finished", 0)
 
 
+@pytest.mark.all
 def test_processes_of_the_agent_are_ended_before_the_tests_unless_they_may_stay(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "instruction.md").write_text("Start a server.")
@@ -203,9 +205,10 @@ def test_a_hostile_root_escapes_nothing_and_forges_no_reward(place: Arena) -> No
     assert (verdict.passed, verdict.total) == (0, 1), verdict.report
     assert "expected 'hello earth'" in verdict.report, "the task's own test.sh has run"
     place.check()
-    assert containers() == []
+    assert containers(os.getpid()) == []
 
 
+@pytest.mark.all
 def test_the_machine_withstands() -> None:
     memory = "python3 -c 'x = [bytearray(2**24) for _ in range(99)]'"
     shared = "for i in 1 2 3 4 5 6 7 8 9; do head -c 30000000 /dev/zero > /dev/shm/$i; done"
@@ -247,15 +250,16 @@ def test_a_killed_environment_leaves_no_container() -> None:
     with subprocess.Popen([sys.executable, "-c", RUN, command], stdout=subprocess.PIPE, text=True) as environment:
         assert environment.stdout is not None
         assert environment.stdout.readline() == "begun\n"
-        assert len(containers()) == 1
+        assert len(containers(environment.pid)) == 1
         environment.send_signal(signal.SIGKILL)
-    until(lambda: containers() == [], 30.0, None, lambda: f"left: {containers()}")
+    until(lambda: containers(environment.pid) == [], 30.0, None, lambda: f"left: {containers(environment.pid)}")
 
 
 def container(engine: str, **limits: int) -> TaskContainer:
     return TaskContainer(engine, IMAGE, Limits(**limits), TaskPlace("/root", folders=("/logs",)))
 
 
+@pytest.mark.all
 def test_a_container_that_takes_too_much_disk_space_is_ended() -> None:
     """Its own files and those in folders of this machine count together."""
 
@@ -267,6 +271,7 @@ def test_a_container_that_takes_too_much_disk_space_is_ended() -> None:
         asyncio.run(fill())
 
 
+@pytest.mark.all
 def test_where_the_engine_limits_no_memory_a_watch_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (program := tmp_path / "engine").write_text(
         "#!/bin/bash\nkept=()\n"

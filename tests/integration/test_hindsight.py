@@ -137,26 +137,31 @@ def policy(url: str) -> Iterator[str]:
 
 @pytest.mark.all
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_an_archived_environment_is_trained_on(name: str, rooted: RootedServer, tmp_path: Path) -> None:
+def test_an_archived_environment_is_trained_on(
+    name: str, rooted: RootedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a line of it is changed; what it samples is scripted, the numbers are of a real vLLM."""
     if VARIABLE not in os.environ:
         pytest.skip(f"{VARIABLE} names no copy of the Atropos repository")
+    data, out = tmp_path / "data", tmp_path / "groups.jsonl"
+    write_data(data)
+    places = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), *filter(None, sys.path)])
+    variables = {"NLTK_DATA": str(data), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     try:
         load(name)
     except ImportError as error:
         pytest.skip(f"{name}: {error}")
     rooted.renew()
-    data, out = tmp_path / "data", tmp_path / "groups.jsonl"
-    write_data(data)
-    places = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), *filter(None, sys.path)])
-    variables = {"NLTK_DATA": str(data), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     with (
         policy(rooted.base_url) as front,
         trajectory_api(tmp_path / "api.log") as api,
         served(
             "tests.support.archived_environment",
             *(out, front, api.url, name),
-            **{"cwd": data, "real": True, "PYTHONPATH": places, **variables},
+            **{"cwd": data, "real": True, "PYTHONPATH": places},
         ),
     ):
         rows = trained(rooted, tmp_path, api.url)

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.sandboxes.docker import LABEL
+from agentic_opd.sandboxes.folders import PREFIX
 from agentic_opd.worlds.harbor.world import HarborWorld
 from tests.support.places import ROOT
 from tests.support.sandbox_backends import ENGINE, start_backend
@@ -36,7 +37,11 @@ def world(tasks: Path, **changes: Any) -> HarborWorld:
     return HarborWorld(AgentEnvConfig(**settings(tasks, **changes)))
 
 
-def containers() -> list[str]:
-    """The names of all containers of this package."""
-    listed = [*shlex.split(ENGINE), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
-    return subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+def containers(owner: int | str) -> list[str]:
+    """The names of the containers of a process, or of those whose image's name begins with `owner`."""
+    form = "{{.Names}} {{.Image}}"
+    listed = [*shlex.split(ENGINE), "ps", "-a", "--filter", f"label={LABEL}", "--format", form]
+    lines = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = [line.split() for line in lines]
+    start = f"{PREFIX}{owner}-" if isinstance(owner, int) else owner
+    return [name for name, image in found if (name if isinstance(owner, int) else image).startswith(start)]

@@ -22,6 +22,7 @@ from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
+    REFERENCE,
     Asked,
     FunctionSpec,
     OpenModel,
@@ -40,6 +41,8 @@ _INPUT = "input"
 _CUSTOM = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
 """Its parameters."""
 _SEPARATOR = "__"
+_ANSWER_DIGITS = 32
+"""Length of an answer's id behind its prefix; the ids of its items begin with it."""
 _SEALED = "reasoning:"
 """Beginning of the `encrypted_content` of this gateway, which holds the reasoning: some clients keep nothing else."""
 
@@ -153,7 +156,8 @@ def _add_item(
         read = read_body(_MessageItem, item, "input", index)
         role = "system" if read.role == "developer" else read.role
         content = images.content(role, _parts(read.content, f"input.{index}.content"))
-        if read.role == "assistant" and last is not None and not last["content"] and "tool_calls" not in last:
+        is_open = last is not None and not last["content"] and not last.keys() & {"tool_calls", REFERENCE}
+        if read.role == "assistant" and last is not None and is_open:
             last |= content
         else:
             messages.append({"role": role, **content})
@@ -172,6 +176,11 @@ def _add_item(
         result = read_body(_OutputItem, item, "input", index)
         content = images.content("tool", _parts(result.output, f"input.{index}.output"))
         messages.append({"role": "tool", "tool_call_id": result.call_id, **content})
+    elif kind == "item_reference":
+        given = item.get("id")
+        answer_id = f"resp_{given.partition('_')[2][:_ANSWER_DIGITS]}" if isinstance(given, str) else ""
+        if last is None or last.get(REFERENCE) != answer_id:  # One message stands for all items of an answer.
+            messages.append({"role": "assistant", "content": "", REFERENCE: answer_id})
     elif kind == "reasoning":
         thought = _reasoning(read_body(_ReasoningItem, item, "input", index))
         messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
@@ -326,23 +335,32 @@ class _ResponsesReply(Reply):
             "usage": usage if is_over else None,
         }
 
+    def _item_id(self, prefix: str) -> str:
+        return f"{prefix}{self.asked.answer_id.removeprefix('resp_')}{new_id('')[:8]}"
+
     def _text_item(self, kind: str, text: str, status: str) -> dict[str, Any]:
         if kind == "reasoning":
-            item = {"id": new_id("rs_"), "type": "reasoning", "summary": [], "content": [_part(kind, text, ())]}
+            item = {"id": self._item_id("rs_"), "type": "reasoning", "summary": [], "content": [_part(kind, text, ())]}
             if self.asked.echo["is_sealed"]:
                 item["encrypted_content"] = base64.b64encode(f"{_SEALED}{text}".encode()).decode()
             return {**item, "status": status}
         logged = () if self.asked.top_logprobs is None else self.logprobs(self.tokens[0])
         content = [_part(kind, text, logged)]
-        return {"id": new_id("msg_"), "type": "message", "role": "assistant", "status": status, "content": content}
+        return {
+            "id": self._item_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
 
     def _call_item(self, call: Any) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         kind, _, namespace = self.asked.echo["kinds"].get(name, "").partition(":")
         if kind == "custom":
-            item = {"id": new_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
+            item = {"id": self._item_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
             return {**item, "input": _custom_input(arguments), "status": "completed"}
-        item = {"id": new_id("fc_"), "type": "function_call", "call_id": call["id"], "name": name}
+        item = {"id": self._item_id("fc_"), "type": "function_call", "call_id": call["id"], "name": name}
         if kind == "namespace":
             item |= {"name": name.removeprefix(f"{namespace}{_SEPARATOR}"), "namespace": namespace}
         return {**item, "arguments": arguments, "status": "completed"}

@@ -279,6 +279,26 @@ def test_a_dead_policy_ends_a_run_before_its_first_group() -> None:
     assert env.asked == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--env.server_retry_s", "0.1"), "error: http://127.0.0.1:9/v1/opd/info gave no usable answer"),
+        (
+            ("--env.renderer_options", "{enable_thinking:false}"),
+            "  - env.renderer_options: Value error, 'enable_thinki",
+        ),
+    ],
+)
+def test_errors_of_settings_and_servers_are_text(
+    more: Sequence[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ("--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl"))
+    monkeypatch.setattr(sys, "argv", ["env", "process", *out, *flags("http://127.0.0.1:9"), *more])
+    with pytest.raises(SystemExit) as ended:
+        GameWithHindsight.cli()
+    assert said in str(ended.value.code)
+
+
 def test_an_evaluation_needs_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["env", "evaluate", *flags("http://127.0.0.1:9")])
     with pytest.raises(SystemExit) as ended:

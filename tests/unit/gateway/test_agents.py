@@ -296,12 +296,16 @@ def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_p
     assert prompts[1][: len(prompts[0])] == prompts[0]
 
 
+JSON = {"type": "json_object"}
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "altered"),
     [
         ({"tool_choice": "required"}, "tags_with_separator", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "run"}}}, "tags_with_separator", "tool_choice"),
         ({"parallel_tool_calls": False}, "triggered_tags", "parallel_tool_calls"),
+        ({"tool_choice": "required", "response_format": JSON}, "tags_with_separator", "tool_choice"),
     ],
 )
 def test_forced_calls_follow_a_grammar_of_the_models_own_format(
@@ -323,6 +327,17 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
     assert (tag["begin"], tag["end"]) == ('<tool_call>\n{"name": "run", "arguments": ', "}\n</tool_call>")
     assert tag["content"]["json_schema"] == TOOL["function"]["parameters"]
     assert len(form["tags"]) == (1 if isinstance(options.get("tool_choice"), dict) else 2)
+
+
+def test_a_format_with_one_call_at_most_is_a_grammar_of_the_whole_answer(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "{}")
+
+    async def talk(at: Running) -> None:
+        answer = await at.chat(USER, tools=[TOOL], response_format=JSON, parallel_tool_calls=False)
+        assert answer.json()["choices"][0]["message"]["content"] == "{}"
+
+    run(tmp_path, vllm, talk)
+    assert vllm.asked[0]["structured_outputs"] == {"json_object": True}
 
 
 class Judge:

@@ -57,8 +57,8 @@ def is_one_line(vllm: ScriptedVllm, groups: list[dict[str, Any]]) -> None:
 # --------------------------------------------------------------------------------------------------------- responses
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_session_of_responses_by_items(tokenizer: Any, tmp_path: Path, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "refers"), [(False, False), (True, False), (True, True)])
+def test_a_session_of_responses_by_items(tokenizer: Any, tmp_path: Path, stream: bool, refers: bool) -> None:
     vllm = ScriptedVllm(tokenizer, in_turns(f"I run it.\n{CALL}", "It works.", "You are welcome."))
 
     async def talk(at: Running) -> Any:
@@ -77,7 +77,10 @@ def test_a_session_of_responses_by_items(tokenizer: Any, tmp_path: Path, stream:
                 assert answer.status == "completed"
                 assert answer.usage is not None
                 assert answer.usage.output_tokens == len(vllm.sampled[-1][1])
-                items += [item.model_dump(exclude_none=True) for item in answer.output]
+                if refers:
+                    items += [{"type": "item_reference", "id": item.id} for item in answer.output]
+                else:
+                    items += [item.model_dump(exclude_none=True) for item in answer.output]
                 calls = [item for item in answer.output if item.type == "function_call"]
                 if calls:
                     assert (calls[0].name, calls[0].arguments) == ("run", '{"code": "f()"}')
@@ -91,6 +94,29 @@ def test_a_session_of_responses_by_items(tokenizer: Any, tmp_path: Path, stream:
         return await at.groups()
 
     is_one_line(vllm, run(tmp_path, vllm, talk))
+
+
+def test_an_item_is_found_by_its_id_when_its_session_is_over(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, in_turns("One.", "Two."))
+
+    async def talk(at: Running) -> None:
+        async with openai_client(at) as client:
+            first = await client.responses.create(model="m", input="a")
+            (session,) = at.gateway._sessions
+            await ended(at, session.session_id)
+            await at.groups()
+            a, b = ({"role": "user", "content": text} for text in "ab")
+            refers = {"type": "item_reference", "id": first.output[0].id}
+            items: Any = [a, refers, b]
+            assert (await client.responses.create(model="m", input=items)).output_text == "Two."
+            own, other = {"Authorization": f"Bearer {KEY}"}, {}
+            unknown, twice = [a, {**refers, "id": "x"}, b], [a, refers, b, refers, b]
+            for wrong, headers, status in ((unknown, own, 404), (twice, own, 400), (items, other, 404)):
+                lost = await posted(at, "/v1/responses", {"input": wrong}, headers)
+                assert (lost.status_code, lost.json()["error"]["param"]) == (status, "input")
+
+    run(tmp_path, vllm, talk)
+    assert "One." in tokenizer.decode(vllm.sampled[1][0])
 
 
 def test_previous_response_continues_the_turns_without_their_instructions(tokenizer: Any, tmp_path: Path) -> None:
@@ -477,7 +503,7 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
     user = {"role": "user", "content": "a"}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
     cases = [
-        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ("/v1/responses", {"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
         ("/v1/responses", {"input": [user, {"type": "function_call", "name": "f"}]}, "input.1.call_id"),
         (
             "/v1/responses",

@@ -86,6 +86,18 @@ def test_a_turn_that_was_cut_off_is_closed_by_the_template() -> None:
     assert trace.messages[2] == AGAIN
 
 
+@pytest.mark.parametrize("name", ["chatml", "headers"])
+def test_a_turn_that_the_mask_leaves_out_is_context(name: str) -> None:
+    chat = chat_of(name)
+    conversation = talked(chat, [ASKED], AGAIN)
+    rollout, end = rollout_of(conversation), conversation.turns[0].end
+    masks, logprobs = [-100] * end + [*rollout.masks_T[end:]], [1.0] * end + [*rollout.logprobs_T[end:]]
+    trace = TranscriptReader(chat).trace(ScoredRollout(rollout.tokens_T, masks, logprobs, 1.0))
+    assert trace.turns == tuple(conversation.turns[1:])
+    assert [one["content"] for one in trace.messages] == [one["content"] for one in conversation.messages]
+    assert [(one.message_index, one.why) for one in trace.context_turns] == [(1, "not_sampled")]
+
+
 def test_what_follows_the_last_turn_is_read_too() -> None:
     chat = chat_of("chatml")
     rollout = rollout_of(talked(chat, [ASKED], AGAIN))

@@ -1,11 +1,14 @@
 """Starting and stopping a server, with small programs in vLLM's place."""
 
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from local_server import ServerFailedError, local_server
+
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -77,4 +80,20 @@ def test_a_server_that_stays_silent_is_given_up(tmp_path: Path) -> None:
         local_server("m", log=log, launcher=("sh", "-c", "echo $$; exec sleep 600"), timeout_s=1.5),
     ):
         pass
+    assert gone(int(log.read_text()))
+
+
+def test_a_child_that_would_finish_its_work_ends_at_once_with_a_killed_parent(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    parent = f"""
+import signal, time
+from pathlib import Path
+from local_server import child_process
+patient = ("sh", "-c", "trap '' TERM; echo $$; exec sleep 600")
+with child_process(patient, Path({str(log)!r}), last_signal=signal.SIGKILL):
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], start_new_session=True) as process:
+        until(lambda: log.exists() and log.read_text().endswith("\n"), process=process)
+        process.kill()
     assert gone(int(log.read_text()))

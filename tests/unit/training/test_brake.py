@@ -232,6 +232,7 @@ def test_equal_pushes_are_never_rolled_back(tmp_path: Path) -> None:
     assert len(run.verdicts()) == 21
 
 
+@pytest.mark.slow
 def test_too_few_tasks_are_refused_before_the_first_step(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "tasks.json").write_text(json.dumps([[1, 2, 3]] * 12))
@@ -239,6 +240,7 @@ def test_too_few_tasks_are_refused_before_the_first_step(tmp_path: Path) -> None
         run.train([run.lessons])
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_at_the_start_ends_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "evaluate.py").write_text("import sys\nsys.exit('no world today')")
@@ -280,3 +282,54 @@ def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
     resumed("two").done(resumed("two").rolling or Roll(0, 0), 2)
     assert [resumed("two").numbers, resumed("one").numbers] == [{2}, set()]
     assert resumed("one").withdrawn == [range(1, 2)]
+
+
+def test_after_a_roll_back_what_came_later_is_no_good_version(tmp_path: Path) -> None:
+    config = {"model": "", "output_dir": tmp_path, "vllm_urls": ["http://a"], "brake": {"command": "one"}}
+    brake = Brake(TrainerConfig.model_validate(config))
+    for number, score in enumerate((0.5, 1.0, 0.75)):
+        one = version(number, *[score] * 16)
+        brake.note(one, [], 1.0)
+    worse = version(3, *[0.0] * 16)
+    roll = brake.note(worse, brake.falls(worse), 1.0)
+    assert roll == (3, 1)
+    brake.done(roll, 4)
+    assert brake.numbers == {0, 4}
+    assert brake.best == version(4, *[1.0] * 16)
+    assert brake.withdrawn == [range(2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("no-such-program x", "can't be started"), ("'", "No closing quotation")]
+)
+def test_a_command_that_is_none_is_refused(command: str, said: str, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with pytest.raises((ConfigError, ValueError), match=said):
+        run.train([run.lessons], brake={"command": command})
+
+
+@pytest.mark.slow
+def test_an_evaluation_can_be_interrupted(tmp_path: Path) -> None:
+    """The run ends as after Ctrl-C between two steps, and the resumed one begins with the evaluation."""
+    run = Run(tmp_path)
+    (tmp_path / "waits.py").write_text("import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(600)")
+    started = tmp_path / "started"
+    command = f"{sys.executable} {tmp_path / 'waits.py'} {started}"
+
+    async def train() -> None:
+        async with served(run.server.handlers) as url:
+            trainer = Trainer(run.make_config(vllm_urls=[url], brake={"command": command}))
+            trainer.client = ScriptedClient(trainer.config, [run.lessons])
+            running = asyncio.create_task(trainer.run())
+            async with asyncio.timeout(60):
+                while not started.exists():
+                    assert not running.done(), running.result()
+                    await asyncio.sleep(0.02)
+                trainer.stop()
+                await running
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(train())
+    assert not (tmp_path / "train" / "brake.jsonl").exists()
+    run.train([run.lessons])
+    assert run.verdicts() == [(0, "good"), (1, "good")]

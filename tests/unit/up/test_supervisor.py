@@ -116,10 +116,13 @@ def test_a_part_that_ends_too_early_ends_all(loop: Loop, role: Role, code: str, 
     assert loop.marked() == []
 
 
-def test_without_clients_a_roll_back_ends_all(loop: Loop) -> None:
+@pytest.mark.parametrize("code", [3, 1])
+def test_without_clients_a_roll_back_ends_all(loop: Loop, code: int) -> None:
+    """torchrun hides the trainer's code, and the file of verdicts says it."""
+    verdicts = f"open({str(loop.folder / 'brake.jsonl')!r}, 'w').write('{{\"verdict\": \"rolled_back\"}}\\n')"
     loop.server()
     loop.add("tasks", "environment", WAITS)
-    loop.add("trainer", "trainer", "print('version 3 was worse'); raise SystemExit(3)")
+    loop.add("trainer", "trainer", f"print('version 3 was worse'); {verdicts}; raise SystemExit({code})")
     assert "version 3 was worse" in loop.fails(RolledBackError)
     assert loop.marked() == []
 

@@ -56,13 +56,13 @@ RIGHT = {"value": 2, "unit": "km"}
         ({"unit": "Kilo Metres"}, None),
         ({"digits": 2, "steps": [1, 2], "place": {"city": "ROME"}}, None),
         ({"place": {}}, None),
-        ({"unit": "m"}, "convert: the parameter unit has a wrong value, 'm'."),
-        ({"unit": None}, "convert: the parameter unit has a wrong value, None."),
+        ({"unit": "m"}, 'convert: the parameter unit has a wrong value, "m".'),
+        ({"unit": None}, "convert: the parameter unit has a wrong value, null."),
         ({"value": 3}, "convert: the parameter value has a wrong value, 3."),
-        ({"value": "2"}, "convert: the parameter value has a wrong value, '2'."),
-        ({"digits": True}, "convert: the parameter digits has a wrong value, True."),
+        ({"value": "2"}, 'convert: the parameter value has a wrong value, "2".'),
+        ({"digits": True}, "convert: the parameter digits has a wrong value, true."),
         ({"steps": [2, 1]}, "convert: the parameter steps has a wrong value, [2, 1]."),
-        ({"steps": [1, "2"]}, "convert: the parameter steps has a wrong value, [1, '2']."),
+        ({"steps": [1, "2"]}, 'convert: the parameter steps has a wrong value, [1, "2"].'),
         ({"place": {"city": "Rome", "street": "x"}}, "convert: the parameter place has a wrong value"),
         ({"colour": "red"}, "convert: the parameter colour does not belong to the call."),
     ],
@@ -142,9 +142,9 @@ def test_wrong_calls_are_answered_with_what_is_wrong_and_do_not_count(tmp_path: 
     )
     assert said == [
         f"Error: unknown tool 'converter'. Tools: {known}, stop().",
-        "Error: convert can't be called like this: unit is missing; value must be a number, and is '2'; there is no "
+        'Error: convert can\'t be called like this: unit is missing; value must be a number, and is "2"; there is no '
         f"parameter units. It is {known}.",
-        f"Error: convert can't be called like this: steps must be an array of integers, and is ['1']. It is {known}.",
+        f'Error: convert can\'t be called like this: steps must be an array of integers, and is ["1"]. It is {known}.',
         '{"status": "ok"}',
     ]
     assert (verification.passed, verification.total, verification.judge_report) == (1, 1, "The calls are right.")
@@ -154,7 +154,7 @@ def test_the_judge_reads_no_allowed_value_and_a_hint_with_one_leaks(tmp_path: Pa
     world, task = made_world(tmp_path)
     _, verification = episode(world, task, ("convert", {"value": 2, "unit": "feet"}))
     assert verification.passed == 0
-    assert verification.judge_report == "convert: the parameter unit has a wrong value, 'feet'."
+    assert verification.judge_report == 'convert: the parameter unit has a wrong value, "feet".'
     assert "kilo-metres" in verification.report
     shown = f"{task.prompt}\n{json.dumps(task.tools)}"
     assert "kilo-metres" not in shown

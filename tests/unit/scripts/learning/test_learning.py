@@ -194,6 +194,16 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
     assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))
 
 
+def test_what_the_world_of_functions_needs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, said in (
+        (["--modes", "opd+grpo"], "--world functions has no opd+grpo, only opd feedback"),
+        (["--model", str(tmp_path / "none")], "is missing: scripts/real_model makes the model"),
+    ):
+        with pytest.raises(SystemExit):
+            learn.parse_args(["--world", "functions", *flags])
+        assert said in capsys.readouterr().err
+
+
 def test_talk_is_refused_in_the_sql_world(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         learn.parse_args(["--world", "sql", "--talk"])
