@@ -32,7 +32,10 @@ from tests.unit.wire.sample import group
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
-OTHERS = {"cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "swerex-remote"}
+OTHERS = {
+    *("cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "swerex-remote"),
+    *("claude", "codex", "openclaw", "opencode", "pi"),
+}
 """Programs that are not this project's; what is typed for them is not looked at."""
 WITHOUT_FLAGS = {"scripts/check", "scripts/doc_pages", "scripts/setup", "scripts/test"}
 """They hand what follows to pytest, or take nothing."""
