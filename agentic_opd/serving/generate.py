@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsTensors
 from agentic_opd.serving.adapters import Weights
 from agentic_opd.serving.engine import PluginState, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.errors import RouteError
-from agentic_opd.serving.images import PlacedImage, PlacedImages
+from agentic_opd.serving.images import ImageRef, ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
 GENERATE_ROUTE = 4
@@ -78,7 +78,7 @@ class PromptObject(Body, frozen=True):
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
-    images: PlacedImages = ()
+    images: ImageRefs = ()
 
 
 class RoutedBody(Body, frozen=True):
@@ -202,7 +202,7 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
     Raises:
         RouteError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
     """
-    name, images = "prompt", tuple[PlacedImage, ...]()
+    name, images = "prompt", tuple[ImageRef, ...]()
     if isinstance(prompt, PromptObject):
         images = prompt.images
         if images and prompt.prompt_token_ids is None:

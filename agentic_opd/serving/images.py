@@ -35,14 +35,14 @@ MOST_IMAGES = 256
 """Largest number of pictures in a prompt."""
 
 
-class PlacedImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ImageRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A picture of a prompt: `[digest, offset]`, where `offset` is the index of its first token."""
 
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     offset: Annotated[int, Meta(ge=0)]
 
 
-PlacedImages = Annotated[tuple[PlacedImage, ...], Meta(max_length=MOST_IMAGES)]
+ImageRefs = Annotated[tuple[ImageRef, ...], Meta(max_length=MOST_IMAGES)]
 
 
 class ImageAnswer(TypedDict):
@@ -105,7 +105,7 @@ class HeldImages:
         return ImageAnswer(digest=digest, token_ids=held.token_ids, width=held.pixels.width, height=held.pixels.height)
 
     async def engine_input(
-        self, engine: EngineClient, name: str, token_ids: list[int], placed: Sequence[PlacedImage]
+        self, engine: EngineClient, name: str, token_ids: list[int], placed: Sequence[ImageRef]
     ) -> EngineInput:
         """Return the engine's input of a prompt with pictures in order of their offsets; `name` is the prompt's field.
 

@@ -32,7 +32,7 @@ from agentic_opd.serving.adapters import Reader
 from agentic_opd.serving.engine import PluginState, as_version, final_output, last_rows, weight_version
 from agentic_opd.serving.engine_process import MOST_CACHED
 from agentic_opd.serving.errors import RouteError
-from agentic_opd.serving.images import PlacedImages
+from agentic_opd.serving.images import ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
@@ -55,7 +55,7 @@ class ScoredSequence(Body, frozen=True):
     """Overrides the body's `top_k`."""
     unless_weight_version: Version | None = None
     """If the weights have this version, the sequence is not scored and its result is null."""
-    images: PlacedImages = ()
+    images: ImageRefs = ()
     """The pictures among the tokens, in order of their offsets; see `images`."""
     ids_of: tuple[Index, ...] = ()
     """Sequences of the body with the same scored tokens, at whose `top_token_ids` this one is scored too."""

@@ -13,7 +13,7 @@ from tests.support.pictures import png, png_of
 from .fakes import RouteError, TableEngine, client_of
 
 from agentic_opd.serving import images as held_images  # isort: skip - vLLM is imported by the fakes
-from agentic_opd.serving.images import HeldImages, PlacedImage, decoded  # isort: skip
+from agentic_opd.serving.images import HeldImages, ImageRef, decoded  # isort: skip
 
 A, B = png(2, 1), png(3, 1)
 DIGESTS = [sha256(one).hexdigest() for one in (A, B)]
@@ -95,7 +95,7 @@ def test_a_prompt_keeps_its_ids_and_only_its_pictures_are_placeholders() -> None
     async def made() -> Any:
         images = await holding(at, A, B)
         ids = [1, MARK, MARK, 2, MARK, 3, MARK, MARK, MARK]  # The fifth was sampled: it is no picture.
-        placed = (PlacedImage(DIGESTS[0], 1), PlacedImage(DIGESTS[1], 6))
+        placed = (ImageRef(DIGESTS[0], 1), ImageRef(DIGESTS[1], 6))
         return ids, await images.engine_input(at, "images", ids, placed)
 
     at = engine()
@@ -119,7 +119,7 @@ def test_a_picture_that_is_not_where_the_prompt_says_is_refused(
 ) -> None:
     async def made() -> None:
         images = await holding(at, A, B)
-        await images.engine_input(at, "images", [1, MARK, MARK, 2], [PlacedImage(*one) for one in placed])
+        await images.engine_input(at, "images", [1, MARK, MARK, 2], [ImageRef(*one) for one in placed])
 
     at = engine()
     with pytest.raises(RouteError) as refused:
@@ -131,8 +131,8 @@ def test_the_least_recently_used_picture_is_dropped(monkeypatch: pytest.MonkeyPa
     async def made() -> None:
         images = await holding(at, A)
         await images.hold(at, B)
-        await images.engine_input(at, "images", [MARK] * 3, [PlacedImage(DIGESTS[1], 0)])
-        await images.engine_input(at, "images", [MARK] * 2, [PlacedImage(DIGESTS[0], 0)])
+        await images.engine_input(at, "images", [MARK] * 3, [ImageRef(DIGESTS[1], 0)])
+        await images.engine_input(at, "images", [MARK] * 2, [ImageRef(DIGESTS[0], 0)])
 
     at = engine()
     monkeypatch.setattr(held_images, "MOST_BYTES", 3 * 4)
