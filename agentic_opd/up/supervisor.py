@@ -7,7 +7,6 @@ processes of a killed part become children of this process and are killed with t
 import asyncio
 import contextlib
 import ctypes
-import json
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ import aiohttp
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, RolledBackError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_ROLLED_BACK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
+from agentic_opd.core.text import read_json
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Role
 from agentic_opd.wire.files import whole_lines
@@ -125,7 +125,7 @@ class Supervisor:
         if code != EXIT_FAILED or not verdicts.exists() or verdicts.stat().st_mtime < self._began:
             return code == EXIT_ROLLED_BACK
         rows = [line for line, _ in whole_lines(verdicts)]
-        return bool(rows) and json.loads(rows[-1])["verdict"] == "rolled_back"
+        return bool(rows) and read_json(rows[-1])["verdict"] == "rolled_back"
 
     async def _process(self, one: _Running) -> int:
         """Run the part's process until it ends and return its exit code."""

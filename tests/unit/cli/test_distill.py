@@ -59,14 +59,15 @@ def test_without_feedback_a_single_turn_has_no_evidence(policy: FakePlugin, tmp_
 
 
 @pytest.mark.parametrize("messages", [[], [[TOLD]]])
-def test_a_group_without_the_conversation_says_how_to_get_it(
-    messages: list[Any], policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_group_without_the_conversation_is_read_from_its_tokens(
+    messages: list[Any], policy: FakePlugin, tmp_path: Path
 ) -> None:
-    code, made = distill(tmp_path, policy.base_url, group(messages=messages))
-    assert (code, made) == (1, [])
-    said = " ".join(capsys.readouterr().err.split())
-    assert "line 1 failed: messages: no rollout has an assistant's message" in said
-    assert "env.include_messages" in said
+    overrides = [{"feedback": "Wrong: it is 42."}]
+    code, (made,) = distill(tmp_path, policy.base_url, group(messages=messages, overrides=overrides))
+    (turn,) = made["overrides"][0]["opd"]["turns"]
+    assert (code, turn["outcome"], turn["span"]) == (0, "scored", [len(encode(PROMPT)), len(made["tokens"][0])])
+    assert "12 + 30" in turn["question"]
+    assert "41" in turn["question"]
 
 
 def test_a_wrong_port_ends_it_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

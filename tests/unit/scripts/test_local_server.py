@@ -1,5 +1,6 @@
 """Starting and stopping a server, with small programs in vLLM's place."""
 
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from local_server import ServerFailedError, local_server
 
+from tests.support.places import ROOT
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
@@ -93,7 +95,8 @@ patient = ("sh", "-c", "trap '' TERM; echo $$; exec sleep 600")
 with child_process(patient, Path({str(log)!r}), last_signal=signal.SIGKILL):
     time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", parent], start_new_session=True) as process:
+    argv, variables = [sys.executable, "-c", parent], {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    with subprocess.Popen(argv, env=variables, start_new_session=True) as process:
         until(lambda: log.exists() and log.read_text().endswith("\n"), process=process)
         process.kill()
     assert gone(int(log.read_text()))
