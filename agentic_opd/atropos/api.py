@@ -168,8 +168,15 @@ class TrajectoryApi:
         return gzip.compress(json_body({**line, "env_id": env_id}), compresslevel=1)
 
     async def send(self, body: bytes) -> None:
-        """Send one scored group; see `body_of`."""
-        await self._client.request("POST", "/scored_data", body, {"Content-Encoding": "gzip"})
+        """Send one scored group (see `body_of`), only over a connection that is open already.
+
+        A restarted API that receives a group before its trainer registers never starts: it takes the trainer for
+        registered, and answers every environment that there is none.
+
+        Raises:
+            NotSentError: no connection is open.
+        """
+        await self._client.request("POST", "/scored_data", body, {"Content-Encoding": "gzip"}, reuse=True)
 
     async def disconnect(self, env_id: int) -> None:
         """Announce that this environment sends no more groups."""

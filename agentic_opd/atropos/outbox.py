@@ -21,7 +21,7 @@ from agentic_opd.atropos.api import (
     TrajectoryApi,
     UnknownEnvError,
 )
-from agentic_opd.core.errors import ConfigError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, NotSentError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.types import IGNORED
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
@@ -239,17 +239,21 @@ class Outbox:
 
     async def _is_done(self, group: ScoredGroup, body: bytes) -> bool:
         """Send the oldest group and count the result; return whether it is not to be sent again."""
-        self._counts.repeated += group is self._unanswered
-        self._unanswered = group
+        is_again, self._unanswered = group is self._unanswered, group
         try:
             await self._member.send(body)
+        except NotSentError:
+            self._unanswered = group if is_again else None
+            return False
         except ServerUnreachableError:
+            self._counts.repeated += is_again
             return False
         except ServerRequestError as error:
             self.skip("refused", str(error))
         else:
             self._counts.sent += 1
             self._skips_in_a_row = 0
+        self._counts.repeated += is_again
         self._unanswered = None
         return True
 

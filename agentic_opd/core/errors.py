@@ -44,6 +44,10 @@ class ServerUnreachableError(ServerError):
     """No usable answer came within the retry window: refused, reset, timed out, or 5xx."""
 
 
+class NotSentError(ServerUnreachableError):
+    """The request needs a connection that is open already, and there is none: the server has not received it."""
+
+
 class ServerTooSlowError(ServerError):
     """The server runs, but did not answer within the time limit of a request; the message names the settings."""
 

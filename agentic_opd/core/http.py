@@ -15,7 +15,13 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.concurrency import fair_slot
-from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import (
+    NotSentError,
+    ServerError,
+    ServerMismatchError,
+    ServerRequestError,
+    ServerUnreachableError,
+)
 from agentic_opd.core.text import read_json
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,10 @@ _QUIET_S = 2.0
 
 class NoAnswerError(Exception):
     """A transient failure of one attempt; the message names the cause."""
+
+
+class NotConnectedError(aiohttp.ClientConnectionError):
+    """A request that may not open a connection would have to."""
 
 
 class RetryWindow:
@@ -139,18 +149,26 @@ class JsonClient:
         return await self.request("GET", path, None)
 
     async def request(
-        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        reuse: bool = False,
     ) -> Any:
         """Send a request, with retries, until an answer, a refusal, or the end of the window.
 
-        `data` is JSON; `headers` are additional headers.
+        `data` is JSON; `headers` are additional headers. With `reuse` the request opens no connection, so only the
+        process that answered before can receive it.
 
         Raises:
+            NotSentError: `reuse`, and no connection is open.
             ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
             ServerUnreachableError: no usable answer within `retry_s`.
         """
         try:
-            return await self._window.ask(lambda: self._once(method, path, data, headers or {}), self.retry_s)
+            return await self._window.ask(lambda: self._once(method, path, data, headers or {}, reuse), self.retry_s)
         except NoAnswerError as error:
             raise self._unreachable(path, error) from error
 
@@ -200,6 +218,8 @@ class JsonClient:
         raise self._refusal(path, answer.status, text)
 
     def _unreachable(self, path: str, error: NoAnswerError) -> ServerUnreachableError:
+        if isinstance(error.__cause__, NotConnectedError):
+            return NotSentError(f"{self.base_url}{path} was not asked: the connection is closed")
         return ServerUnreachableError(
             f"{self.base_url}{path} gave no usable answer for {self.retry_s:g} s: {error}. "
             f"Is the server up at this address? {self.hint}"
@@ -212,10 +232,11 @@ class JsonClient:
             f"{self.base_url}{path} refused the request: HTTP {status}: {text[:1000]}", status, text
         )
 
-    async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> Any:
+    async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], reuse: bool) -> Any:
         headers = {"Content-Type": "application/json", **headers} if data is not None else headers
+        url = self.base_url + path
         try:
-            async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
+            async with self._open().request(method, url, data=data, headers=headers, trace_request_ctx=reuse) as answer:
                 text = await answer.text()
                 if answer.status < 400:
                     async with fair_slot():
@@ -227,6 +248,7 @@ class JsonClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             trace = aiohttp.TraceConfig()
+            trace.on_connection_create_start.append(_may_connect)
             trace.on_connection_create_end.append(self._count_connection)
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
@@ -243,3 +265,8 @@ class JsonClient:
         """Close pooled connections."""
         if self._session is not None:
             await self._session.close()
+
+
+async def _may_connect(_session: object, context: Any, _params: object) -> None:
+    if context.trace_request_ctx:
+        raise NotConnectedError("no connection is open")

@@ -25,6 +25,7 @@ from tests.support import commands
 from tests.support.environment import process, read_lines, validate
 from tests.support.fake_plugin import CALL, FakePlugin
 from tests.support.harbor import TASKS, containers, settings, why_no_containers, world
+from tests.support.places import ROOT
 from tests.support.sandbox_backends import ENGINE, IMAGE
 from tests.support.waiting import until
 
@@ -247,7 +248,8 @@ asyncio.run(main())
 def test_a_killed_environment_leaves_no_container() -> None:
     """Although process 1 of it ignores that its input has ended, and everything else that can be ignored."""
     command = f"python3 - <<'END'\n{FORGE}\nEND"
-    with subprocess.Popen([sys.executable, "-c", RUN, command], stdout=subprocess.PIPE, text=True) as environment:
+    argv, variables = [sys.executable, "-c", RUN, command], {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
+    with subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, text=True) as environment:
         assert environment.stdout is not None
         assert environment.stdout.readline() == "begun\n"
         assert len(containers(environment.pid)) == 1

@@ -17,7 +17,7 @@ from local_server import free_port
 from agentic_opd.atropos.api import EnvDescription, TrainerDescription, TrajectoryApi
 from agentic_opd.atropos.outbox import Membership
 from agentic_opd.atropos.trainer import TrainerClient
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, NotSentError
 from agentic_opd.core.types import Task
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
@@ -72,6 +72,32 @@ def test_after_a_restart_no_environment_takes_the_place_of_another(tmp_path: Pat
                 assert (await heavy.status()).env_weight == 0.75
                 assert env_id(heavy) == 1
                 assert (await light.status()).env_weight == 0.25
+
+    asyncio.run(run())
+
+
+def test_a_restarted_api_gets_no_group_before_its_trainer(tmp_path: Path) -> None:
+    """It would make a queue for the group, take the trainer for registered, and never start."""
+    port = free_port()
+
+    async def run() -> None:
+        async with member(f"http://127.0.0.1:{port}", "env") as env:
+            with trajectory_api(tmp_path / "first.log", port) as api:
+                api.register_trainer(batch_size=GROUP_SIZE, num_steps=9)
+                await env.status()
+                await env.send(body := await env.body(scripted_group(1)))
+                api.kill()
+            with trajectory_api(tmp_path / "second.log", port) as api:
+                await asyncio.sleep(0.05)  # The loop reads the end of the connection, which came long ago.
+                assert env.is_sure, "it has not asked since"
+                with pytest.raises(NotSentError):
+                    await env.send(body)
+                assert not env.is_sure
+                assert api.received() == 0
+                api.register_trainer(batch_size=GROUP_SIZE, num_steps=9)
+                await env.status()
+                await env.send(await env.body(scripted_group(1)))
+                assert api.batch()
 
     asyncio.run(run())
 
