@@ -25,7 +25,7 @@ The content is a text. A message with pictures has `images`: the sha256 of each 
 """
 
 IMAGE_MARK = "\ufffc"
-"""The character that stands for a picture in the content of a message with `images`."""
+"""Placeholder character of a picture in the content of a message with `images`."""
 
 IGNORED = -100
 """Mask value of positions that the policy did not sample."""

@@ -72,7 +72,7 @@ class RequestImages:
 
 
 def _decoded(image: ImageUri) -> bytes:
-    """Return the file in a data URI; raises ClientError (400) if there is none of the declared kind."""
+    """Return the file in a data URI; raise ClientError (400) unless it holds one of the declared kind."""
     at = image.at
     found = _URI.match(image.uri)
     if found is None:

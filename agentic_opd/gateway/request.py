@@ -334,7 +334,7 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _GRAMMAR = "structured_outputs"
 """vLLM's parameter of a grammar."""
 REFERENCE = "reference"
-"""Key of a message that stands for the answer whose id is its value, until the gateway has looked it up."""
+"""Key of a placeholder message: its value is the id of the answer by which the gateway replaces it."""
 HOSTED = "not offered to the policy, because its provider would run it"
 
 

@@ -42,7 +42,7 @@ class ServerInfo:
     tied_embeddings: bool = False
     """The output head shares the embedding matrix and receives no separate weights."""
     image_placeholder: str | None = None
-    """Text that stands for a picture in a prompt; None: the model reads text only."""
+    """Placeholder text of a picture in a prompt; None: the model reads text only."""
 
 
 class _PluginCaps(BaseModel):

@@ -62,7 +62,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """How the model reads pictures: the text that stands for one, and the tokens that replace it, by digest."""
+    """How the model reads pictures: the placeholder text, and the tokens that replace it, by digest."""
 
     placeholder: str
     by_digest: Mapping[str, Sequence[int]]

@@ -69,7 +69,7 @@ class HeldImages:
     """The pictures that the server keeps, by digest."""
 
     placeholder: str | None = None
-    """Text that stands for a picture in a prompt; None: the model reads text only, or has no such text."""
+    """Placeholder text of a picture in a prompt; None: the model reads text only, or has no such text."""
     _placeholder_ids: list[int] = field(default_factory=list[int])
     _held: OrderedDict[str, HeldImage] = field(default_factory=OrderedDict[str, HeldImage])
     _bytes: int = 0

@@ -249,7 +249,7 @@ class Trainer:
     async def _roll_back(self, roll: Roll) -> None:
         """Restore weights, optimizer and averages of a good version; save and push them as a new version.
 
-        The new version has a number of its own, which distinguishes its turns from those of the withdrawn versions.
+        The new version gets a new number, which distinguishes its turns from those of the withdrawn versions.
         """
         logger.error("version %d is bad: back to version %d", *roll)
         await asyncio.to_thread(load_checkpoint, self.checkpoints, self.parts, self.world, roll.to)

@@ -14,7 +14,7 @@ MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "g
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return `png`, `jpeg`, `gif` or `webp` by the first bytes of a file; None if it is none of these."""
+    """Return `png`, `jpeg`, `gif` or `webp` by the first bytes of a file; None for other formats."""
     kind = next((kind for start, kind in MEDIA_TYPES.items() if data.startswith(start)), None)
     return None if kind == "webp" and data[8:12] != b"WEBP" else kind
 

@@ -179,7 +179,7 @@ def _add_item(
     elif kind == "item_reference":
         given = item.get("id")
         answer_id = f"resp_{given.partition('_')[2][:_ANSWER_DIGITS]}" if isinstance(given, str) else ""
-        if last is None or last.get(REFERENCE) != answer_id:  # One message stands for all items of an answer.
+        if last is None or last.get(REFERENCE) != answer_id:  # One message represents all items of an answer.
             messages.append({"role": "assistant", "content": "", REFERENCE: answer_id})
     elif kind == "reasoning":
         thought = _reasoning(read_body(_ReasoningItem, item, "input", index))

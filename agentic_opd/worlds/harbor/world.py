@@ -338,7 +338,7 @@ async def _probe(container: TaskContainer, check: Healthcheck) -> CommandResult:
 
 
 def _renew_logs(logs: Path) -> None:
-    """Make the folders of logs; whatever the agent left in that of the verifier is removed."""
+    """Make the folders of logs, and empty that of the verifier of the agent's files."""
     if not logs.is_dir():
         return
     _remove(logs / "verifier")
