@@ -50,7 +50,7 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
-from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, without_second_stops
+from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 from agentic_opd.wire.images import ImageFolder
 
@@ -110,15 +110,7 @@ def _rendered_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
         turns.append(replace(turn, message_index=at, weight_version=versions.get((turn.start, turn.end))))
         conversation.answer(messages[at + 1 : following])
     context_turns = [*rollout.context_turns, *(ContextTurn(index, "not_sampled") for index in left_out)]
-    return Trace(
-        messages=tuple(messages),
-        tokens_T=tuple(rollout.tokens_T),
-        masks_T=tuple(rollout.masks_T),
-        logprobs_T=tuple(rollout.logprobs_T),
-        turns=tuple(turns),
-        context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
-        images=rollout.images,
-    )
+    return with_turns(rollout, messages, turns, context_turns)
 
 
 FROM_TOKENS = "messages_from_tokens"

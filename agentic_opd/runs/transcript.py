@@ -176,15 +176,7 @@ class TranscriptReader:
         messages += [_message(one, text) for one in self._contents(text, role)[1:] if text[one.start : one.end].strip()]
         sampled = {turn.message_index for turn in turns}
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in sampled]
-        return Trace(
-            messages=tuple(messages),
-            tokens_T=tuple(rollout.tokens_T),
-            masks_T=tuple(rollout.masks_T),
-            logprobs_T=tuple(rollout.logprobs_T),
-            turns=tuple(turns),
-            context_turns=tuple(ContextTurn(index, "not_sampled") for index in said),
-            images=rollout.images,
-        )
+        return with_turns(rollout, messages, turns, [ContextTurn(index, "not_sampled") for index in said])
 
     def _behind_stops(self, tokens: Sequence[int], at: int, end: int) -> int:
         """Return the first position from `at` without a stop token, which some masks leave out."""
@@ -207,6 +199,21 @@ class TranscriptReader:
     def _tokens_until(self, ids: Sequence[int], length: int) -> int:
         """Return the number of leading tokens whose text has at least this length."""
         return bisect_left(range(len(ids)), length, key=lambda n: len(self._chat.text(ids[:n])))
+
+
+def with_turns(
+    rollout: ScoredRollout, messages: Sequence[Message], turns: Sequence[Turn], context_turns: Sequence[ContextTurn]
+) -> Trace:
+    """Return the trace of a rollout's arrays, with the turns that were found in it."""
+    return Trace(
+        messages=tuple(messages),
+        tokens_T=tuple(rollout.tokens_T),
+        masks_T=tuple(rollout.masks_T),
+        logprobs_T=tuple(rollout.logprobs_T),
+        turns=tuple(turns),
+        context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
+        images=rollout.images,
+    )
 
 
 def _is_torn(content: _Content, text: str) -> bool:
