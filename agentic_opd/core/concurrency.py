@@ -1,8 +1,9 @@
 """Helpers for coroutines: gather with the first error, fair slots on the event loop, protection from cancellation."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,23 @@ async def fair_slot() -> AsyncGenerator[None]:
     async with turn:
         yield
         await asyncio.sleep(0)
+
+
+@contextmanager
+def rare_collections() -> Generator[None]:
+    """Collect garbage rarely in this block, and only among objects that are made in it.
+
+    A collection blocks the event loop, for 0.1 s if it scans all imported modules. With Python's thresholds there is
+    one for every group that is sent, because its JSON consists of thousands of lists.
+    """
+    threshold = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
 
 
 async def wait_for_slot() -> None:

@@ -5,7 +5,6 @@ The command line is parsed and validated before heavy imports, so that help and 
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from agentic_opd.core.concurrency import rare_collections
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
@@ -72,13 +72,8 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
         settings = read_settings(arguments, env_defaults, server_defaults)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
-        try:
-            return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
-        finally:
-            gc.unfreeze()
-            gc.set_threshold(*threshold)
+        return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
 
-    threshold = gc.get_threshold()
     return exit_code(run)
 
 
@@ -105,10 +100,11 @@ async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))
-    # A collection blocks the event loop: for 0.1 s if it scans all imported objects, and the default is one for every
-    # group that is sent, since its JSON consists of thousands of lists.
-    gc.freeze()
-    gc.set_threshold(50_000)
+    with rare_collections():
+        return await _run_mode(env, mode)
+
+
+async def _run_mode(env: Any, mode: Mode) -> int:
     if mode == "serve":
         counts = await env.env_manager()
         return EXIT_OK if counts.unsent == 0 else EXIT_FAILED

@@ -13,9 +13,9 @@ from agentic_opd.core.text import read_json
 from agentic_opd.gateway.errors import ClientError
 
 _LONGEST_NAME = 256
-_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "thread-id", "session-id", "session_id", "x-session-affinity")
+_SESSION_HEADERS = ("x-claude-code-session-id", "thread-id", "session-id", "session_id", "x-session-affinity")
 """Headers in which agents send an id of their session: Claude Code, Codex (a thread; two spellings), OpenCode."""
-_PARENT_HEADERS = ("X-Parent-Session-Id", "x-codex-parent-thread-id")
+_PARENT_HEADERS = ("x-parent-session-id", "x-codex-parent-thread-id")
 """Headers with the session of which this one is a part: OpenCode, Codex."""
 _AGENT, _PARENT_AGENT = "x-claude-code-agent-id", "x-claude-code-parent-agent-id"
 """Headers of Claude Code's sub-agents, beside the id of the session that they share."""
@@ -74,7 +74,8 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
     Raises:
         ClientError: 400, a header of the gateway has an invalid value.
     """
-    turn_type = headers.get("X-Turn-Type")
+    headers = {name.lower(): value for name, value in reversed([*headers.items()])}  # The first of equal names.
+    turn_type = headers.get("x-turn-type")
     if turn_type not in (None, "main", "side"):
         raise ClientError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
     session = _first(headers, _SESSION_HEADERS)
@@ -84,13 +85,13 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
         session, parent = f"{session}/{headers[_AGENT]}", f"{session}/{above}" if above else session
     is_side = turn_type == "side" or headers.get("x-openai-subagent") in _SIDE_TASKS
     return Client(
-        session=_name(name or headers.get("X-Session-Id"), "session_id"),
+        session=_name(name or headers.get("x-session-id"), "session_id"),
         agent_session=session,
         parent=parent,
-        group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
+        group=_name(headers.get("x-group-id"), "X-Group-Id"),
         turn_type="side" if is_side else "main",
-        is_last=_is_true(headers.get("X-Session-Done")),
-        agent=(headers.get("originator") or headers.get("User-Agent") or "").lower(),
+        is_last=_is_true(headers.get("x-session-done")),
+        agent=(headers.get("originator") or headers.get("user-agent") or "").lower(),
         max_choices=max_choices,
     )
 

@@ -166,7 +166,7 @@ class Gateway:
         if session is not None and session.is_ending:
             raise ClientError(409, "the session is being ended", "session_id", "session_ended")
         if session is None:
-            least = min(self._servers, key=self._load_of)
+            least = min(self._servers, key=self._sessions.num_on)
             group = asked.client.group
             session = self._sessions.open(owner, place.name, least, time.time(), group, place.parent)
         session.begin()
@@ -287,10 +287,9 @@ class Gateway:
 
     def _with_server(self, row: SessionRow) -> SessionRow:
         """Return the session, moved to another server if its own is no longer in the settings."""
-        return row if row.server in self._servers else replace(row, server=min(self._servers, key=self._load_of))
-
-    def _load_of(self, url: str) -> int:
-        return sum(session.row.server == url for session in self._sessions)
+        return (
+            row if row.server in self._servers else replace(row, server=min(self._servers, key=self._sessions.num_on))
+        )
 
     # ----------------------------------------------------------------------------------------------------- sessions
 

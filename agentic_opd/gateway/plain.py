@@ -4,7 +4,6 @@ A prompt that ends with the template's opening of an assistant's turn has a plac
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from renderers import Renderer
@@ -21,12 +20,9 @@ class PlainChat(Chat):
         super().__init__(renderer, tokenizer, ())
         self.given: list[int] | None = None
         """The whole prompt's token ids; None: the prompt is the text of the messages."""
-
-    @cached_property
-    def _opening(self) -> list[int]:
+        rendered = super().first_prompt([{"role": "user", "content": "u"}])
+        self._opening = list(rendered.token_ids[rendered.assistant_open :])
         """The ids that open an assistant's turn."""
-        prompt = Chat.first_prompt(self, [{"role": "user", "content": "u"}])
-        return list(prompt.token_ids[prompt.assistant_open :])
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
         """Return the given ids, or those of the text."""

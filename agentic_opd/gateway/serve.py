@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from agentic_opd.core.concurrency import rare_collections
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.gateway import Gateway
@@ -70,7 +71,8 @@ async def serve(
                 loop.add_signal_handler(number, server.handle_exit, number, None)
             host, port = listener.getsockname()[:2]
             ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", gateway.model)
-            await server.serve([listener])
+            with rare_collections():
+                await server.serve([listener])
         finally:
             await gateway.close()
 

@@ -6,6 +6,7 @@ A request finds its session by the client's name for it, by the messages that it
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -96,6 +97,7 @@ class Sessions:
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         self._by_id: dict[str, OpenSession] = {}
+        self._on_server = Counter[str]()
         self._by_name: dict[tuple[str, str], OpenSession] = {}
         self._by_answer: dict[tuple[str, str], TurnKey] = {}
         self._index = ConversationIndex[TurnKey]()
@@ -107,6 +109,10 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def num_on(self, server: str) -> int:
+        """Return the number of open sessions whose turns a server samples."""
+        return self._on_server[server]
 
     def named(self, owner: str, name: str) -> OpenSession | None:
         """Return the client's open session with this name or id; None if there is none."""
@@ -234,6 +240,7 @@ class Sessions:
         session = OpenSession(row, row.used)
         session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
         self._by_id[row.session_id] = session
+        self._on_server[row.server] += 1
         if row.name is not None:
             self._by_name[row.owner, row.name] = session
         for turn in turns:
@@ -257,7 +264,8 @@ class Sessions:
 
     def remove(self, session: OpenSession) -> None:
         """Remove a session from all indexes."""
-        self._by_id.pop(session.session_id, None)
+        if self._by_id.pop(session.session_id, None) is not None:
+            self._on_server[session.row.server] -= 1
         owner = session.row.owner
         name = (owner, session.row.name or "")
         if self._by_name.get(name) is session:

@@ -176,12 +176,12 @@ class Chat:
             message["tool_calls"] = [_wire_call(call) for call in calls]
         return ParsedTurn(message, calls)
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, including control tokens."""
+    def text(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of the ids, including control tokens unless they are to be skipped."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None or getattr(self.tokenizer, "clean_up_tokenization_spaces", False):
-            return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
-        return str(backend.decode(token_ids, skip_special_tokens=False))  # About five times faster.
+            return str(self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        return str(backend.decode(token_ids, skip_special_tokens=skip_special_tokens))  # About five times faster.
 
     def reasoning_tokens(self, completion_ids: Sequence[int], message: Message) -> int:
         """Return the number of leading ids of a completion that hold its message's reasoning, including tags."""
@@ -197,7 +197,7 @@ class Chat:
 
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """Return a completion as a message with its plain text and no calls."""
-        text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
+        text = self.text(list(completion_ids), skip_special_tokens=True)
         return ParsedTurn({"role": "assistant", "content": well_formed(text)}, ())
 
     def written(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -242,6 +242,10 @@ def with_template_options(
     return (stopping if isinstance(renderer, StoppingAt) else other), chosen
 
 
+_SHORT_CHARS, _SHORT_TEXTS = 48, 64
+"""Longest text whose ids `WithoutUnknown` caches, and the number of such texts."""
+
+
 class WithoutUnknown:
     """A tokenizer without an unknown token, because the renderers treat every token with that id as missing.
 
@@ -252,6 +256,18 @@ class WithoutUnknown:
         self._tokenizer = tokenizer
         self._vocabulary: dict[str, int] = tokenizer.get_vocab()
         self.unk_token_id = None
+        self._short: dict[object, list[int]] = {}
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Return the ids of a text. Those of short texts are cached: renderers encode a few headers all the time."""
+        if len(text) > _SHORT_CHARS:
+            return self._tokenizer.encode(text, **options)
+        key = (text, *sorted(options.items()))
+        if key not in self._short:
+            while len(self._short) >= _SHORT_TEXTS:
+                self._short.pop(next(iter(self._short)))
+            self._short[key] = self._tokenizer.encode(text, **options)
+        return list(self._short[key])
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """Return ids; None for a text that is not a token."""
