@@ -17,6 +17,9 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.sql.config import SqlConfig
 
+_WORLDS = ("coding", "sql", "functions", "harbor", "replay")
+"""The worlds of this package, which `worlds.choose` constructs."""
+
 
 class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborConfig, IdleEnvSettings):
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
@@ -49,6 +52,11 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
 
     @model_validator(mode="after")
     def _check_world(self) -> "AgentEnvConfig":
+        place, _, class_name = self.world.rpartition(":")
+        if self.world not in _WORLDS and not (place and class_name.isidentifier()):
+            raise ValueError(
+                f"world is {self.world!r}: expected {', '.join(_WORLDS)}, FILE.py:CLASS or package.module:CLASS"
+            )
         if self.sql_file is not None and self.world != "sql":
             raise ValueError(f"sql_file is set, but the world is {self.world}: set world to sql")
         if self.sql_file is None and self.world == "sql":

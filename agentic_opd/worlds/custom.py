@@ -511,10 +511,7 @@ def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> Cu
     """
     place, _, class_name = name.rpartition(":")
     if not place or not class_name.isidentifier():
-        raise ConfigError(
-            f"env.world is {name!r}: expected coding, sql, functions, harbor, replay, FILE.py:CLASS or "
-            "package.module:CLASS"
-        )
+        raise ConfigError(f"{name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
     try:
         kind = getattr(_module(place), class_name, None)
     except ConfigError:

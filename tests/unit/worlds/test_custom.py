@@ -309,7 +309,7 @@ HEAD = "from agentic_opd.worlds.custom import CustomWorld, tool\n"
 @pytest.mark.parametrize(
     ("code", "name", "said"),
     [
-        ("", "own.py", "expected coding, sql, functions, harbor, replay, FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py", "expected FILE.py:CLASS or package.module:CLASS"),
         ("", "own.py:Missing", "own.py has no class Missing that is a CustomWorld"),
         ("class Own: pass\n", "own.py:Own", "has no class Own that is a CustomWorld"),
         ("1 / 0\n", "own.py:Own", "own.py can't be imported: ZeroDivisionError"),
