@@ -32,7 +32,7 @@ from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema, signature
+from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
 from agentic_opd.worlds.split import split_tasks
 
 __all__ = [
@@ -422,8 +422,9 @@ class HookedSession:
         elif call.name in (names := {tool["function"]["name"]: tool for tool in self.task.tools or ()}):
             answering = self.world.call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
-            known = map(signature, names.values()) if names else self.world.methods
-            raise ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(known) or 'none'}.")
+            # The wrong name is not repeated, for the same reason.
+            known = ", ".join(f'"{name}"' for name in names or self.world.methods)
+            raise ToolError(f"no tool has this name. Names: {known or 'none'}.")
         limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
         try:
             answer = await asyncio.wait_for(answering, limit_s)

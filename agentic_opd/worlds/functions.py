@@ -129,8 +129,9 @@ class FunctionsWorld(CustomWorld):
         """Judge the calls; the one check passes if they are right."""
         wrong = verdict(state.case.functions, state.made, state.case.answers)
         if not state.made and state.case.answers:
-            known = ", ".join(signature(schema) for schema in state.case.schemas)
-            wrong = f"No function was called. There {'is' if len(state.case.schemas) == 1 else 'are'} {known}."
+            names = ", ".join(f'"{name}"' for name in state.case.functions)
+            whose = "function's name is" if len(state.case.functions) == 1 else "functions' names are"
+            wrong = f"No function was called. The {whose} {names}."
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
 

@@ -16,6 +16,7 @@ from agentic_opd.distill.hints import FEEDBACK
 
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
 _SIGNATURE = re.compile(r"[\w.]+\((?:[\w.?]+: \w+(?:, )?)*\)")
+_NAME = re.compile(r'"[^"\n]+"')
 _NO_HINT = "\\boxed{-1}"
 
 
@@ -30,8 +31,9 @@ def evidence(question: str) -> list[str]:
 def in_words(found: str) -> str:
     """Return what the agent should have done, from the environment's answer to wrong calls."""
     known = next(iter(_SIGNATURE.findall(found)), None)
-    if "unknown tool" in found:
-        return f"Only this function exists, so call it by exactly this name and with these parameters: {known}"
+    name = next(iter(_NAME.findall(found)), None)
+    if "no tool has this name" in found:
+        return f"Only this function exists, so call it by exactly this name: {name}"
     if "can't be called like this" in found:
         wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
         return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
@@ -40,7 +42,7 @@ def in_words(found: str) -> str:
             "Write one complete JSON object with the name and the parameters, close all its brackets, and stop there."
         )
     if "No function was called" in found:
-        return f"Do not explain or compute anything. Write only the call, with the values of the request: {known}"
+        return f"Do not explain or compute anything. Write only the call of {name}, with the values of the request."
     if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
         return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
     if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):

@@ -29,12 +29,12 @@ def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
     ("found", "said"),
     [
         (
-            f"No function was called. There is {SIGNATURE}.",
-            f"Write only the call, with the values of the request: {SIGNATURE}",
+            'No function was called. The function\'s name is "py.pay".',
+            'Write only the call of "py.pay", with the values of the request.',
         ),
         (
-            f"Error: unknown tool 'py'. Tools: {SIGNATURE}.\n\nNo function was called. There is {SIGNATURE}.",
-            f"call it by exactly this name and with these parameters: {SIGNATURE}",
+            'Error: no tool has this name. Names: "py.pay".\n\nNo function was called.',
+            'call it by exactly this name: "py.pay"',
         ),
         (
             f"Error: pay can't be called like this: sum is missing. It is {SIGNATURE}.",
