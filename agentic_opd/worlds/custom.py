@@ -424,7 +424,7 @@ class HookedSession:
         else:
             # The wrong name is not repeated, for the same reason.
             known = ", ".join(f'"{name}"' for name in names or self.world.methods)
-            raise ToolError(f"no tool has this name. Names: {known or 'none'}.")
+            raise ToolError(f"the name must be {'one of ' if ', ' in known else ''}{known}." if known else "no tools.")
         limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
         try:
             answer = await asyncio.wait_for(answering, limit_s)

@@ -129,9 +129,7 @@ class FunctionsWorld(CustomWorld):
         """Judge the calls; the one check passes if they are right."""
         wrong = verdict(state.case.functions, state.made, state.case.answers)
         if not state.made and state.case.answers:
-            names = ", ".join(f'"{name}"' for name in state.case.functions)
-            whose = "function's name is" if len(state.case.functions) == 1 else "functions' names are"
-            wrong = f"No function was called. The {whose} {names}."
+            wrong = " Or: ".join(map(_as_it_must_be, state.case.schemas))
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
 
@@ -175,6 +173,18 @@ class FunctionsWorld(CustomWorld):
                 path.write_text(json.dumps({"seed": self._seed, "held_out": self._held_out, **parts}, indent=1) + "\n")
         train = [task for task in tasks if task.task_id not in held_out]
         return train, [task for task in tasks if task.task_id in held_out]
+
+
+def _as_it_must_be(schema: Mapping[str, Any]) -> str:
+    """Return what a call of the function must hold.
+
+    Written like the call, and without a negative sentence: a small model that reads one in a hint begins to explain.
+    """
+    function = schema["function"]
+    names = ", ".join(f'"{name}"' for name in function["parameters"].get("properties", {}))
+    return f'The name must be "{function["name"]}"' + (
+        f", the parameters {names}." if names else ", without parameters."
+    )
 
 
 def described(schema: Mapping[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
     python -m learning.scripted_judge PORT
 
-Of right calls it says nothing. Of others, its model names what the hint is: with `verbatim` the evidence itself, as
-the source feedback has it, with `words` a sentence that says what to do.
+Of right calls it says nothing. Of others, its model names what the hint is: with `verbatim` the evidence itself, with
+`words` a sentence that says what to do.
 """
 
 import re
@@ -12,11 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
-from agentic_opd.distill.hints import FEEDBACK
-
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
 _SIGNATURE = re.compile(r"[\w.]+\((?:[\w.?]+: \w+(?:, )?)*\)")
-_NAME = re.compile(r'"[^"\n]+"')
+_CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
 _NO_HINT = "\\boxed{-1}"
 
 
@@ -31,18 +29,11 @@ def evidence(question: str) -> list[str]:
 def in_words(found: str) -> str:
     """Return what the agent should have done, from the environment's answer to wrong calls."""
     known = next(iter(_SIGNATURE.findall(found)), None)
-    name = next(iter(_NAME.findall(found)), None)
-    if "no tool has this name" in found:
-        return f"Only this function exists, so call it by exactly this name: {name}"
     if "can't be called like this" in found:
         wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
         return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
-    if "not valid JSON" in found or "the tool call" in found:
-        return (
-            "Write one complete JSON object with the name and the parameters, close all its brackets, and stop there."
-        )
-    if "No function was called" in found:
-        return f"Do not explain or compute anything. Write only the call of {name}, with the values of the request."
+    if call := _CALL.search(found):
+        return f"Write only the call: {call[0]}"
     if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
         return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
     if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
@@ -57,7 +48,7 @@ def answer(question: str, model: str) -> str:
     found = "\n\n".join(evidence(question))
     if "The calls are right." in found:
         return _NO_HINT
-    hint = f"{FEEDBACK}\n{found}" if model == "verbatim" else in_words(found)
+    hint = found if model == "verbatim" else in_words(found)
     return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
 

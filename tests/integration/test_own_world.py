@@ -165,7 +165,7 @@ def test_function_calls_are_answered_judged_and_distilled(tmp_path: Path) -> Non
     for messages in conversations:
         said = [message["content"] for message in messages if message["role"] == "tool"]
         assert [text[:33] for text in said] == [
-            "Error: no tool has this name. Nam",
+            'Error: the name must be one of "c',
             "Error: convert can't be called li",
             '{"status": "ok"}',
         ]

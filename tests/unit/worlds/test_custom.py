@@ -76,7 +76,7 @@ def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
     wrong = acted(world, tasks[0], ("add", {"item": "milk"}), ("ask", {"total": "1.20"}), ("buy", {}))
     assert wrong[0][0].content == "Error: we have no 'milk'. There are: bread, roll."
     assert (wrong[0][0].is_error, wrong[0][0].is_change) == (True, False)
-    assert wrong[0][2].content == 'Error: no tool has this name. Names: "ask", "add".'
+    assert wrong[0][2].content == 'Error: the name must be one of "ask", "add".'
     assert wrong[1].judge_report == "The basket is wrong, the sum is right."
     nothing = asyncio.run(world.verify(tasks[0], None))
     assert (nothing.passed, nothing.total) == (0, 2)
@@ -190,7 +190,7 @@ def test_a_world_in_a_sandbox_with_a_user() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("fly", {}, 'no tool has this name. Names: "shell", "sleep".'),
+        ("fly", {}, 'the name must be one of "shell", "sleep".'),
         ("shell", None, "no JSON."),
         ("shell", {}, "shell can't be called like this. line: field required."),
         ("shell", {"line": 3}, "line: input should be a valid string."),

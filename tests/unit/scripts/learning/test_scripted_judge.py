@@ -4,7 +4,7 @@ import pytest
 from learning.scripted_judge import answer, evidence, in_words
 
 from agentic_opd.core.types import Evidence, HindsightPair
-from agentic_opd.distill.hints import FEEDBACK, Questions, parse_vote
+from agentic_opd.distill.hints import Questions, parse_vote
 
 SIGNATURE = "pay(sum: number, tip?: number)"
 
@@ -20,21 +20,17 @@ def test_it_reads_what_came_after_the_turn() -> None:
     assert evidence(question("Error: no.", "No function was called.")) == ["Error: no.", "No function was called."]
 
 
-def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
+def test_verbatim_it_gives_the_evidence() -> None:
     vote = parse_vote(answer(question("Error: no such function.", "Nothing was paid."), "verbatim"))
-    assert (vote.decision, vote.hint) == (1, f"{FEEDBACK}\nError: no such function.\n\nNothing was paid.")
+    assert (vote.decision, vote.hint) == (1, "Error: no such function.\n\nNothing was paid.")
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         (
-            'No function was called. The function\'s name is "py.pay".',
-            'Write only the call of "py.pay", with the values of the request.',
-        ),
-        (
-            'Error: no tool has this name. Names: "py.pay".\n\nNo function was called.',
-            'call it by exactly this name: "py.pay"',
+            'Error: the name must be "py.pay".\n\nThe name must be "py.pay", the parameters "sum".',
+            'Write only the call: The name must be "py.pay", the parameters "sum".',
         ),
         (
             f"Error: pay can't be called like this: sum is missing. It is {SIGNATURE}.",
@@ -45,7 +41,6 @@ def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
             "pay: the parameter tip does not belong to the call.",
             "about the parameter tip: the parameter tip does not belong",
         ),
-        ("Error: the arguments are not valid JSON.\n\nNo function was called.", "close all its brackets"),
         ("2 calls were made, expected 1.", "Make exactly one call"),
     ],
 )
