@@ -268,6 +268,32 @@ def settings_of(mode: str, settings: Sequence[Setting]) -> list[Setting]:
     return list({setting._replace(weight=1.0): None for setting in settings})
 
 
+def merge_adapter(start: Path, adapter: Path, to: Path) -> Path:
+    """Write a checkpoint with an adapter merged into weights, in float32, and return its folder, `to`.
+
+    Raises:
+        RunFailedError: a layer of the adapter is not in the weights.
+    """
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    weights = {name: value for path in start.glob("*.safetensors") for name, value in load_file(path).items()}
+    parts = load_file(adapter / "adapter_model.safetensors")
+    for key in parts:
+        name, is_first, _ = key.removeprefix("base_model.model.").partition(".lora_A.weight")
+        if not is_first:
+            continue
+        if f"{name}.weight" not in weights:
+            raise RunFailedError(f"{adapter} adapts {name}, which {start} lacks")
+        first, second = parts[key].float(), parts[key.replace(".lora_A.", ".lora_B.")].float()
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + scale * (second @ first)
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(start, to, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file({name: value.float().contiguous() for name, value in weights.items()}, to / "model.safetensors")
+    return to
+
+
 @dataclass(frozen=True, slots=True)
 class Laboratory:
     """What all runs share.
@@ -308,11 +334,15 @@ class Laboratory:
         return self.out / "weights"
 
     def load(self, folder: Path) -> None:
-        """Let the server take a checkpoint or an adapter below its weights root."""
+        """Let the server take a checkpoint below its weights root.
+
+        An adapter is merged into the first weights: on a CPU the server samples a fifth of the tokens with an adapter.
+        """
+        if (folder / "adapter_config.json").exists():
+            folder = merge_adapter(self.start, folder, self.weights / "merged")
         body = json.dumps({"path": str(folder.resolve()), "version": 0}).encode()
-        route = "load_adapter" if (folder / "adapter_config.json").exists() else "reload_weights"
         request = urllib.request.Request(
-            f"{self.vllm.base_url}/v1/opd/{route}", body, {"Content-Type": "application/json"}
+            f"{self.vllm.base_url}/v1/opd/reload_weights", body, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=600):
@@ -320,14 +350,19 @@ class Laboratory:
         except urllib.error.HTTPError as error:
             raise RunFailedError(f"{folder} can't be loaded: {error.read().decode()}") from error
 
-    def load_start(self) -> None:
-        """Let the server take the first weights again: with a head if it had to give a tied model one."""
+    @property
+    def start(self) -> Path:
+        """The first weights below the weights root: with a head if the server had to give a tied model one."""
         start = self.weights / f"{self.model.name}-untied"
         if not start.exists():
             start = self.weights / "start"
         if not start.exists():
             shutil.copytree(self.model, start)
-        self.load(start)
+        return start
+
+    def load_start(self) -> None:
+        """Let the server take the first weights again."""
+        self.load(self.start)
 
     def groups(self, run: Run) -> Iterator[ScoredGroup]:
         """What a run was trained on, in the order in which it was made."""
