@@ -176,6 +176,8 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "grpo": {"trainer": _ADAPTERS},
     "wrong-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
     "no-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
+    "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
+    "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
     "opd-full": {"trainer": _WHOLE, "env": {"hint_source": "judge"}},
 }
 SUBJECTS = {
