@@ -30,6 +30,7 @@ from agentic_opd.up.command import read as read_up
 from agentic_opd.up.parts import parts_of
 from tests.unit.wire.sample import group
 
+POLICY = str(Path(__file__).parents[3] / "scripts" / "demo_policy" / "policy")
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
 OTHERS = {
@@ -131,9 +132,10 @@ def check_trainer(words: list[str]) -> None:
 
 def check_serve_vllm(words: list[str]) -> None:
     if words != ["--help"]:
-        # The folder is made by the command before, or is an example's.
+        # The folders are made by the commands before, or are an example's.
+        given = [POLICY if word.startswith("runs/models/") else word for word in words]
         parse_serve_vllm(
-            ["." if before == "--weights-root" else word for before, word in zip(["", *words[:-1]], words, strict=True)]
+            ["." if before == "--weights-root" else word for before, word in zip(["", *given[:-1]], given, strict=True)]
         )
 
 
