@@ -423,8 +423,10 @@ class HookedSession:
             answering = self.world.call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
             # The wrong name is not repeated, for the same reason.
-            known = ", ".join(f'"{name}"' for name in names or self.world.methods)
-            raise ToolError(f"the name must be {'one of ' if ', ' in known else ''}{known}." if known else "no tools.")
+            known = [f'"{name}"' for name in names or self.world.methods]
+            if not known:
+                raise ToolError("there are no tools here.")
+            raise ToolError(f"the name must be {'one of ' if len(known) > 1 else ''}{', '.join(known)}.")
         limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
         try:
             answer = await asyncio.wait_for(answering, limit_s)

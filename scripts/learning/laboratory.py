@@ -271,28 +271,15 @@ def settings_of(mode: str, settings: Sequence[Setting]) -> list[Setting]:
 
 
 def merge_adapter(start: Path, adapter: Path, to: Path) -> Path:
-    """Write a checkpoint with an adapter merged into weights, in float32, and return its folder, `to`.
+    """Write a checkpoint with an adapter merged into weights, in float32, and return its folder, `to`."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
 
-    Raises:
-        RunFailedError: a layer of the adapter is not in the weights.
-    """
-    from safetensors.torch import load_file, save_file
-
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    scale = config["lora_alpha"] / config["r"]
-    weights = {name: value for path in start.glob("*.safetensors") for name, value in load_file(path).items()}
-    parts = load_file(adapter / "adapter_model.safetensors")
-    for key in parts:
-        name, is_first, _ = key.removeprefix("base_model.model.").partition(".lora_A.weight")
-        if not is_first:
-            continue
-        if f"{name}.weight" not in weights:
-            raise RunFailedError(f"{adapter} adapts {name}, which {start} lacks")
-        first, second = parts[key].float(), parts[key.replace(".lora_A.", ".lora_B.")].float()
-        weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + scale * (second @ first)
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(start, to, ignore=shutil.ignore_patterns("*.safetensors*"))
-    save_file({name: value.float().contiguous() for name, value in weights.items()}, to / "model.safetensors")
+    PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(to)
     return to
 
 

@@ -1,12 +1,13 @@
 """Work on the event loop in turn."""
 
 import asyncio
+import gc
 import time
 
 import anyio
 import pytest
 
-from agentic_opd.core.concurrency import fair_slot, to_its_end
+from agentic_opd.core.concurrency import fair_slot, rare_collections, to_its_end
 
 
 def test_the_loop_looks_at_everything_between_two_turns() -> None:
@@ -110,3 +111,11 @@ def test_work_that_is_not_cancelled_gives_its_result_or_its_error() -> None:
     assert asyncio.run(to_its_end(work(1))) == 1
     with pytest.raises(ValueError, match="no"):
         asyncio.run(to_its_end(work(ValueError("no"))))
+
+
+def test_collections_are_rare_in_the_block_alone() -> None:
+    before = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold()[0] == 50_000
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold() == before

@@ -10,7 +10,8 @@ import pytest
 import torch
 from learning import __main__ as learn
 from learning import costs, first_mistakes, first_solutions, laboratory, objectives, progress, results, unhinted
-from safetensors.torch import load_file, save_file
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.config import LossConfig
@@ -26,8 +27,6 @@ CURVES = {
     "opd": {"0": [Point(0, 0.5, 128), Point(64, 0.92, 128)], "1": [Point(0, 0.6, 128), Point(64, 0.84, 128)]},
     "grpo": {"0": [Point(0, 0.5, 128), Point(64, 0.7, 128)]},
 }
-
-ADAPTER = "adapter_model.safetensors"
 
 
 def test_curves_are_averaged_and_raced_to_the_target() -> None:
@@ -364,20 +363,16 @@ def test_what_fails_is_told_by_whether_a_hint_was_about_it() -> None:
 
 
 def test_an_adapter_is_merged_into_the_first_weights(tmp_path: Path) -> None:
-    start, adapter = tmp_path / "start", tmp_path / "adapter"
-    start.mkdir()
-    adapter.mkdir()
-    (start / "config.json").write_text("{}")
-    save_file({"q.weight": torch.eye(2), "norm.weight": torch.ones(2)}, start / "model-00001-of-00001.safetensors")
-    (start / "model.safetensors.index.json").write_text("{}")
-    (adapter / "adapter_config.json").write_text('{"lora_alpha": 4, "r": 1}')
-    parts = {"lora_A.weight": torch.tensor([[1.0, 2.0]]), "lora_B.weight": torch.tensor([[3.0], [0.0]])}
-    save_file({f"base_model.model.q.{name}": value for name, value in parts.items()}, adapter / ADAPTER)
-    merged = laboratory.merge_adapter(start, adapter, tmp_path / "merged")
-    assert {path.name for path in merged.iterdir()} == {"config.json", "model.safetensors"}
-    weights = load_file(merged / "model.safetensors")
-    assert weights["q.weight"].tolist() == [[13.0, 24.0], [0.0, 1.0]]
-    assert weights["norm.weight"].tolist() == [1.0, 1.0]
-    save_file({f"base_model.model.k.{name}": value for name, value in parts.items()}, adapter / ADAPTER)
-    with pytest.raises(laboratory.RunFailedError, match=r"adapts k, which .*start lacks"):
-        laboratory.merge_adapter(start, adapter, merged)
+    policy = Path(__file__).parents[4] / "scripts" / "demo_policy" / "policy"
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    ids = torch.arange(3, 20).unsqueeze(0)
+    with torch.no_grad():
+        expected = adapted(ids).logits
+        merged = laboratory.merge_adapter(policy, tmp_path / "adapter", tmp_path / "merged")
+        got = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)(ids).logits
+        first = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)(ids).logits
+    assert (merged / "tokenizer.json").exists()
+    assert torch.allclose(got, expected, atol=1e-4)
+    assert not torch.allclose(first, expected, atol=1e-2)
