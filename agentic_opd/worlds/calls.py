@@ -147,6 +147,8 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Collection[str] = ()) -> list[str]:
     """Return the missing, unknown and mistyped parameters of a call, as parts of a sentence.
 
+    A wrong value is not repeated: a small model that reads it in a hint copies it.
+
     Args:
         function: BFCL's schema.
         arguments: As the policy wrote them.
@@ -157,18 +159,29 @@ def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Co
     for name, value in arguments.items():
         if name not in properties:
             problems.append(f"there is no parameter {name}")
-        elif name not in untyped and (expected := mistyped(properties[name], value)) is not None:
-            problems.append(f"{name} must be {expected}, and is {_json(value)}")
+        elif name not in untyped and is_mistyped(properties[name], value):
+            problems.append(f"{name} must be {type_in_words(properties[name])}")
     return problems
 
 
-def mistyped(schema: Mapping[str, Any], value: Any) -> str | None:
-    """Return the type that a value should have, in words; None if it has it."""
+def is_mistyped(schema: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a value, or an item of it, has another type than its parameter."""
     name, kind = TYPES[schema["type"]]
     kinds = {"number": (int, float), "any": (object,)}.get(name, (kind,))
     if not isinstance(value, kinds) or (isinstance(value, bool) and name in ("integer", "number")):
-        return f"{'an' if name[0] in 'aio' else 'a'} {name}"
+        return True
     items = schema.get("items")
-    if isinstance(value, list) and items and any(mistyped(items, one) for one in cast(list[Any], value)):
-        return f"an array of {TYPES[items['type']][0]}s"
-    return None
+    return isinstance(value, list) and bool(items) and any(is_mistyped(items, one) for one in cast(list[Any], value))
+
+
+def type_in_words(schema: Mapping[str, Any]) -> str:
+    """Return a parameter's type with its article, such as `an array of strings`; empty if it may be of any type.
+
+    Args:
+        schema: BFCL's or JSON schema of the parameter.
+    """
+    name = TYPES[schema.get("type", "any")][0]
+    item = TYPES[(schema.get("items") or {}).get("type", "any")][0]
+    if name == "any":
+        return ""
+    return f"{'an' if name[0] in 'aio' else 'a'} {name}" + (f" of {item}s" if name == "array" and item != "any" else "")

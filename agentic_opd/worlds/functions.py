@@ -18,7 +18,7 @@ from typing import Any, cast
 from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.calls import Answer, call_problems, json_schema, mistyped, verdict
+from agentic_opd.worlds.calls import Answer, call_problems, is_mistyped, json_schema, type_in_words, verdict
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
 from agentic_opd.worlds.schema import complete_schema, signature
 
@@ -116,8 +116,7 @@ class FunctionsWorld(CustomWorld):
         """Record a call that fits its function's schema."""
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
-            schema = next(one for one in state.case.schemas if one["function"]["name"] == name)
-            raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}. It is {signature(schema)}.")
+            raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
         state.made.append((name, arguments))
         return '{"status": "ok"}'
 
@@ -181,10 +180,12 @@ def _as_it_must_be(schema: Mapping[str, Any]) -> str:
     Written like the call, and without a negative sentence: a small model that reads one in a hint begins to explain.
     """
     function = schema["function"]
-    names = ", ".join(f'"{name}"' for name in function["parameters"].get("properties", {}))
-    return f'The name must be "{function["name"]}"' + (
-        f", the parameters {names}." if names else ", without parameters."
-    )
+    typed = [
+        f'"{name}" ({words})' if (words := type_in_words(one)) else f'"{name}"'
+        for name, one in function["parameters"].get("properties", {}).items()
+    ]
+    parameters = f", the parameters {', '.join(typed)}." if typed else ", without parameters."
+    return f'The name must be "{function["name"]}"{parameters}'
 
 
 def described(schema: Mapping[str, Any]) -> str:
@@ -281,7 +282,7 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
             for name, allowed in answer.items()
             for parameter, values in allowed.items()
             for schema in [functions[name]["parameters"]["properties"].get(parameter)]
-            if schema and any(value != "" and mistyped(schema, value) for value in values)
+            if schema and any(value != "" and is_mistyped(schema, value) for value in values)
         )
     except KeyError as error:
         raise DatasetError(f"{where}: no field or type {error}; types are those of Python and JSON") from error

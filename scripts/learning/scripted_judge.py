@@ -2,8 +2,9 @@
 
     python -m learning.scripted_judge PORT
 
-Of right calls it says nothing. Of others, its model names what the hint is: with `verbatim` the evidence itself, with
-`words` a sentence that says what to do.
+Of right calls it says nothing. Of others, its model names what the hint is. `verbatim` repeats what the environment
+says that the call must be, and gives no hint where it only says that a value is wrong; `words` writes a sentence that
+says what to do.
 """
 
 import re
@@ -13,7 +14,6 @@ from typing import Any
 from aiohttp import web
 
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
-_SIGNATURE = re.compile(r"[\w.]+\((?:[\w.?]+: \w+(?:, )?)*\)")
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
 _NO_HINT = "\\boxed{-1}"
 
@@ -28,10 +28,6 @@ def evidence(question: str) -> list[str]:
 
 def in_words(found: str) -> str:
     """Return what the agent should have done, from the environment's answer to wrong calls."""
-    known = next(iter(_SIGNATURE.findall(found)), None)
-    if "can't be called like this" in found:
-        wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
-        return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
     if call := _CALL.search(found):
         return f"Write only the call: {call[0]}"
     if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
@@ -48,8 +44,9 @@ def answer(question: str, model: str) -> str:
     found = "\n\n".join(evidence(question))
     if "The calls are right." in found:
         return _NO_HINT
-    hint = found if model == "verbatim" else in_words(found)
-    return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
+    call = _CALL.search(found)
+    hint = in_words(found) if model == "words" else call and call[0]
+    return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]" if hint else _NO_HINT
 
 
 async def _complete(request: web.Request) -> web.Response:

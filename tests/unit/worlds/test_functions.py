@@ -131,7 +131,6 @@ def made_world(folder: Path) -> tuple[HookedWorld, Task]:
 
 def test_wrong_calls_are_answered_with_what_is_wrong_and_do_not_count(tmp_path: Path) -> None:
     world, task = made_world(tmp_path)
-    known = "convert(value: number, unit: string, digits?: integer, steps?: array, place?: object)"
     said, verification = episode(
         world,
         task,
@@ -142,9 +141,9 @@ def test_wrong_calls_are_answered_with_what_is_wrong_and_do_not_count(tmp_path: 
     )
     assert said == [
         'Error: the name must be one of "convert", "stop".',
-        'Error: convert can\'t be called like this: unit is missing; value must be a number, and is "2"; there is no '
-        f"parameter units. It is {known}.",
-        f'Error: convert can\'t be called like this: steps must be an array of integers, and is ["1"]. It is {known}.',
+        "Error: convert can't be called like this: unit is missing; value must be a number; there is no parameter "
+        "units.",
+        "Error: convert can't be called like this: steps must be an array of integers.",
         '{"status": "ok"}',
     ]
     assert (verification.passed, verification.total, verification.judge_report) == (1, 1, "The calls are right.")
@@ -177,7 +176,7 @@ def test_a_small_models_prompt_holds_the_functions_and_one_turn_is_judged(tmp_pa
     (call,) = called["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
     verdict_text = world.verify(task, world.start(task)).judge_report
-    assert verdict_text == 'The name must be "convert", the parameters "unit", "value".'
+    assert verdict_text == 'The name must be "convert", the parameters "unit" (a string), "value" (a number).'
 
 
 def test_without_answers_no_call_is_right(tmp_path: Path) -> None:

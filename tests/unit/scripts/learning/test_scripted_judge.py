@@ -6,7 +6,7 @@ from learning.scripted_judge import answer, evidence, in_words
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.hints import Questions, parse_vote
 
-SIGNATURE = "pay(sum: number, tip?: number)"
+CALL = 'The name must be "py.pay", the parameters "sum" (a number).'
 
 
 def question(*texts: str) -> str:
@@ -20,22 +20,20 @@ def test_it_reads_what_came_after_the_turn() -> None:
     assert evidence(question("Error: no.", "No function was called.")) == ["Error: no.", "No function was called."]
 
 
-def test_verbatim_it_gives_the_evidence() -> None:
-    vote = parse_vote(answer(question("Error: no such function.", "Nothing was paid."), "verbatim"))
-    assert (vote.decision, vote.hint) == (1, "Error: no such function.\n\nNothing was paid.")
+@pytest.mark.parametrize(
+    ("verdict", "decision", "hint"), [(CALL, 1, CALL), ("pay: the parameter sum has a wrong value, 4.", -1, None)]
+)
+def test_verbatim_it_gives_what_the_environment_says_that_the_call_must_be(
+    verdict: str, decision: int, hint: str | None
+) -> None:
+    vote = parse_vote(answer(question("Error: no such function.", verdict), "verbatim"))
+    assert (vote.decision, vote.hint) == (decision, hint)
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (
-            'Error: the name must be "py.pay".\n\nThe name must be "py.pay", the parameters "sum".',
-            'Write only the call: The name must be "py.pay", the parameters "sum".',
-        ),
-        (
-            f"Error: pay can't be called like this: sum is missing. It is {SIGNATURE}.",
-            f"each in its type: {SIGNATURE}. Not so: sum is missing.",
-        ),
+        (f'Error: the name must be "py.pay".\n\n{CALL}', f"Write only the call: {CALL}"),
         ("pay: the parameter sum has a wrong value, 4.", "for the parameter sum: 4 is not what it asks for."),
         (
             "pay: the parameter tip does not belong to the call.",
