@@ -27,6 +27,7 @@ from agentic_opd.worlds.coding.world import CodingWorld
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "gateway"
+CONFIG = "configs/demo_gateway.yaml"
 POLICY = "scripts/demo_policy/policy"
 MOST_TURNS = 4
 
@@ -53,7 +54,7 @@ class Served:
 
 
 @contextmanager
-def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER) -> Generator[Served]:
+def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG) -> Generator[Served]:
     """A gateway on a free port, with a key of its own; its log is in the folder."""
     port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
@@ -63,7 +64,7 @@ def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER) -> Generator[Serv
         "agentic_opd",
         "gateway",
         "--config",
-        "configs/demo_gateway.yaml",
+        config,
         *address,
         *flags,
     )

@@ -25,6 +25,11 @@ adapters. Hints of opd, wrong-hint and no-hint are what the environment answered
 that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full trains
 whole weights.
 
+With --world person the rollouts are 36 sessions at the gateway of a person who wants short answers, and says so in
+words; the model is the same. Modes: opd (the person's words are the hint), binary (they are read as a score of 1 or -1
+for the turn), combined (both), no-hint. What is measured is the score of first answers to questions of no session: the
+share of the person's three rules that they keep.
+
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
 rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
 eopd, clipped, by-turn, annealed; each at its own best of three rates. The coding tasks have no examples then. Each
@@ -74,15 +79,18 @@ from learning.laboratory import (
     USUAL_FUNCTION_MODES,
     USUAL_MODES,
     USUAL_OBJECTIVES,
+    USUAL_PERSON_MODES,
     Examiner,
     Laboratory,
     Run,
     RunFailedError,
     Setting,
+    examiner,
     scripted_judge,
     settings_of,
 )
 from learning.objectives import collect, read_seconds
+from learning.person import PersonExaminer
 from learning.progress import Point, Progress, Rates, measured_rates, read_point, trained_steps, write_json, write_point
 from learning.results import (
     Curves,
@@ -98,6 +106,11 @@ from learning.results import (
 )
 
 SWEEP_SEED = 1000
+PERSON = {
+    **{"modes": list(USUAL_PERSON_MODES), "seeds": [0, 1], "rollouts": 36, "points": [0, 12, 24, 36], "epochs": 2},
+    **{"batch_sizes": [4], "minibatches": 1, "lrs": [5e-4]},
+}
+"""What --world person has in place of the defaults."""
 QUICK = {
     **{"seeds": [0], "rollouts": 16, "points": [0, 16], "eval_samples": 1},
     **{"batch_sizes": [8], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
@@ -132,7 +145,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--modes",
         nargs="+",
         choices=list(MODES),
-        help=f"default: {' '.join(USUAL_MODES)}; of functions: {' '.join(USUAL_FUNCTION_MODES)}",
+        help=f"default: {' '.join(USUAL_MODES)}; of functions: {' '.join(USUAL_FUNCTION_MODES)}; of person: "
+        f"{' '.join(USUAL_PERSON_MODES)}",
     )
     parser.add_argument(
         "--objectives",
@@ -164,7 +178,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--eval-samples",
         type=int,
-        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of functions' 200",
+        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of functions' 200, 2 of "
+        "person's 40",
     )
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
@@ -188,27 +203,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.out = args.out or Path("runs/learn" if args.objectives is None else "runs/objectives")
     if args.objectives is not None:
         compare_objectives(parser, args)
+    check_talk(parser, args)
+    if args.world == "person":
+        args.talk = True
+        for name, value in PERSON.items():
+            if getattr(args, name) == parser.get_default(name):
+                setattr(args, name, value)
     if args.quick:
-        vars(args).update(QUICK)
-    subject = SUBJECTS[args.world]
-    args.model = args.model or Path(subject.model)
-    args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "functions": 1}[args.world]
-    args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
-    if subject.modes and (others := [mode for mode in args.modes if mode not in subject.modes]):
-        parser.error(f"--world {args.world} has no {' '.join(others)}, only {' '.join(subject.modes)}")
-    if args.world == "functions" and (lacking := [str(one) for one in (args.model, BFCL) if not one.exists()]):
-        parser.error(
-            f"{' and '.join(lacking)} is missing: scripts/real_model makes the model, and `pip install --no-deps "
-            "--target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
-        )
-    if args.talk and args.group_size != parser.get_default("group_size"):
-        parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
-    if args.talk and args.world != "coding":
-        parser.error("--talk has no user who asks about databases: leave --world out")
-    if args.talk and (others := set(args.modes) - set(TALK_MODES)):
-        parser.error(
-            f"--talk has no {' '.join(sorted(others))}: nobody gives a reward, or says what a session is about"
-        )
+        vars(args).update(QUICK | ({"batch_sizes": [4]} if args.world == "person" else {}))
+    check_world(parser, args)
     args.settings = [Setting(*one) for one in product(args.lrs, args.batch_sizes, args.weights)]
     wanted = (args.rollouts, args.sweep_rollouts, *args.points)
     if any(size % args.group_size or any(n % size for n in wanted) for size in args.batch_sizes):
@@ -217,6 +220,36 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     args.points = sorted({n for n in args.points if n <= args.rollouts} | {0, args.rollouts})
     return args
+
+
+def check_talk(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse what `--talk` has none of."""
+    if not args.talk:
+        return
+    if args.world != "coding":
+        parser.error("--talk has no user who asks about databases or functions: leave --world out")
+    if args.group_size != parser.get_default("group_size"):
+        parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
+    if others := set(args.modes or ()) - set(TALK_MODES):
+        parser.error(
+            f"--talk has no {' '.join(sorted(others))}: nobody gives a reward, or says what a session is about"
+        )
+
+
+def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set what the world decides, and refuse modes that it has not and files that are missing."""
+    subject = SUBJECTS[args.world]
+    args.model = args.model or Path(subject.model)
+    args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "functions": 1, "person": 2}[args.world]
+    args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
+    if subject.modes and (others := [mode for mode in args.modes if mode not in subject.modes]):
+        parser.error(f"--world {args.world} has no {' '.join(others)}, only {' '.join(subject.modes)}")
+    needed = {"functions": (args.model, BFCL), "person": (args.model,)}.get(args.world, ())
+    if lacking := [str(one) for one in needed if not one.exists()]:
+        parser.error(
+            f"{' and '.join(lacking)} is missing: scripts/real_model makes the model, and `pip install --no-deps "
+            "--target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
+        )
 
 
 def compare_objectives(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -276,7 +309,7 @@ async def experiment(args: argparse.Namespace) -> int:
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
             *(args.talk, subject, args.group_size, args.through, judge_url, api_port),
         )
-        work = Work(args, laboratory, Examiner(laboratory))
+        work = Work(args, laboratory, examiner(laboratory))
         try:
             await work.do()
         finally:
@@ -298,7 +331,7 @@ def ports(out: Path) -> list[int]:
 class Work:
     """The sweep, then every seed; each finished curve is on disk."""
 
-    def __init__(self, args: argparse.Namespace, laboratory: Laboratory, examiner: Examiner) -> None:
+    def __init__(self, args: argparse.Namespace, laboratory: Laboratory, examiner: Examiner | PersonExaminer) -> None:
         self.args, self.laboratory, self.examiner = args, laboratory, examiner
         self.console = Console(stderr=True)
         self.sweep: Curves = read_curves(args.out / "sweep.json")
@@ -331,7 +364,7 @@ class Work:
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
                 said = f"{mode} seed {seed}, first solutions: {shown(firsts)}"
                 self.console.print(said, highlight=False, soft_wrap=True)
-            elif {0, run.rollouts} <= {*self.kept(run)}:
+            elif not args.talk and {0, run.rollouts} <= {*self.kept(run)}:
                 before, after = (self.samples(run, rollouts) for rollouts in (0, run.rollouts))
                 (args.out / run.name / "mistakes.md").write_text(first_mistakes(before, after))
             self.show()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import yaml
 from gateway_demo import gateway
 from local_server import LocalServer, child_process
-from openai import OpenAIError
+from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.text import text_lines
@@ -35,8 +35,9 @@ from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from learning.person import Person, PersonExaminer, person_tasks
 from learning.progress import Progress, cut_back, forget_weights, trained_steps
-from learning.talk import Protocol, TalkFailedError, User, converse
+from learning.talk import TalkFailedError, User, WireProtocol, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
@@ -108,8 +109,10 @@ USUAL_OBJECTIVES = (
 )
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
+MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"step_votes": 1}}}
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
+USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
@@ -149,6 +152,8 @@ class Subject(NamedTuple):
     """What modes change in this world, as `MODES`; without it each of them is possible, as `MODES` has it."""
     exam_temperature: float = 1.0
     has_scripted_judge: bool = False
+    has_person: bool = False
+    """The rollouts are a person's sessions at the gateway, who gives no reward."""
 
     def needs_expert(self, mode: str) -> bool:
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
@@ -180,6 +185,7 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
     "opd-full": {"trainer": _WHOLE, "env": {"hint_source": "judge"}},
 }
+_PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge_model_name": "person"}}
 SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
     # What is measured is never trained on: other schemas, other combinations.
@@ -201,6 +207,17 @@ SUBJECTS = {
         _FUNCTION_MODES,
         0.0,
         has_scripted_judge=True,
+    ),
+    # The judge repeats what the person replied.
+    "person": Subject(
+        "person.yaml",
+        "runs/models/smollm2-135m-instruct",
+        {},
+        {},
+        40,
+        dict.fromkeys(USUAL_PERSON_MODES, _PERSON),
+        has_scripted_judge=True,
+        has_person=True,
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -310,7 +327,7 @@ class Laboratory:
     subject: Subject = SUBJECTS["coding"]
     group_size: int = 4
     """Rollouts of one task, whose scores GRPO compares."""
-    through: Protocol = "chat"
+    through: WireProtocol = "chat"
     """With talk: the protocol that the user speaks."""
     judge_url: str | None = None
     """Where the scripted judge is asked."""
@@ -439,9 +456,12 @@ class Laboratory:
     async def _talking(self, run: Run, api: str, trained: Callable[[], int]) -> AsyncGenerator[Callable[[], None]]:
         """A gateway and its user; what is yielded raises RunFailedError once one of them has failed."""
         folder = self.out / run.name
-        with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder) as served:
-            user = User.at(served, self.vllm.model, self.through)
-            tasks = builtin_tasks(with_examples=self.examples)
+        config = f"configs/{self.subject.config if self.subject.has_person else 'demo_gateway.yaml'}"
+        with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder, config=config) as served:
+            if self.subject.has_person:
+                user, tasks = Person.at(served, self.vllm.model), person_tasks()
+            else:
+                user, tasks = User.at(served, self.vllm.model, self.through), builtin_tasks(with_examples=self.examples)
             batches = range(trained(), run.steps)
             talking = asyncio.create_task(converse(user, tasks, batches, run.setting.batch_size, trained))
 
@@ -538,6 +558,14 @@ class Laboratory:
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.training.trainer"]
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
+
+
+def examiner(laboratory: Laboratory) -> "Examiner | PersonExaminer":
+    """Return what measures the weights that the server has."""
+    if not laboratory.subject.has_person:
+        return Examiner(laboratory)
+    client = AsyncOpenAI(base_url=f"{laboratory.vllm.base_url}/v1", api_key="EMPTY", timeout=600)
+    return PersonExaminer(client, laboratory.vllm.model, laboratory.eval_samples)
 
 
 class Examiner:

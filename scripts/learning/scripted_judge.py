@@ -1,10 +1,11 @@
-"""A judge without a model, for the world of function calls: it reads the evidence of the question, as any judge does.
+"""A judge without a model, for function calls and a person's talks: it reads the evidence of the question, as any does.
 
     python -m learning.scripted_judge PORT
 
-Of right calls it says nothing. Of others, its model names what the hint is. `verbatim` repeats what the environment
-says that the call must be, and gives no hint where it only says that a value is wrong; `words` writes a sentence that
-says what to do.
+Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
+`verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
+`words` is a sentence that says what to do; `person` is what the person replied. Asked how good a turn was, it says 1 or
+-1 likewise.
 """
 
 import re
@@ -13,9 +14,12 @@ from typing import Any
 
 from aiohttp import web
 
+from learning.person import CONTENT
+
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
-_NO_HINT = "\\boxed{-1}"
+RIGHT = "The calls are right."
+HINT_START = "[HINT_START]"
 
 
 def evidence(question: str) -> list[str]:
@@ -39,19 +43,20 @@ def in_words(found: str) -> str:
     return f"Make the call differently: {found}"
 
 
-def answer(question: str, model: str) -> str:
-    """Return the judge's answer to a question."""
+def answer(system: str, question: str, model: str) -> str:
+    """Return the judge's answer to a question of hints, or to one whose system prompt asks how good the turn was."""
     found = "\n\n".join(evidence(question))
-    if "The calls are right." in found:
-        return _NO_HINT
+    is_content = any(text in found for text in (RIGHT, CONTENT))
+    if HINT_START not in system:
+        return "\\boxed{1}" if is_content else "\\boxed{-1}"
     call = _CALL.search(found)
-    hint = in_words(found) if model == "words" else call and call[0]
-    return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]" if hint else _NO_HINT
+    hint = {"words": in_words(found), "person": found}.get(model, call and call[0])
+    return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint and not is_content else "\\boxed{-1}"
 
 
 async def _complete(request: web.Request) -> web.Response:
     body: dict[str, Any] = await request.json()
-    text = answer(body["messages"][-1]["content"], body["model"])
+    text = answer(body["messages"][0]["content"], body["messages"][-1]["content"], body["model"])
     choices = [
         {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         for index in range(body.get("n") or 1)
@@ -69,7 +74,7 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
 
-NAMES = ("verbatim", "words")
+NAMES = ("verbatim", "words", "person")
 
 
 def main() -> None:

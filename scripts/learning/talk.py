@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from demo_policy.transcripts import complaint
 from gateway_demo import Served
@@ -70,7 +70,7 @@ AT_ONCE = 8
 """Sessions that are held at the same time."""
 MOST_TOKENS = 512
 """Of an answer."""
-Protocol = Literal["chat", "messages"]
+WireProtocol = Literal["chat", "messages"]
 """Of the gateway: OpenAI's chat completions, or Anthropic's messages."""
 
 
@@ -98,10 +98,10 @@ class User:
     model: str
     world: CodingWorld
     slots: asyncio.Semaphore
-    through: Protocol = "chat"
+    through: WireProtocol = "chat"
 
     @classmethod
-    def at(cls, served: Served, model: str, through: Protocol = "chat") -> "User":
+    def at(cls, served: Served, model: str, through: WireProtocol = "chat") -> "User":
         """A user of the model behind a gateway, who speaks this protocol."""
         client = AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
         return cls(served, client, model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE), through)
@@ -116,14 +116,7 @@ class User:
         """
         async with self.slots:
             await self._talk(task, name)
-            await asyncio.to_thread(self.served.ask, f"/sessions/{name}/end", {})
-        while (state := await self._state(name)) == "closed":  # noqa: ASYNC110 - another process makes the group.
-            await asyncio.sleep(0.5)
-        if state != "written":
-            raise TalkFailedError(f"the session {name} is {state}, expected written")
-
-    async def _state(self, name: str) -> str:
-        return (await asyncio.to_thread(self.served.ask, f"/sessions/{name}"))["state"]
+            await end_session(self.served, name, {})
 
     async def _talk(self, task: Task, name: str) -> None:
         messages: list[Any] = list(first_messages(self.world, task))
@@ -213,8 +206,31 @@ async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
     return {"role": "tool", "tool_call_id": call["id"], "content": result.content}
 
 
+async def end_session(served: Served, name: str, ending: dict[str, Any]) -> None:
+    """End a session, and wait until the gateway has written its group.
+
+    Raises:
+        TalkFailedError: no group was made of it.
+    """
+    await asyncio.to_thread(served.ask, f"/sessions/{name}/end", ending)
+    while (state := (await asyncio.to_thread(served.ask, f"/sessions/{name}"))["state"]) == "closed":  # noqa: ASYNC110
+        await asyncio.sleep(0.5)  # Another process makes the group.
+    if state != "written":
+        raise TalkFailedError(f"the session {name} is {state}, expected written")
+
+
+class Talker(Protocol):
+    """Who holds sessions."""
+
+    client: AsyncOpenAI
+
+    async def session(self, task: Task, name: str) -> None:
+        """Hold one to its end."""
+        ...
+
+
 async def converse(
-    user: User, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
+    user: Talker, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
 ) -> None:
     """Hold the sessions of each batch when the weights of the batches before it are there.
 

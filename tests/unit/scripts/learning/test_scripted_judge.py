@@ -4,7 +4,8 @@ import pytest
 from learning.scripted_judge import answer, evidence, in_words
 
 from agentic_opd.core.types import Evidence, HindsightPair
-from agentic_opd.distill.hints import Questions, parse_vote
+from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
+from agentic_opd.distill.prompts import JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 
 CALL = 'The name must be "py.pay", the parameters "sum" (a number).'
 
@@ -26,7 +27,7 @@ def test_it_reads_what_came_after_the_turn() -> None:
 def test_verbatim_it_gives_what_the_environment_says_that_the_call_must_be(
     verdict: str, decision: int, hint: str | None
 ) -> None:
-    vote = parse_vote(answer(question("Error: no such function.", verdict), "verbatim"))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, question("Error: no such function.", verdict), "verbatim"))
     assert (vote.decision, vote.hint) == (decision, hint)
 
 
@@ -44,11 +45,24 @@ def test_verbatim_it_gives_what_the_environment_says_that_the_call_must_be(
 )
 def test_in_words_it_says_what_to_do(found: str, said: str) -> None:
     assert said in in_words(found)
-    vote = parse_vote(answer(question(found), "words"))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, question(found), "words"))
     assert vote.decision == 1
     assert said in (vote.hint or "")
 
 
 @pytest.mark.parametrize("model", ["verbatim", "words"])
 def test_of_right_calls_it_has_nothing_to_say(model: str) -> None:
-    assert parse_vote(answer(question('{"status": "ok"}', "The calls are right."), model)).decision == -1
+    assert (
+        parse_vote(answer(JUDGE_SYSTEM_PROMPT, question('{"status": "ok"}', "The calls are right."), model)).decision
+        == -1
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "hint", "step"),
+    [("Shorter, please.", "Shorter, please.", -1), ("Thanks, that is how I like it.", None, 1)],
+)
+def test_a_persons_complaint_is_the_hint_and_decides_the_step(said: str, hint: str | None, step: int) -> None:
+    asked = question(said)
+    assert parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "person")).hint == hint
+    assert parse_step_vote(answer(JUDGE_STEP_PROMPT, asked, "person")) == step

@@ -1,0 +1,171 @@
+"""A person who wants short answers, by rules: sessions at the gateway, and what the policy's first answers are worth.
+
+In: a gateway, and a name for each session. Out: sessions that are over, without a reward. The person asks, reads the
+answer, says in words which of the rules it breaks, and asks no more than twice. Questions that are measured are none of
+those that sessions are about. The policy is a pretrained model, and no part of the rules is in its prompts.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from gateway_demo import Served
+from openai import AsyncOpenAI
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.types import Task
+from learning.talk import AT_ONCE, end_session
+
+MOST_WORDS = 40
+MOST_TOKENS = 160
+"""Of an answer."""
+MOST_COMPLAINTS = 2
+CONTENT = "Thanks, that is how I like it."
+TOO_LONG = (
+    "That is too long for me. Please answer in one or two short sentences.",
+    "I don't want to read so much. One or two short sentences are enough.",
+    "Shorter, please: two short sentences at most.",
+)
+NOT_PLAIN = (
+    "Please write it as one plain paragraph, without a list.",
+    "No list and no second paragraph, please: just plain text.",
+)
+NOT_ENDED = (
+    "You stopped in the middle. Please end with a whole sentence.",
+    "Your answer has no end. Please finish your last sentence.",
+)
+
+ASKED = """
+What is photosynthesis? How does a rainbow form? Why is the sea salty? What does a bee do all day? Why do leaves fall?
+How can I sleep better? What is gravity? Why do cats purr? How is glass made? What is a volcano? Why is the sky blue?
+How do birds find their way? What is inflation? How does a fridge work? Why do we yawn? What is an atom?
+How is paper made? What makes bread rise? Why do we dream? What is a black hole? How does a battery work?
+Why do onions make us cry? What is a glacier? How do fish breathe? What does the heart do? Why is exercise good for us?
+How is cheese made? What is a fossil? Why do stars shine? How do vaccines work? What is a desert? Why do dogs bark?
+How does soap clean? What is a virus? Why does ice float? How can I save water at home?
+"""
+MEASURED = """
+How do bats see in the dark? What is a comet? Why do we have seasons? How is chocolate made? What does the brain do?
+Why do metals rust? How do submarines dive? What is a tornado? Why do we need sleep? How does a camera work?
+What is a whale? Why is honey sweet? How do plants drink water? What is electricity? Why do we laugh?
+How does the internet work? What is a mountain? Why do birds sing? How is salt made? What is a shadow?
+How can I learn to cook? Why are trees important? What does a judge do? How does a clock work? What is an earthquake?
+Why do apples turn brown? How do spiders make webs? What is money? Why does the moon change? How can I be happier?
+What is a vitamin? Why do we blink? How does an engine work? What is a river? Why do flowers smell? How is silk made?
+What is a cell? Why do we shiver? How does a kite fly? What is music?
+"""
+
+
+def questions(text: str) -> list[str]:
+    """The questions of a text, in order."""
+    return [f"{one.strip()}?" for one in " ".join(text.split()).split("?") if one.strip()]
+
+
+def broken(answer: str) -> list[tuple[str, ...]]:
+    """The complaints of each rule that an answer breaks: it is long, no plain paragraph, or has no end."""
+    text = answer.strip()
+    rules = (
+        (len(text.split()) <= MOST_WORDS, TOO_LONG),
+        ("\n" not in text and "**" not in text, NOT_PLAIN),
+        (text.rstrip("\"')*").endswith((".", "!", "?")), NOT_ENDED),
+    )
+    return [said for kept, said in rules if not kept]
+
+
+def score(answer: str) -> float:
+    """The share of the three rules that an answer keeps."""
+    return 1 - len(broken(answer)) / 3
+
+
+def reply(answer: str, rng: Random) -> str:
+    """What the person says to an answer."""
+    return " ".join(rng.choice(said) for said in broken(answer)) or CONTENT
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Holds sessions at a gateway."""
+
+    served: Served
+    client: AsyncOpenAI
+    model: str
+    slots: asyncio.Semaphore
+
+    @classmethod
+    def at(cls, served: Served, model: str) -> "Person":
+        """A person who talks with the model behind a gateway."""
+        client = AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
+        return cls(served, client, model, asyncio.Semaphore(AT_ONCE))
+
+    async def session(self, task: Task, name: str) -> None:
+        """Hold a session, end it with the person's last words, and wait until the gateway has written its group.
+
+        Raises:
+            TalkFailedError: no group was made of it.
+            OpenAIError: a request failed.
+            OSError: the gateway is gone.
+        """
+        async with self.slots:
+            messages, rng = [{"role": "user", "content": task.prompt}], Random(name)
+            while True:
+                said = await first_words(self.client, self.model, messages, {"X-Session-Id": name})
+                words = reply(said, rng)
+                if words == CONTENT or len(messages) > 2 * MOST_COMPLAINTS:
+                    break
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": words}]
+            await end_session(self.served, name, {"feedback": words})
+
+
+def person_tasks() -> list[Task]:
+    """What the sessions are about."""
+    return [Task(f"person/{place}", question) for place, question in enumerate(questions(ASKED))]
+
+
+async def first_words(
+    client: AsyncOpenAI, model: str, messages: Sequence[Any], headers: dict[str, str] | None = None
+) -> str:
+    """The policy's answer to a conversation."""
+    done = await client.chat.completions.create(
+        model=model, messages=list(messages), temperature=1.0, max_tokens=MOST_TOKENS, extra_headers=headers
+    )
+    return done.choices[0].message.content or ""
+
+
+@dataclass(slots=True)
+class PersonExaminer:
+    """Measures first answers to questions that no session was about, at temperature 1."""
+
+    client: AsyncOpenAI
+    model: str
+    samples: int
+    """Of each question."""
+
+    async def pass_rate(self, folder: Path) -> tuple[float, int]:
+        """The mean score of the answers, and how many there were; each of them goes to samples.jsonl in `folder`."""
+        asked = [question for question in questions(MEASURED) for _ in range(self.samples)]
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def answered(question: str) -> str:
+            async with slots:
+                return await first_words(self.client, self.model, [{"role": "user", "content": question}])
+
+        answers = await gather_all(map(answered, asked))
+        rows = [
+            {"task_id": question, "score": score(answer), "answer": answer}
+            for question, answer in zip(asked, answers, strict=True)
+        ]
+        await asyncio.to_thread(_write, folder, rows)
+        return sum(map(score, answers)) / len(answers), len(answers)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self.client.close()
+
+
+def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
