@@ -120,6 +120,13 @@ class LossConfig(BaseModel):
     position_clip: float | None = _bound(
         "Divergences: maximum at one position, in nats; a larger value is scaled down, with its gradient", gt=0
     )
+    teacher_temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="Divergences: temperature of the teacher's row, normalised over the top K and the tail as one "
+        "token. With that of the rollouts (env.temperature) below 1, the policy learns what the teacher would sample, "
+        "instead of how unsure a hint makes it.",
+    )
     entropy_weight: float = Field(
         default=0.0,
         description="Divergences: weigh each position by exp(-entropy_weight H), where H (nats) is the entropy of the "

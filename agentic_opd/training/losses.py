@@ -14,7 +14,7 @@ k3. docs/losses.md lists what differs from each.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +115,12 @@ def bounded_advantage(rewards_BT: Tensor, gaps_BT: Tensor, scale: float, tempera
 
 
 def forward_kl(
-    student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, *, entry_clip: float | None = None
+    student_BTK: Tensor,
+    teacher_BTK: Tensor,
+    entries_BTK: Tensor,
+    *,
+    temperature: float = 1.0,
+    entry_clip: float | None = None,
 ) -> Tensor:
     """KL(teacher || student) over a row's K tokens and one tail bin for all others, [B, T] (SDFT).
 
@@ -126,19 +131,26 @@ def forward_kl(
         student_BTK: The student's logprobs of the row's tokens.
         teacher_BTK: The teacher's, as `distill_logprobs` holds them, or `contrast_target`.
         entries_BTK: bool, which entries exist. A position without entries is not scored and gives 0.
+        temperature: Of the teacher, as when sampling: p_k^(1/temperature), normalised over all bins. The tail counts as
+            one token.
         entry_clip: Maximum of each bin's term (OPSD); where it is reached, the term has no gradient.
     """
     there = _bins_there(entries_BTK)
-    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
+    p, q = _tempered(teacher_BTK, there, temperature), _with_tail(student_BTK, there)
     return _sum(p.exp() * (p - q), entries_BTK, entry_clip)
 
 
 def reverse_kl(
-    student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, *, entry_clip: float | None = None
+    student_BTK: Tensor,
+    teacher_BTK: Tensor,
+    entries_BTK: Tensor,
+    *,
+    temperature: float = 1.0,
+    entry_clip: float | None = None,
 ) -> Tensor:
     """KL(student || teacher) over a row's K tokens and the tail bin, [B, T] (SDPO). Arguments as `forward_kl`."""
     there = _bins_there(entries_BTK)
-    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
+    p, q = _tempered(teacher_BTK, there, temperature), _with_tail(student_BTK, there)
     return _sum(q.exp() * (q - p), entries_BTK, entry_clip)
 
 
@@ -148,6 +160,7 @@ def jensen_shannon(
     entries_BTK: Tensor,
     beta: float = 0.5,
     *,
+    temperature: float = 1.0,
     entry_clip: float | None = None,
 ) -> Tensor:
     """JS = beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student [B, T].
@@ -156,7 +169,7 @@ def jensen_shannon(
     `forward_kl`; beta is the teacher's share of the mixture, in (0, 1).
     """
     there = _bins_there(entries_BTK)
-    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
+    p, q = _tempered(teacher_BTK, there, temperature), _with_tail(student_BTK, there)
     m = torch.where(there, torch.logaddexp(p + math.log(beta), q + math.log1p(-beta)), 0.0)
     terms = beta * p.exp() * (p - m) + (1.0 - beta) * q.exp() * (q - m)
     return _sum(torch.where(there, terms, 0.0), entries_BTK, entry_clip)
@@ -190,6 +203,16 @@ def _with_tail(logprobs_BTK: Tensor, bins_there: Tensor, least: float = _LEAST_T
     mass = torch.where(entries_BTK, kept.exp(), 0.0).sum(-1, keepdim=True)
     row = torch.cat((kept, (1.0 - mass).clamp_min(least).log()), -1)
     return torch.where(bins_there, row, 0.0)
+
+
+def _tempered(teacher_BTK: Tensor, bins_there: Tensor, temperature: float) -> Tensor:
+    """Return the teacher's logprobs with the tail bin at a temperature, [B, T, K + 1], without a gradient."""
+    row = _with_tail(teacher_BTK.detach(), bins_there)
+    if temperature == 1.0:
+        return row
+    row = row / temperature
+    mass = torch.where(bins_there, row, -math.inf).logsumexp(-1, keepdim=True)
+    return torch.where(bins_there, row - mass, 0.0)
 
 
 def _sum(terms: Tensor, entries_BTK: Tensor, entry_clip: float | None = None) -> Tensor:
@@ -424,8 +447,9 @@ def _divergence(of_rows: Callable[..., Tensor]) -> Values:
         if of_rows is forward_kl and config.forward_above_entropy is not None:
             mask_BT = mask_BT & (row_entropy(x.teacher_BTK, x.entries_BTK) > config.forward_above_entropy)
         entries = x.entries_BTK & mask_BT[..., None]
-        options = {"beta": config.beta} if of_rows is jensen_shannon else {}
-        value = of_rows(x.student_BTK, x.teacher_BTK, entries, entry_clip=config.entry_clip, **options)
+        options: dict[str, Any] = {"beta": config.beta} if of_rows is jensen_shannon else {}
+        options |= {"temperature": config.teacher_temperature, "entry_clip": config.entry_clip}
+        value = of_rows(x.student_BTK, x.teacher_BTK, entries, **options)
         if config.position_clip is not None:
             value = value * (config.position_clip / value.detach().clamp_min(config.position_clip))
         if config.entropy_weight:

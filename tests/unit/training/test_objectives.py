@@ -216,6 +216,22 @@ def test_the_brakes_of_a_divergence_by_hand() -> None:
     torch.testing.assert_close(of_weighted, gradient * exp(-0.5 * ENTROPY))
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_teachers_temperature_by_hand(temperature: float) -> None:
+    powers = [p ** (1 / temperature) for p in P]
+    sharper = [one / sum(powers) for one in powers]
+    expected = {
+        "forward_kl": sum(p * log(p / q) for p, q in zip(sharper, Q, strict=True)),
+        "reverse_kl": sum(q * log(q / p) for p, q in zip(sharper, Q, strict=True)),
+        "jensen_shannon": sum(
+            0.5 * p * log(2 * p / (p + q)) + 0.5 * q * log(2 * q / (p + q)) for p, q in zip(sharper, Q, strict=True)
+        ),
+    }
+    for part, value in expected.items():
+        assert by_row(**{part: 1.0}, teacher_temperature=temperature)[0] == pytest.approx(value)
+        assert by_row(**{part: 1.0}, teacher_temperature=1.0)[0] == by_row(**{part: 1.0})[0]
+
+
 def test_eopd_is_the_reverse_divergence_and_the_forward_one_where_the_teacher_is_unsure() -> None:
     both, reverse = by_row(forward_kl=1.0, reverse_kl=1.0)[0], by_row(reverse_kl=1.0)[0]
     assert by_row(forward_kl=1.0, reverse_kl=1.0, forward_above_entropy=ENTROPY - 0.01)[0] == pytest.approx(both)
