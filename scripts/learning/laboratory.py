@@ -152,6 +152,8 @@ class Subject(NamedTuple):
     """What modes change in this world, as `MODES`; without it each of them is possible, as `MODES` has it."""
     exam_temperature: float = 1.0
     has_scripted_judge: bool = False
+    divergence: Mapping[str, object] = MappingProxyType({})
+    """Settings of the loss beside the weight of a divergence."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
 
@@ -207,6 +209,7 @@ SUBJECTS = {
         _FUNCTION_MODES,
         0.0,
         has_scripted_judge=True,
+        divergence={"teacher_temperature": 0.3},  # That of the rollouts.
     ),
     # The judge repeats what the person replied.
     "person": Subject(
@@ -552,7 +555,7 @@ class Laboratory:
             "minibatches": self.minibatches,
             "save_every": 1,
             "resume": str(trained_steps(self.out / run.name) > 0).lower(),
-            "loss": json.dumps(run.loss),
+            "loss": json.dumps({**run.loss, **(self.subject.divergence if "forward_kl" in run.loss else {})}),
             **self.subject.trainer(run.mode),
         }
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
