@@ -108,7 +108,7 @@ from learning.results import (
 SWEEP_SEED = 1000
 PERSON = {
     **{"modes": list(USUAL_PERSON_MODES), "seeds": [0, 1], "rollouts": 36, "points": [0, 12, 24, 36], "epochs": 2},
-    **{"batch_sizes": [4], "minibatches": 1, "lrs": [5e-4]},
+    **{"batch_sizes": [4], "minibatches": 1, "lrs": [5e-4], "weights": [1.0]},
 }
 """What --world person has in place of the defaults."""
 QUICK = {
