@@ -28,7 +28,7 @@ whole weights.
 With --world person the rollouts are 36 sessions at the gateway of a person who wants short answers, and says so in
 words; the model is the same. Modes: opd (the person's words are the hint), binary (they are read as a score of 1 or -1
 for the turn), combined (both), no-hint. What is measured is the score of first answers to questions of no session: the
-share of the person's three rules that they keep.
+share of the person's four rules that they keep.
 
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
 rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
@@ -108,7 +108,7 @@ from learning.results import (
 SWEEP_SEED = 1000
 PERSON = {
     **{"modes": list(USUAL_PERSON_MODES), "seeds": [0, 1], "rollouts": 36, "points": [0, 12, 24, 36], "epochs": 2},
-    **{"batch_sizes": [4], "minibatches": 1, "lrs": [5e-4], "weights": [1.0]},
+    **{"batch_sizes": [4], "minibatches": 1, "lrs": [2e-4], "weights": [1.0]},
 }
 """What --world person has in place of the defaults."""
 QUICK = {

@@ -35,7 +35,7 @@ from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from learning.person import Person, PersonExaminer, person_tasks
+from learning.person import TEMPERATURE, Person, PersonExaminer, person_tasks
 from learning.progress import Progress, cut_back, forget_weights, trained_steps
 from learning.talk import TalkFailedError, User, WireProtocol, converse
 
@@ -220,6 +220,7 @@ SUBJECTS = {
         40,
         dict.fromkeys(USUAL_PERSON_MODES, _PERSON),
         has_scripted_judge=True,
+        divergence={"teacher_temperature": TEMPERATURE},
         has_person=True,
     ),
 }

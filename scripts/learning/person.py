@@ -1,4 +1,4 @@
-"""A person who wants short answers, by rules: sessions at the gateway, and what the policy's first answers are worth.
+"""A person who wants short answers, by four rules: sessions at the gateway, and what first answers are worth.
 
 In: a gateway, and a name for each session. Out: sessions that are over, without a reward. The person asks, reads the
 answer, says in words which of the rules it breaks, and asks no more than twice. Questions that are measured are none of
@@ -7,6 +7,7 @@ those that sessions are about. The policy is a pretrained model, and no part of 
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from learning.talk import AT_ONCE, end_session
 MOST_WORDS = 40
 MOST_TOKENS = 160
 """Of an answer."""
+TEMPERATURE = 0.3
+"""Of all answers, also of those that are measured."""
 MOST_COMPLAINTS = 2
 CONTENT = "Thanks, that is how I like it."
 TOO_LONG = (
@@ -38,6 +41,12 @@ NOT_ENDED = (
     "You stopped in the middle. Please end with a whole sentence.",
     "Your answer has no end. Please finish your last sentence.",
 )
+OFF_TOPIC = ("That does not answer my question.", "I asked something else. Please answer my question.")
+_SMALL = {
+    *("what", "how", "why", "does", "the", "are", "can", "our", "for", "its", "all", "day"),
+    *("made", "make", "makes", "work", "good", "find", "their"),
+}
+"""Words of a question that say nothing of its topic, beside those of one or two letters."""
 
 ASKED = """
 What is photosynthesis? How does a rainbow form? Why is the sea salty? What does a bee do all day? Why do leaves fall?
@@ -65,25 +74,27 @@ def questions(text: str) -> list[str]:
     return [f"{one.strip()}?" for one in " ".join(text.split()).split("?") if one.strip()]
 
 
-def broken(answer: str) -> list[tuple[str, ...]]:
-    """The complaints of each rule that an answer breaks: it is long, no plain paragraph, or has no end."""
+def broken(answer: str, question: str) -> list[tuple[str, ...]]:
+    """The complaints of each rule that an answer breaks: it is long, no plain paragraph, has no end, or no topic."""
     text = answer.strip()
+    topics = [word[:4] for word in re.findall(r"[a-z]{3,}", question.lower()) if word not in _SMALL]
     rules = (
         (len(text.split()) <= MOST_WORDS, TOO_LONG),
         ("\n" not in text and "**" not in text, NOT_PLAIN),
         (text.rstrip("\"')*").endswith((".", "!", "?")), NOT_ENDED),
+        (any(topic in text.lower() for topic in topics), OFF_TOPIC),
     )
     return [said for kept, said in rules if not kept]
 
 
-def score(answer: str) -> float:
-    """The share of the three rules that an answer keeps."""
-    return 1 - len(broken(answer)) / 3
+def score(answer: str, question: str) -> float:
+    """The share of the four rules that an answer keeps."""
+    return 1 - len(broken(answer, question)) / 4
 
 
-def reply(answer: str, rng: Random) -> str:
+def reply(answer: str, question: str, rng: Random) -> str:
     """What the person says to an answer."""
-    return " ".join(rng.choice(said) for said in broken(answer)) or CONTENT
+    return " ".join(rng.choice(said) for said in broken(answer, question)) or CONTENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,7 @@ class Person:
             messages, rng = [{"role": "user", "content": task.prompt}], Random(name)
             while True:
                 said = await first_words(self.client, self.model, messages, {"X-Session-Id": name})
-                words = reply(said, rng)
+                words = reply(said, task.prompt, rng)
                 if words == CONTENT or len(messages) > 2 * MOST_COMPLAINTS:
                     break
                 messages += [{"role": "assistant", "content": said}, {"role": "user", "content": words}]
@@ -130,14 +141,14 @@ async def first_words(
 ) -> str:
     """The policy's answer to a conversation."""
     done = await client.chat.completions.create(
-        model=model, messages=list(messages), temperature=1.0, max_tokens=MOST_TOKENS, extra_headers=headers
+        model=model, messages=list(messages), temperature=TEMPERATURE, max_tokens=MOST_TOKENS, extra_headers=headers
     )
     return done.choices[0].message.content or ""
 
 
 @dataclass(slots=True)
 class PersonExaminer:
-    """Measures first answers to questions that no session was about, at temperature 1."""
+    """Measures first answers to questions that no session was about."""
 
     client: AsyncOpenAI
     model: str
@@ -154,12 +165,12 @@ class PersonExaminer:
                 return await first_words(self.client, self.model, [{"role": "user", "content": question}])
 
         answers = await gather_all(map(answered, asked))
-        rows = [
-            {"task_id": question, "score": score(answer), "answer": answer}
+        rows: list[dict[str, Any]] = [
+            {"task_id": question, "score": score(answer, question), "answer": answer}
             for question, answer in zip(asked, answers, strict=True)
         ]
         await asyncio.to_thread(_write, folder, rows)
-        return sum(map(score, answers)) / len(answers), len(answers)
+        return sum(row["score"] for row in rows) / len(rows), len(rows)
 
     async def close(self) -> None:
         """Close connections."""

@@ -6,24 +6,26 @@ import pytest
 from learning.__main__ import parse_args
 from learning.person import ASKED, CONTENT, MEASURED, person_tasks, questions, reply, score
 
+QUESTION = "What does a bee do all day?"
 SHORT = "Bees collect nectar. They make honey from it."
 
 
 @pytest.mark.parametrize(
     ("answer", "kept", "said"),
     [
-        (SHORT, 3, CONTENT),
-        (f"{SHORT} " * 6, 2, "short"),
-        (f"{SHORT}\n\nThey live in hives.", 2, "plain"),
-        ("**Bees** collect nectar.", 2, "plain"),
-        ('They say "buzz."', 3, CONTENT),
-        ("Bees collect nectar and", 2, "sentence"),
-        ("1. Bees\n" * 50, 0, "short"),
+        (SHORT, 4, CONTENT),
+        (f"{SHORT} " * 6, 3, "short"),
+        (f"{SHORT}\n\nThey live in hives.", 3, "plain"),
+        ("**Bees** collect nectar.", 3, "plain"),
+        ('They say "bee."', 4, CONTENT),
+        ("Bees collect nectar and", 3, "sentence"),
+        ("1. Bees\n" * 50, 1, "short"),
+        ("The sea is salty.", 3, "my question"),
     ],
 )
-def test_a_rule_that_is_broken_is_named_and_costs_a_third(answer: str, kept: int, said: str) -> None:
-    assert score(answer) == pytest.approx(kept / 3)
-    assert all(said in reply(answer, Random(seed)) for seed in range(9))
+def test_a_rule_that_is_broken_is_named_and_costs_a_quarter(answer: str, kept: int, said: str) -> None:
+    assert score(answer, QUESTION) == kept / 4
+    assert all(said in reply(answer, QUESTION, Random(seed)) for seed in range(9))
 
 
 def test_no_measured_question_is_asked_in_a_session() -> None:
