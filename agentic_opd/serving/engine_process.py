@@ -1,4 +1,4 @@
-"""What the plugin adds to vLLM's engine: the weight transfer `gloo`, and a limit of a request's prefix cache hit."""
+"""What the plugin adds to vLLM's engine: a weight transfer, a limit of prefix cache hits, and adapters on CPUs."""
 
 from typing import Any
 
@@ -10,8 +10,14 @@ MOST_CACHED = "agentic_opd_most_cached"
 
 def register() -> None:
     """Register the additions; vLLM calls this function in each of its processes, as a general plugin."""
+    from vllm.platforms import current_platform
+
     register_gloo()
     limit_cache_hits()
+    if current_platform.is_cpu():
+        from agentic_opd.serving.cpu_adapters import skip_tokens_without_adapter
+
+        skip_tokens_without_adapter()
 
 
 def limit_cache_hits() -> None:

@@ -1,6 +1,7 @@
 """LoRA adapters as versions on a real vLLM server: the numbers are peft's, the base stays, nothing pauses."""
 
 import json
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,13 @@ def generated(adapted: Adapted, ids: list[int], **more: Any) -> Any:
     return reply.body
 
 
+def metric(server: LocalServer, name: str) -> float:
+    """One of vLLM's own metrics, over all engines."""
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
 def test_each_version_reads_what_prefers_it_and_the_base_stays(adapted: Adapted, forward: Forward) -> None:
     server, ids = adapted.server, random_ids(21, 200, 1000)
     expected = {version: make_adapter(adapted.root / f"v{version}", version, ids) for version in (1, 2, 3)}
@@ -129,11 +137,7 @@ def test_twenty_pushes_read_no_context_of_the_base_again(adapted: Adapted) -> No
         return (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
     def hits() -> float:
-        import urllib.request
-
-        with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
+        return metric(server, "vllm:prefix_cache_hits_total")
 
     cached()
     make_adapter(adapted.root / "v4", 4, ids[:10])
@@ -258,6 +262,22 @@ def test_the_teacher_reads_by_the_base_or_by_its_own_adapter(adapted: Adapted, f
     check(score(server, [(ids, 60)], read_by="teacher")[0], ids, 60, 50, average)
     check(score(server, [(ids, 60)])[0], ids, 60, 50, policy)
     check(score(server, [(ids, 60)], read_by="base")[0], ids, 60, 50, forward(ids))
+
+
+def test_the_base_reads_the_same_beside_requests_of_adapters(adapted: Adapted, forward: Forward) -> None:
+    """With every slot in use, and requests with and without an adapter in one batch."""
+    server, ids = adapted.server, random_ids(26, 60, 1000)
+    for version in (301, 302, 303, 304):
+        make_adapter(adapted.root / f"v{version}", version, ids[:10])
+        load(adapted, version)
+    with ThreadPoolExecutor(12) as pool:
+        long = [pool.submit(generated, adapted, ids, max_tokens=300) for _ in range(6)]
+        until(lambda: metric(server, "vllm:num_requests_running") >= 6, 60)
+        for seed in range(4):
+            read = random_ids(30 + seed, 100, 1000)
+            check(score(server, [(read, 60)], read_by="base")[0], read, 60, 50, forward(read))
+        assert not all(one.done() for one in long)
+        assert {one.result()["weight_version"] for one in long} == {304}
 
 
 def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, tmp_path: Path) -> None:
