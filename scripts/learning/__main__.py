@@ -223,17 +223,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check_talk(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse what `--talk` has none of."""
+    """Refuse settings that do not apply to `--talk`."""
     if not args.talk:
         return
     if args.world != "coding":
-        parser.error("--talk has no user who asks about databases or functions: leave --world out")
+        parser.error("--talk is for the coding tasks only: leave --world out")
     if args.group_size != parser.get_default("group_size"):
-        parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
+        parser.error("with --talk every session is a group of one: leave --group-size out")
     if others := set(args.modes or ()) - set(TALK_MODES):
-        parser.error(
-            f"--talk has no {' '.join(sorted(others))}: nobody gives a reward, or says what a session is about"
-        )
+        parser.error(f"--talk has no mode {', '.join(sorted(others))}, which needs a reward or the task of a session")
 
 
 def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """A person who wants short answers, by four rules: sessions at the gateway, and what first answers are worth.
 
-In: a gateway, and a name for each session. Out: sessions that are over, without a reward. The person asks, reads the
-answer, says in words which of the rules it breaks, and asks no more than twice. Questions that are measured are none of
-those that sessions are about. The policy is a pretrained model, and no part of the rules is in its prompts.
+In: a gateway, and a name for each session. Out: ended sessions without a reward. The person asks a question, replies to
+each answer with the rules that it breaks, in words, and complains at most twice. Other questions are measured. The
+policy is a pretrained model, and its prompts do not hold the rules.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import Task
-from learning.talk import AT_ONCE, end_session
+from learning.talk import AT_ONCE, client_of, end_session
 
 MOST_WORDS = 40
 MOST_TOKENS = 160
@@ -109,8 +109,7 @@ class Person:
     @classmethod
     def at(cls, served: Served, model: str) -> "Person":
         """A person who talks with the model behind a gateway."""
-        client = AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
-        return cls(served, client, model, asyncio.Semaphore(AT_ONCE))
+        return cls(served, client_of(served), model, asyncio.Semaphore(AT_ONCE))
 
     async def session(self, task: Task, name: str) -> None:
         """Hold a session, end it with the person's last words, and wait until the gateway has written its group.
@@ -123,7 +122,7 @@ class Person:
         async with self.slots:
             messages, rng = [{"role": "user", "content": task.prompt}], Random(name)
             while True:
-                said = await first_words(self.client, self.model, messages, {"X-Session-Id": name})
+                said = await answer_to(self.client, self.model, messages, {"X-Session-Id": name})
                 words = reply(said, task.prompt, rng)
                 if words == CONTENT or len(messages) > 2 * MOST_COMPLAINTS:
                     break
@@ -136,7 +135,7 @@ def person_tasks() -> list[Task]:
     return [Task(f"person/{place}", question) for place, question in enumerate(questions(ASKED))]
 
 
-async def first_words(
+async def answer_to(
     client: AsyncOpenAI, model: str, messages: Sequence[Any], headers: dict[str, str] | None = None
 ) -> str:
     """The policy's answer to a conversation."""
@@ -162,7 +161,7 @@ class PersonExaminer:
 
         async def answered(question: str) -> str:
             async with slots:
-                return await first_words(self.client, self.model, [{"role": "user", "content": question}])
+                return await answer_to(self.client, self.model, [{"role": "user", "content": question}])
 
         answers = await gather_all(map(answered, asked))
         rows: list[dict[str, Any]] = [

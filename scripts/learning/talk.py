@@ -103,8 +103,7 @@ class User:
     @classmethod
     def at(cls, served: Served, model: str, through: WireProtocol = "chat") -> "User":
         """A user of the model behind a gateway, who speaks this protocol."""
-        client = AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
-        return cls(served, client, model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE), through)
+        return cls(served, client_of(served), model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE), through)
 
     async def session(self, task: Task, name: str) -> None:
         """Hold a session, end it, and wait until the gateway has written its group.
@@ -204,6 +203,11 @@ async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
     made = ToolCall(call["id"], call["function"]["name"], arguments, raw, None if arguments is not None else "not JSON")
     result = await place.run_tool(made)
     return {"role": "tool", "tool_call_id": call["id"], "content": result.content}
+
+
+def client_of(served: Served) -> AsyncOpenAI:
+    """OpenAI's client of a gateway."""
+    return AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
 
 
 async def end_session(served: Served, name: str, ending: dict[str, Any]) -> None:

@@ -162,5 +162,5 @@ def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[st
         assert (mode in laboratory.TALK_MODES) == fits, mode
     with pytest.raises(SystemExit):
         learn.parse_args(["--talk", "--modes", "opd", "grpo"])
-    assert "--talk has no grpo" in capsys.readouterr().err
+    assert "--talk has no mode grpo" in capsys.readouterr().err
     assert learn.parse_args(["--talk", "--modes", "opd", "no-hint"]).talk
