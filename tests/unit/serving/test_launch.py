@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.serving.launch import GUARD, command, environment, parse_args
+from agentic_opd.serving.launch import GUARD, command, environment, parse_args, why_no_adapters
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -131,3 +131,15 @@ def test_wrong_command_lines_are_explained(argv: list[str], message: str, capsys
     with pytest.raises(SystemExit, match="2"):
         parse_args(argv)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--dtype", "float32"], ["--dtype=float"], ["--seed", "1", "--dtype", "float32"]])
+def test_a_gpu_takes_no_adapters_in_float32(flags: list[str]) -> None:
+    asked = parse_args(["org/model", "--max-lora-rank", "8", "--", *flags])
+    assert "bfloat16 or float16" in (why_no_adapters(asked, cpu=False) or "")
+    assert why_no_adapters(asked, cpu=True) is None
+    assert why_no_adapters(parse_args(["org/model", "--", *flags]), cpu=False) is None
+    assert (
+        why_no_adapters(parse_args(["org/model", "--max-lora-rank", "8", "--", "--dtype", "float16"]), cpu=False)
+        is None
+    )
