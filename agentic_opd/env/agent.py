@@ -27,7 +27,7 @@ from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.env.setup import REQUIREMENTS, Setup, meet
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import fetch_info
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import OnAnswered, run_episode
 from agentic_opd.rollout.renderer import explained_tokenizer_errors
 from agentic_opd.runs.environment import FinishedGroup
@@ -56,7 +56,7 @@ class AgentEnv(BaseEnv):
     env_config_cls = AgentEnvConfig  # type: ignore[assignment]  # Atropos annotates the class as an instance
     server_cls = PolicyServer  # type: ignore[assignment]
     config: AgentEnvConfig
-    chat: Chat
+    chat: ChatFormat
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Task, World
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, load_policy_tokenizer
 from agentic_opd.sandboxes.memory import memory_limited
@@ -36,7 +36,7 @@ class Setup:
     """Names from the settings; the first that is set is loaded if there is no `tokenizer`."""
     tokenizer: Any = None
     clients: list[PluginClient] = field(default_factory=list[PluginClient])
-    chat: Chat | None = None
+    chat: ChatFormat | None = None
     tasks: list[Task] = field(default_factory=list[Task])
     eval_tasks: list[Task] = field(default_factory=list[Task])
 
@@ -45,7 +45,7 @@ class Setup:
         """The world of the settings."""
         return make_world(self.config.world, self.config, self.config.system_prompt)
 
-    def known_chat(self) -> Chat:
+    def known_chat(self) -> ChatFormat:
         """Return the chat that the renderer's check creates."""
         assert self.chat is not None
         return self.chat
@@ -137,7 +137,7 @@ async def check_tokens(setup: Setup) -> Note:
 async def check_renderer(setup: Setup) -> Note:
     """Create the renderer, and check that it parses a tool call back from the ids that it renders."""
     renderer = configured_renderer(setup.tokenizer, setup.config)
-    chat = Chat(renderer, setup.tokenizer, setup.world.tools)
+    chat = ChatFormat(renderer, setup.tokenizer, setup.world.tools)
     check_round_trip(chat)
     setup.chat = chat
     return Note(f"{type(renderer).__name__}: a tool call comes back as it was written")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Message
 from agentic_opd.plugin.sampling import Delta, SampledToken
-from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion
 
 _MAY_BE_TAG = re.compile(r"<(?![\s=0-9])")
@@ -60,7 +60,9 @@ class Finished:
 class Choice:
     """The state of one choice while it is sampled."""
 
-    def __init__(self, index: int, chat: Chat, prompt_ids: list[int], message_index: int, keeps_stop: bool) -> None:
+    def __init__(
+        self, index: int, chat: ChatFormat, prompt_ids: list[int], message_index: int, keeps_stop: bool
+    ) -> None:
         """Start without tokens."""
         self.index = index
         self._chat, self._prompt_ids, self._message_index = chat, prompt_ids, message_index

@@ -11,7 +11,7 @@ from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import ToolChoice
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 
 _NAME, _ARGUMENTS = "name_of_tool", {"argument": "mark"}
 _BETWEEN_CALLS = "\n"
@@ -25,7 +25,7 @@ class CallForm(NamedTuple):
     end: str
 
 
-def call_form(chat: Chat) -> CallForm | None:
+def call_form(chat: ChatFormat) -> CallForm | None:
     """Return the form of calls; None if this model does not write their arguments as JSON."""
     call = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}}
     turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -17,7 +17,7 @@ from agentic_opd.core.types import IMAGE_MARK, Message
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.request import Asked, GivenImage
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import ImageTokens
+from agentic_opd.rollout.chat_format import ImageTokens
 from agentic_opd.wire.images import MEDIA_TYPES, ImageFolder, digest_of, kind_of
 
 MOST_IMAGES = 128

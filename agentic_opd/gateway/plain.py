@@ -1,4 +1,4 @@
-"""Prompts that the client rendered itself, as text or token ids: a `Chat` whose prompt is what the request gives. Pure.
+"""Prompts that the client rendered itself, as text or token ids: a `ChatFormat` that leaves them as they are. Pure.
 
 A prompt that ends with the template's opening of an assistant's turn has a place for hints, in front of the opening.
 """
@@ -10,10 +10,10 @@ from renderers import Renderer
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
+from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn, Prompt
 
 
-class PlainChat(Chat):
+class PlainFormat(ChatFormat):
     """The prompt of one request. Its answers are text without tool calls."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:

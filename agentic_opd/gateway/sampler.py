@@ -25,13 +25,13 @@ from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, call_form, call_grammar
 from agentic_opd.gateway.images import image_digests
-from agentic_opd.gateway.plain import PlainChat
+from agentic_opd.gateway.plain import PlainFormat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import OpenSession, Place
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat, ImageTokens, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.renderer import with_template_options
 
@@ -55,7 +55,7 @@ single tokens of many streams would take CPU time from the engine.
 _UNSEEN_TOGETHER = 128
 """Tokens per event for a client that does not stream: few events, but frequent enough to keep the connection active."""
 _CHATS_KEPT = 64
-"""Number of tool sets whose `Chat` is cached."""
+"""Number of tool sets whose `ChatFormat` is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Sampler:
     ) -> None:
         """Start without turns; ids count from `first_turn_id`."""
         self._telemetry, self._keep = telemetry, keep
-        self._chats = _Chats(renderer, tokenizer)
+        self._chats = _ChatFormats(renderer, tokenizer)
         self._aside = ThreadPoolExecutor(1, "rendering")
-        self._chats_aside: _Chats | None = None
+        self._chats_aside: _ChatFormats | None = None
         self._turn_ids = itertools.count(first_turn_id)
         self._streams = 0
         """Number of open answers to streaming clients."""
@@ -181,7 +181,7 @@ class Sampler:
         self._chats_aside = self._chats_aside or self._chats.copy()
         return self._prompted(self._chats_aside.of(asked).with_images(images), place, asked)
 
-    def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+    def _prompted(self, chat: ChatFormat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
             conversation = Conversation.restored(chat, trace_of(place.path))
             conversation.answer(place.new)
@@ -326,17 +326,17 @@ def _too_long(asked: Asked, length: str, context: int) -> ClientError:
     return ClientError(400, said, asked.at, CONTEXT_FULL)
 
 
-class _Chats:
-    """Cache of `Chat` objects for the tools and template options used last."""
+class _ChatFormats:
+    """Cache of `ChatFormat` objects for the tools and template options used last."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._by_key = OrderedDict[bytes, Chat]()
+        self._by_key = OrderedDict[bytes, ChatFormat]()
 
     @cached_property
-    def base(self) -> Chat:
+    def base(self) -> ChatFormat:
         """The chat without tools and options."""
-        return Chat(self._renderer, self._tokenizer, ())
+        return ChatFormat(self._renderer, self._tokenizer, ())
 
     @cached_property
     def call_form(self) -> CallForm | None:
@@ -344,12 +344,12 @@ class _Chats:
         return call_form(self.base)
 
     @cached_property
-    def _plain(self) -> PlainChat:
-        return PlainChat(self._renderer, self._tokenizer)
+    def _plain(self) -> PlainFormat:
+        return PlainFormat(self._renderer, self._tokenizer)
 
-    def copy(self) -> "_Chats":
+    def copy(self) -> "_ChatFormats":
         """Return an empty cache with copies of the renderer and the tokenizer."""
-        return _Chats(*deepcopy((self._renderer, self._tokenizer)))
+        return _ChatFormats(*deepcopy((self._renderer, self._tokenizer)))
 
     def effective(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that change this model's prompts; see `with_template_options`.
@@ -371,7 +371,7 @@ class _Chats:
                 400, f"prompt: {wrong} is no token of the model, which has {len(self._tokenizer)}", "prompt"
             )
 
-    def of(self, asked: Asked) -> Chat:
+    def of(self, asked: Asked) -> ChatFormat:
         """Return the chat of a request; for a prompt that is not rendered, one that writes this prompt."""
         if asked.prompt is not None:
             chat = copy(self._plain)
@@ -381,7 +381,7 @@ class _Chats:
         chat = self._by_key.pop(key, None)
         if chat is None:
             renderer = with_template_options(self._renderer, self._tokenizer, asked.template)[0]
-            chat = Chat(renderer, self._tokenizer, asked.tools)
+            chat = ChatFormat(renderer, self._tokenizer, asked.tools)
         self._by_key[key] = chat
         while len(self._by_key) > _CHATS_KEPT:
             self._by_key.popitem(last=False)

@@ -20,7 +20,7 @@ from agentic_opd.core.types import (
     Trace,
     Turn,
 )
-from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
+from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Conversation:
     proportional to what it adds, except for the renderer's work on the whole prompt and the request that sends it.
     """
 
-    def __init__(self, chat: Chat, messages: Sequence[Message]) -> None:
+    def __init__(self, chat: ChatFormat, messages: Sequence[Message]) -> None:
         """Start with the messages before the first turn; nothing is rendered yet."""
         self.chat = chat
         self.messages: list[Message] = list(messages)
@@ -54,7 +54,7 @@ class Conversation:
         """Prompt whose ids are at the end of `_tokens`; masks and logprobs are extended when its turn is added."""
 
     @classmethod
-    def restored(cls, chat: Chat, trace: Trace) -> "Conversation":
+    def restored(cls, chat: ChatFormat, trace: Trace) -> "Conversation":
         """Return a conversation that continues `trace`, whose last message and tokens are those of its last turn."""
         conversation = cls(chat, trace.messages)
         conversation.turns = list(trace.turns)

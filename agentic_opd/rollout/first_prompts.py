@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from agentic_opd.core.types import Message, Task, World
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 
 
 def first_messages(world: World, task: Task) -> list[Message]:
@@ -20,7 +20,7 @@ def _user(task: Task) -> Message:
 
 
 def too_long(
-    tasks: Iterable[Task], world: World, chat: Chat, max_token_length: int, *, by_program: bool = False
+    tasks: Iterable[Task], world: World, chat: ChatFormat, max_token_length: int, *, by_program: bool = False
 ) -> dict[str, int]:
     """Find the tasks whose first prompt leaves no room for a sampled token.
 
@@ -38,7 +38,7 @@ def too_long(
         Task id -> tokens of its first prompt; for a text too large to tokenise, a lower bound.
     """
     if by_program:
-        chat = Chat(chat.renderer, chat.tokenizer, ())
+        chat = ChatFormat(chat.renderer, chat.tokenizer, ())
     longest = max(len(token.encode()) for token in chat.tokenizer.get_vocab())
     found: dict[str, int] = {}
     frame: int | None = None

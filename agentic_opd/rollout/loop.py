@@ -21,7 +21,7 @@ from agentic_opd.core.types import (
     World,
     WorldSession,
 )
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
 from agentic_opd.rollout.first_prompts import first_messages
@@ -199,7 +199,7 @@ async def run_episode(
     task: Task,
     policy: SamplingPolicy,
     world: World,
-    chat: Chat,
+    chat: ChatFormat,
     config: RolloutConfig,
     user_reply: UserReply | None = None,
     on_answered: OnAnswered | None = None,

@@ -1,6 +1,6 @@
 """Choose the renderer of a model's conversations, and check at start-up that it preserves sampled turns.
 
-In: a tokenizer and the settings. Out: a renderer of the package `renderers`, for `chat.Chat`.
+In: a tokenizer and the settings. Out: a renderer of the package `renderers`, for `chat_format.ChatFormat`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
 from agentic_opd.plugin.info import fetch_model_path
-from agentic_opd.rollout.chat import Chat, Prompt
+from agentic_opd.rollout.chat_format import ChatFormat, Prompt
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.template import TemplateRenderer
 from agentic_opd.rollout.tool_formats import FORMATS, OF_RENDERERS, WRITTEN
@@ -81,7 +81,7 @@ def load_renderer(
 ) -> Renderer:
     """Create the renderer `name` for `tokenizer`; it extends prompts after user messages too.
 
-    `Chat.next_prompt` detects whether the model family drops earlier reasoning after user messages; the option
+    `ChatFormat.next_prompt` detects whether the model family drops earlier reasoning after user messages; the option
     `thinking_retention` decides it instead, if set.
 
     Args, as the settings of `RendererConfig`:
@@ -313,7 +313,7 @@ class StoppingAt:
 _CALL = {"command": "ls"}
 
 
-def check_round_trip(chat: Chat) -> None:
+def check_round_trip(chat: ChatFormat) -> None:
     """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout.
 
     Raises:
@@ -344,7 +344,7 @@ def check_round_trip(chat: Chat) -> None:
         chat.first_prompt([*before, turn, answer])
 
 
-def _unread(chat: Chat, name: str, written: str) -> RendererError:
+def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
     """Return the error for a written call to `name` that can't be parsed back, with what to do."""
     if name not in written:
         return RendererError(
@@ -359,7 +359,7 @@ def _unread(chat: Chat, name: str, written: str) -> RendererError:
     )
 
 
-def _completion(chat: Chat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
+def _completion(chat: ChatFormat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
     """Return the ids of the last message as the renderer writes it, after the prefix shared with its prompt."""
     whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
     pairs = enumerate(zip(prompt.token_ids, whole, strict=False))

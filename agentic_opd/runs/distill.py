@@ -45,7 +45,7 @@ from agentic_opd.distill.records import (
 )
 from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat, ImageTokens, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -60,7 +60,7 @@ UNMATCHED = (AlignmentError, RendererError)
 """Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
 
 
-def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
+def trace_of(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
     """Return the trace of a rollout of any origin; its turns are located by rendering its messages.
 
     Without an assistant's message, the messages are read from the tokens (see `transcript`). If there are fewer sampled
@@ -85,7 +85,7 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
         return replace(read, messages=tuple(messages))
 
 
-def _rendered_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
     kept = without_second_stops(rollout, chat.stop_token_ids)
     tokens = tuple(rollout.tokens_T[at] for at in kept)
     messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
@@ -129,7 +129,7 @@ def _compared(message: Message) -> tuple[bool, str | None]:
     return is_turn, None if is_turn else str(message["content"]).strip()
 
 
-def _read_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+def _read_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
     try:
         return reader_for(chat.renderer, chat.tokenizer).trace(rollout)
     except UNMATCHED as error:
@@ -169,7 +169,7 @@ def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
     return replace(turn, **places, end=kept[turn.end - 1] + 1)
 
 
-def traces_of(messages: Sequence[Message], chat: Chat) -> tuple[Trace, ...]:
+def traces_of(messages: Sequence[Message], chat: ChatFormat) -> tuple[Trace, ...]:
     """Return the traces of a conversation in text; their ids come from the renderer and were not sampled.
 
     Assistant messages before the first user message, and turns with a call whose arguments are not a JSON object, are
@@ -220,8 +220,8 @@ def arrays_of(rollout: ScoredRollout, rows: Iterable[WrittenRows], top_k: int) -
 class PolicyDistiller:
     """A policy server with its judge and teacher; created by `connected`."""
 
-    chat: Chat
-    """Chat of the policy's renderer, without tools."""
+    chat: ChatFormat
+    """ChatFormat of the policy's renderer, without tools."""
     distiller: Distiller
     policy: PluginClient
     """Scoring client of the policy's own weights."""
@@ -262,7 +262,7 @@ class PolicyDistiller:
             policy = await PluginClient.connected(client)
             policy.images = images
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
-            chat = Chat(configured_renderer(tokenizer, rendering), tokenizer, ())
+            chat = ChatFormat(configured_renderer(tokenizer, rendering), tokenizer, ())
             context = policy.info.max_model_len
             distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
             try:
@@ -275,11 +275,11 @@ class PolicyDistiller:
         finally:
             await client.close()
 
-    def chat_with(self, tools: Sequence[dict[str, Any]]) -> Chat:
+    def chat_with(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return a chat of the policy's renderer with tools in OpenAI's format."""
-        return Chat(self.chat.renderer, self.chat.tokenizer, tools)
+        return ChatFormat(self.chat.renderer, self.chat.tokenizer, tools)
 
-    def chat_of(self, rollout: ScoredRollout, chat: Chat) -> Chat:
+    def chat_of(self, rollout: ScoredRollout, chat: ChatFormat) -> ChatFormat:
         """Return the chat with the tokens of the pictures that a rollout holds."""
         placeholder = self.policy.info.image_placeholder
         if not rollout.images or placeholder is None:

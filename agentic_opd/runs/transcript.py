@@ -19,7 +19,7 @@ from typing import Any
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, Trace, Turn
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.wire.group import ScoredRollout
 
 _MARK = "zqxqz"
@@ -83,7 +83,7 @@ class _Content:
 class TranscriptReader:
     """Splits sequences at the texts that a renderer writes between contents."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
         self._following: dict[str, dict[str, str]] = {}
         """Role -> text after its content -> role of the next content."""
@@ -237,4 +237,4 @@ def _shown(text: str) -> str:
 @lru_cache(maxsize=4)
 def reader_for(renderer: Any, tokenizer: Any) -> TranscriptReader:
     """Return the reader of a renderer's sequences; the last ones are kept."""
-    return TranscriptReader(Chat(renderer, tokenizer, ()))
+    return TranscriptReader(ChatFormat(renderer, tokenizer, ()))

@@ -17,7 +17,7 @@ import yaml
 from jinja2 import StrictUndefined, Template
 
 from agentic_opd.core.types import Episode, Message, Task
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.sandboxes.factory import sandbox_factory
@@ -147,7 +147,7 @@ class ShellWorld(RememberingWorld):
 class ShellAuthor(Author):
     """Writes transcripts of mini-swe-agent's episodes."""
 
-    def __init__(self, chat: Chat, world: ShellWorld, rates: Rates = RATES, mix: Mix = MIX) -> None:
+    def __init__(self, chat: ChatFormat, world: ShellWorld, rates: Rates = RATES, mix: Mix = MIX) -> None:
         super().__init__(chat, world, rates, mix)
         self.tasks = {
             examples: [replace(task, prompt=world.form.task_message(task.prompt)) for task in tasks]

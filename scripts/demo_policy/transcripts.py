@@ -16,7 +16,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -103,7 +103,9 @@ class Mix:
 class Author:
     """Writes transcripts with one tokenizer; the tools' results come from `world`."""
 
-    def __init__(self, chat: Chat, world: RememberingWorld, rates: Rates | None = None, mix: Mix | None = None) -> None:
+    def __init__(
+        self, chat: ChatFormat, world: RememberingWorld, rates: Rates | None = None, mix: Mix | None = None
+    ) -> None:
         self.chat = chat
         self.world = world
         self.rates = rates or Rates()

@@ -33,7 +33,7 @@ from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Task, TeacherRequest, ToolCall, World
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.report.lifts import ResampledTurn
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
@@ -146,7 +146,7 @@ async def check_weights(turns: Sequence[HintedTurn], teacher: PluginClient, serv
         )
 
 
-def check_tokens(turns: Iterable[HintedTurn], chat: Chat, tokenizer_name: str) -> None:
+def check_tokens(turns: Iterable[HintedTurn], chat: ChatFormat, tokenizer_name: str) -> None:
     """Refuse a tokenizer in which the tokens do not spell the messages beside them.
 
     Raises:
@@ -187,7 +187,7 @@ class Resampler:
 
     world: World
     tasks: Mapping[str, Task]
-    chat: Chat
+    chat: ChatFormat
     sample: SampleMany
     samples: int
     config: RolloutConfig

@@ -12,7 +12,7 @@ import pytest
 from local_server import LocalServer
 
 from agentic_opd.env.config import default_settings
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import trace_of
 from agentic_opd.wire.group import ScoredGroup
@@ -158,7 +158,7 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / MODEL)
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, demo_tools())
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, demo_tools())
     group = ScoredGroup.from_wire(demo.groups[0])
     trace = trace_of(group.rollouts[0], chat)
     space: dict[str, Any] = {}

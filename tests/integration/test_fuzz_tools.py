@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.types import Episode, StopReason, Task, ToolCall
-from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.loop import run_episode
@@ -111,10 +111,10 @@ def hostile_call(rng: Random) -> ToolCall:
     return ToolCall("c", name, arguments, raw="")
 
 
-class HostileChat(Chat):
+class HostileChat(ChatFormat):
     """Reads hostile calls out of every turn but the last, whatever was sampled."""
 
-    def __init__(self, chat: Chat, rng: Random, turns: int) -> None:
+    def __init__(self, chat: ChatFormat, rng: Random, turns: int) -> None:
         super().__init__(chat.renderer, chat.tokenizer, chat.tools)
         self.rng, self.turns = rng, turns
 
@@ -140,7 +140,7 @@ def test_every_episode_of_an_evaluation_has_a_row_whatever_its_calls(tmp_path: P
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     settings = CodingConfig(sandbox_memory_mb=256, sandbox_disk_mb=64, tool_timeout_s=4.0, verify_timeout_s=10.0)
     world = CodingWorld(settings)
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
     policy = OneWord(tokenizer.encode("x<|im_end|>", add_special_tokens=False))
     turns = -(-CALLS // EPISODES // CALLS_A_TURN)
     rollout = RolloutConfig(max_turns=turns + 1, max_token_length=10**7)

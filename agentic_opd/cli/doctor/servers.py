@@ -21,7 +21,7 @@ from agentic_opd.distill.scoring import encode_hint
 from agentic_opd.env.config import AgenticOPDEnvConfig, tokenizer_names
 from agentic_opd.env.setup import Note, Setup, Status
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 
 _RETRY_S, _TIMEOUT_S = 2.0, 30.0
 """Time limits in seconds, shorter than a run's, for a quick diagnosis."""
@@ -149,7 +149,7 @@ async def check_rendering(setup: DoctorSetup) -> Note:
     )
 
 
-async def _check_ids_survive(client: PluginClient, chat: Chat) -> None:
+async def _check_ids_survive(client: PluginClient, chat: ChatFormat) -> None:
     """Check that the server decodes the ids of a rendered tool call to a text that encodes to the same ids."""
     name = chat.tools[0]["function"]["name"] if chat.tools else "run"
     call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}

@@ -20,7 +20,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
@@ -71,7 +71,7 @@ class SqlMix:
 class SqlAuthor:
     """Writes transcripts with one tokenizer, in the real world with the real rendering."""
 
-    def __init__(self, chat: Chat, mix: SqlMix | None = None) -> None:
+    def __init__(self, chat: ChatFormat, mix: SqlMix | None = None) -> None:
         self.chat = chat
         self.mix = mix or SqlMix()
         self.sql_world = GeneratedSql()
@@ -196,10 +196,10 @@ def _word(rng: Random) -> str:
     return "".join(syllables)
 
 
-def sql_chat(tokenizer: PreTrainedTokenizerFast) -> Chat:
+def sql_chat(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
     """How the SQL world's tools are told to the policy."""
     world = HookedWorld(GeneratedSql(), CodingConfig())
-    return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
+    return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
 
 def call(name: str, **arguments: str) -> str:

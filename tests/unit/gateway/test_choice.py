@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentic_opd.gateway.choice import Choice, Finished, held_back
 from agentic_opd.plugin.sampling import Delta, SampledToken
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from tests.unit.conftest import make_tokenizer
 
@@ -19,7 +19,7 @@ def play(
     """Sample `text`: the shown content and reasoning, and the whole choice."""
     tokenizer = make_tokenizer()
     renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": thinks})
-    chat = Chat(renderer, tokenizer, [TOOL] if tools else [])
+    chat = ChatFormat(renderer, tokenizer, [TOOL] if tools else [])
     prompt_ids = [*chat.first_prompt([{"role": "user", "content": "u"}]).token_ids]
     ids = tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
     choice, content, reasoning = Choice(0, chat, prompt_ids, 1, keeps_stop=False), "", ""

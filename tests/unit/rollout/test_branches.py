@@ -27,7 +27,7 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop
@@ -75,7 +75,7 @@ LINES = (
 
 
 def rolled_out(tokenizer: Any, *lines: str, reward: float = 0.5) -> Episode:
-    chat = Chat(load_renderer(tokenizer, "qwen3", {}), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {}), tokenizer, TOOL_SPECS)
     policy = ScriptedPolicy(tokenizer, *lines)
     session: Any = Replies(policy)
     episode = asyncio.run(AgentLoop(TASK, Conversation(chat, START), session, RolloutConfig(max_turns=9)).run(policy))
@@ -121,7 +121,7 @@ def test_a_rollout_without_reasoning_is_one_sequence(tokenizer: Any) -> None:
 
 
 def test_an_episode_that_ends_before_its_next_turn_keeps_the_sequence_before(tokenizer: Any) -> None:
-    chat = Chat(load_renderer(tokenizer, "qwen3", {}), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {}), tokenizer, TOOL_SPECS)
     conversation = Conversation(chat, START)
     policy = ScriptedPolicy(tokenizer, LINES[1])
     conversation.add(asyncio.run(policy.sample(conversation.prompt(), 999)))
@@ -183,7 +183,7 @@ MOVING = (
 def test_a_template_that_moves_its_tools_makes_branches_too(tokenizer: Any) -> None:
     moving = copy(tokenizer)
     moving.chat_template = MOVING
-    chat = Chat(load_renderer(moving, "default", {"tool_parser": "hermes"}), moving, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(moving, "default", {"tool_parser": "hermes"}), moving, TOOL_SPECS)
     check_round_trip(chat)
     policy = ScriptedPolicy(moving, call("terminal", command="ls"), "Is it this?", "Done.")
     session: Any = Replies(policy)

@@ -12,7 +12,7 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError, RendererError
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.conversation_index import ConversationIndex, Match, identity
 from agentic_opd.rollout.renderer import load_renderer
@@ -39,7 +39,7 @@ class ChangingRenderer:
 
 def begin(tokenizer: Any, renderer: Any = None, start: list[Message] = START) -> Conversation:
     renderer = renderer or load_renderer(tokenizer, "qwen3", {"enable_thinking": False})
-    return Conversation(Chat(renderer, tokenizer, TOOL_SPECS), start)
+    return Conversation(ChatFormat(renderer, tokenizer, TOOL_SPECS), start)
 
 
 def said(conversation: Conversation, text: str, version: int | None = None) -> Completion:

@@ -19,7 +19,7 @@ from agentic_opd.core.errors import AlignmentError, DatasetError
 from agentic_opd.core.types import Episode, Task
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs, shown_text
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.first_prompts import too_long
@@ -71,10 +71,10 @@ class Scripted:
         return Completion(ids, (-0.5,) * len(ids))
 
 
-def rolled_out(tokenizer: Any) -> tuple[Episode, list[str], HookedWorld, Chat]:
+def rolled_out(tokenizer: Any) -> tuple[Episode, list[str], HookedWorld, ChatFormat]:
     world = HookedWorld(Bell(), CodingConfig())
     (task,), _ = asyncio.run(world.train_and_eval_tasks())
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
     policy = Scripted(tokenizer)
     return asyncio.run(run_episode(task, policy, world, chat, RolloutConfig())), policy.prompts, world, chat
 

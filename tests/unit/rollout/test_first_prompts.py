@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.types import Task
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.first_prompts import described, first_messages, too_long
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
@@ -14,8 +14,8 @@ from agentic_opd.worlds.coding.world import CodingWorld
 WORLD = CodingWorld(CodingConfig(), "You are an agent.")
 
 
-def chat_of(tokenizer: Any) -> Chat:
-    return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, WORLD.tools)
+def chat_of(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, WORLD.tools)
 
 
 def task(name: str, prompt: str) -> Task:

@@ -10,7 +10,7 @@ import pytest
 
 from agentic_opd.core.errors import RendererError, SandboxError, ServerUnreachableError
 from agentic_opd.core.types import Episode, Message, Recording, StopReason, Task, ToolCall, ToolResult, Verification
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages, run_episode
@@ -84,7 +84,7 @@ def run(
 
     async def episode() -> Episode:
         async with world.session(task) as session:
-            conversation = Conversation(Chat(renderer, policy.tokenizer, TOOL_SPECS), first_messages(world, task))
+            conversation = Conversation(ChatFormat(renderer, policy.tokenizer, TOOL_SPECS), first_messages(world, task))
             return await AgentLoop(task, conversation, session, config, user_reply, on_answered).run(policy)
 
     return asyncio.run(episode())
@@ -268,7 +268,7 @@ def die(tokenizer: Any, where: str, *, is_broken: bool) -> Episode:
     solution = call("write_file", path="solution.py", content="def f(x): return x\n")
     last = call("terminal", command="die") if where == "run" else "Done."
     policy: Any = ScriptedPolicy(tokenizer, solution, last)
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
     return asyncio.run(run_episode(DYING_TASK, policy, MortalWorld(where, is_broken=is_broken), chat, RolloutConfig()))
 
 

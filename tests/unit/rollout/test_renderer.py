@@ -6,7 +6,7 @@ import pytest
 from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import ConfigError, RendererError
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
@@ -32,7 +32,7 @@ def test_thinking_is_kept_so_that_prompts_can_be_extended(tokenizer: Any) -> Non
 
 def test_the_round_trip_check_passes_and_fails(tokenizer: Any) -> None:
     for name, options in (("qwen3", {"enable_thinking": False}), ("default", {"tool_parser": "qwen3"})):
-        check_round_trip(Chat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS))
-    blind = Chat(create_renderer(tokenizer, DefaultRendererConfig()), tokenizer, TOOL_SPECS)
+        check_round_trip(ChatFormat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS))
+    blind = ChatFormat(create_renderer(tokenizer, DefaultRendererConfig()), tokenizer, TOOL_SPECS)
     with pytest.raises(RendererError, match="does not read back"):
         check_round_trip(blind)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from agentic_opd.core.errors import ConfigError, RendererError
 from agentic_opd.core.types import IMAGE_MARK, Message
 from agentic_opd.distill.scoring import encode_hint
-from agentic_opd.rollout.chat import Chat, ImageTokens
+from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -81,8 +81,8 @@ def unclosed() -> Any:
     return make(UNCLOSED, ("<eos>",), eos_token="<eos>")
 
 
-def chat_of(tokenizer: Any, **options: Any) -> Chat:
-    return Chat(load_renderer(tokenizer, "default", options, tool_format="text"), tokenizer, TOOL_SPECS)
+def chat_of(tokenizer: Any, **options: Any) -> ChatFormat:
+    return ChatFormat(load_renderer(tokenizer, "default", options, tool_format="text"), tokenizer, TOOL_SPECS)
 
 
 def sampled(conversation: Conversation, text: str, finish_reason: str = "stop") -> list[int]:
@@ -102,7 +102,7 @@ TEMPLATES = pytest.mark.parametrize(
 
 @TEMPLATES
 def test_tools_in_the_tasks_own_messages_are_listed_nowhere_else(tokenizer: Any, close: str) -> None:
-    chat = Chat(load_renderer(tokenizer, "default", {}, tool_format="prompt"), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "default", {}, tool_format="prompt"), tokenizer, TOOL_SPECS)
     conversation = Conversation(chat, START)
     first = tokenizer.decode(conversation.prompt())
     assert "Be brief." in first
@@ -206,7 +206,7 @@ def test_where_a_turn_ends_is_taken_from_the_template_and_the_models_files(tmp_p
 
 def test_stop_tokens_over_those_of_a_family(tokenizer: Any) -> None:
     renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": False}, stop_tokens=["<|im_end|>", "</think>"])
-    chat = Chat(renderer, tokenizer, TOOL_SPECS)
+    chat = ChatFormat(renderer, tokenizer, TOOL_SPECS)
     check_round_trip(chat)
     assert [tokenizer.decode(token) for token in chat.stop_token_ids] == ["<|im_end|>", "</think>"]
     prompt = [*chat.first_prompt(START).token_ids]
@@ -220,7 +220,7 @@ def test_a_special_token_that_is_the_unknown_token_too_is_found() -> None:
 
     qwen = make_tokenizer.__wrapped__()
     qwen.unk_token = "<|endoftext|>"
-    check_round_trip(Chat(load_renderer(qwen, "qwen3", {}), qwen, TOOL_SPECS))
+    check_round_trip(ChatFormat(load_renderer(qwen, "qwen3", {}), qwen, TOOL_SPECS))
     with pytest.raises(ConfigError, match=r"'\[gMASK\]' not found"):
         load_renderer(qwen, "glm-4.5", {})
 
@@ -252,12 +252,16 @@ def test_errors_list_the_names_that_there_are(
 def test_what_a_template_without_tools_needs_is_said() -> None:
     tokenizer = smol()
     with pytest.raises(RendererError, match=r"writes no tool calls.*tool_format: text.*hermes or llama3_json"):
-        check_round_trip(Chat(load_renderer(tokenizer, "default", {"tool_parser": "hermes"}), tokenizer, TOOL_SPECS))
+        check_round_trip(
+            ChatFormat(load_renderer(tokenizer, "default", {"tool_parser": "hermes"}), tokenizer, TOOL_SPECS)
+        )
 
 
 def test_a_format_that_does_not_fit_the_template_is_said(tokenizer: Any) -> None:
     with pytest.raises(RendererError, match=r"does not read back the tool call it wrote, '<tool_call>.*hermes"):
-        check_round_trip(Chat(load_renderer(tokenizer, "default", {"tool_parser": "mistral"}), tokenizer, TOOL_SPECS))
+        check_round_trip(
+            ChatFormat(load_renderer(tokenizer, "default", {"tool_parser": "mistral"}), tokenizer, TOOL_SPECS)
+        )
 
 
 OWN = """
@@ -276,7 +280,7 @@ def test_a_renderer_of_ones_own(tokenizer: Any, tmp_path: Path, monkeypatch: pyt
     for name, options in ((path, {}), ("own_renderer:Own", {}), ("custom", {"import_path": path})):
         renderer = load_renderer(tokenizer, name, {**options, "tool_parser": "qwen3"})
         assert type(renderer).__name__ == "Own"
-        check_round_trip(Chat(renderer, tokenizer, TOOL_SPECS))
+        check_round_trip(ChatFormat(renderer, tokenizer, TOOL_SPECS))
     for wrong in (f"{tmp_path / 'none.py'}:Own", "own_renderer:Other", "no_module:Own"):
         with pytest.raises(ConfigError, match=r"none\.py|Other|no_module"):
             load_renderer(tokenizer, wrong, {})
@@ -286,7 +290,7 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
     tokenizer = make(PARTS, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
     renderer = load_renderer(tokenizer, "default", {}, tool_format="text")
     (image,) = tokenizer.encode("<image>")
-    chat = Chat(renderer, tokenizer, ()).with_images(ImageTokens("<image>", {"a": [image] * 3, "b": [image]}))
+    chat = ChatFormat(renderer, tokenizer, ()).with_images(ImageTokens("<image>", {"a": [image] * 3, "b": [image]}))
     first: Message = {"role": "user", "content": f"<image> See {IMAGE_MARK}.", "images": ["a"]}
     conversation = Conversation(chat, [first])
     ids = [*conversation.prompt()]
@@ -309,7 +313,7 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
 @pytest.mark.parametrize("content", ["no place", f"{IMAGE_MARK}{IMAGE_MARK}"])
 def test_a_message_has_a_place_for_each_picture(content: str) -> None:
     tokenizer = make(CHATML, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
-    chat = Chat(load_renderer(tokenizer, "default", {}, tool_format="text"), tokenizer, ())
+    chat = ChatFormat(load_renderer(tokenizer, "default", {}, tool_format="text"), tokenizer, ())
     messages: list[Message] = [{"role": "user", "content": content, "images": ["a"]}]
     with pytest.raises(RendererError, match="reads text only"):
         chat.first_prompt(messages)

@@ -14,7 +14,7 @@ import pytest
 
 from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import IGNORED, Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -36,8 +36,8 @@ STRIPPING = (
 """As Qwen3's: reasoning stands in the turns behind the last user message, and in no earlier one."""
 
 
-def chat_of(tokenizer: Any, name: str = "qwen3", **options: Any) -> Chat:
-    return Chat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS)
+def chat_of(tokenizer: Any, name: str = "qwen3", **options: Any) -> ChatFormat:
+    return ChatFormat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS)
 
 
 def sampled(conversation: Conversation, text: str, finish_reason: str = "stop") -> tuple[Message, list[int]]:

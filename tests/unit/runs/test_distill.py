@@ -11,7 +11,7 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import IGNORED, Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import sampled_spans, trace_of, traces_of
@@ -23,11 +23,11 @@ MORE: Message = {"role": "user", "content": "More."}
 
 
 @pytest.fixture
-def chat(tokenizer: Any) -> Chat:
-    return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+def chat(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
 
 
-def talked(chat: Chat) -> Conversation:
+def talked(chat: ChatFormat) -> Conversation:
     conversation = Conversation(chat, START)
     for text, answer in (("one", [MORE]), ("two", [])):
         conversation.prompt()
@@ -47,14 +47,14 @@ def test_spans_are_runs_of_sampled_positions() -> None:
     assert sampled_spans([-100, -100]) == []
 
 
-def test_turns_are_found_again(chat: Chat) -> None:
+def test_turns_are_found_again(chat: ChatFormat) -> None:
     conversation = talked(chat)
     trace = trace_of(rollout_of(conversation), chat)
     assert trace.turns == tuple(conversation.turns)
     assert trace.messages == tuple(conversation.messages)
 
 
-def test_what_the_template_writes_after_the_stop_token_may_be_in_the_mask(chat: Chat) -> None:
+def test_what_the_template_writes_after_the_stop_token_may_be_in_the_mask(chat: ChatFormat) -> None:
     conversation = talked(chat)
     rollout, end = rollout_of(conversation), conversation.turns[0].end
     masks, logprobs = list(rollout.masks_T), list(rollout.logprobs_T)
@@ -63,7 +63,7 @@ def test_what_the_template_writes_after_the_stop_token_may_be_in_the_mask(chat: 
     assert [turn.end for turn in trace_of(longer, chat).turns] == [end + 1, conversation.turns[1].end]
 
 
-def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: Chat) -> None:
+def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: ChatFormat) -> None:
     conversation = talked(chat)
     rollout, (first, second) = rollout_of(conversation), conversation.turns
     end = first.end
@@ -81,7 +81,7 @@ def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: Chat) -> 
     assert trace.turns == (first, replace(second, **{name: getattr(second, name) + 1 for name in places}))
 
 
-def test_earlier_messages_that_were_not_sampled_are_context(chat: Chat) -> None:
+def test_earlier_messages_that_were_not_sampled_are_context(chat: ChatFormat) -> None:
     conversation = talked(chat)
     # As the template writes them, for a first prompt is rendered as a whole.
     tokens = chat.first_prompt(conversation.messages[:-1]).token_ids
@@ -93,7 +93,7 @@ def test_earlier_messages_that_were_not_sampled_are_context(chat: Chat) -> None:
     assert [(turn.message_index, turn.why) for turn in trace.context_turns] == [(2, "not_sampled")]
 
 
-def test_other_messages_than_the_tokens_say_where_they_part(chat: Chat) -> None:
+def test_other_messages_than_the_tokens_say_where_they_part(chat: ChatFormat) -> None:
     rollout = rollout_of(talked(chat))
     other = [*START[:1], {"role": "user", "content": "Write g."}, *(rollout.messages or ())[2:]]
     wrong = ScoredRollout(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, 1.0, messages=other)
@@ -104,7 +104,7 @@ def test_other_messages_than_the_tokens_say_where_they_part(chat: Chat) -> None:
         trace_of(few, chat)
 
 
-def test_a_conversation_in_text_has_the_ids_of_one_that_was_sampled(chat: Chat) -> None:
+def test_a_conversation_in_text_has_the_ids_of_one_that_was_sampled(chat: ChatFormat) -> None:
     conversation = talked(chat)
     (trace,) = traces_of(conversation.messages, chat)
     assert trace.tokens_T == conversation.trace().tokens_T

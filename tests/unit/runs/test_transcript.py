@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.transcript import TranscriptReader
@@ -34,13 +34,13 @@ TEMPLATES = {
 }
 
 
-def chat_of(name: str) -> Chat:
+def chat_of(name: str) -> ChatFormat:
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / MODEL)
     tokenizer.chat_template = TEMPLATES[name] or tokenizer.chat_template
-    return Chat(load_renderer(tokenizer, "default", {"tool_parser": "hermes"}), tokenizer, ())
+    return ChatFormat(load_renderer(tokenizer, "default", {"tool_parser": "hermes"}), tokenizer, ())
 
 
-def talked(chat: Chat, start: list[Message], answer: Message, end: str = END) -> Conversation:
+def talked(chat: ChatFormat, start: list[Message], answer: Message, end: str = END) -> Conversation:
     conversation = Conversation(chat, start)
     for text, following in ((f"One.{end}", [answer]), (f"Two: 2.{END}", [])):
         conversation.prompt()

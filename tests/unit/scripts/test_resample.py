@@ -33,7 +33,7 @@ from agentic_opd.core.errors import (
 )
 from agentic_opd.core.types import ProgramRun, Task, TurnOutcome
 from agentic_opd.report.lifts import ResampledTurn
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.renderer import load_renderer
@@ -95,8 +95,8 @@ def the_turn(tokenizer: Any, **changes: Any) -> HintedTurn:
     return turn
 
 
-def chat_of(tokenizer: Any) -> Chat:
-    return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+def chat_of(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
 
 
 def measure(tokenizer: Any, answers: Callable[[bool], Sequence[str]], **config: int) -> ResampledTurn:

@@ -17,7 +17,7 @@ from demo_policy.transcripts import Mix
 from demo_policy.variants import load_variants
 from safetensors import safe_open
 
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
@@ -35,7 +35,7 @@ ONLY_ACT = Mix(without_examples=0.0, judged_turns=0.0, judged_steps=0.0, undone=
 
 def make_author() -> ShellAuthor:
     tokenizer = train_tokenizer([FORM.system_prompt, TASK.prompt, *VARIANTS.correct], vocab_size=600)
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, ())
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, ())
     author = ShellAuthor(chat, WORLD, ONE_FAULT, replace(ONLY_ACT, hinted_faulty=0.0))
     author.tasks = {True: author.tasks[True][:1], False: author.tasks[False][:1]}
     return author

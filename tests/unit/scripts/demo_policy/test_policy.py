@@ -10,7 +10,7 @@ from demo_policy.tokenizer import CHAT_TEMPLATE
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
@@ -46,7 +46,7 @@ def test_its_tokenizer_drives_the_agent_loop():
     tokenizer = AutoTokenizer.from_pretrained(POLICY_DIR)
     assert len(tokenizer) == load("config.json")["vocab_size"]
     assert tokenizer.chat_template == CHAT_TEMPLATE
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
     check_round_trip(chat)
     assert load("generation_config.json")["eos_token_id"] == chat.stop_token_ids
     assert tokenizer.decode(tokenizer.encode("größer ✓ 漢字 🙂")) == "größer ✓ 漢字 🙂"

@@ -13,7 +13,7 @@ from demo_policy.variants import Fault, load_variants
 
 from agentic_opd.distill.hints import parse_step_vote, parse_vote
 from agentic_opd.distill.scoring import HINT_HEADER
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -48,7 +48,7 @@ SURE_FAULT = Rates(
 
 def make_author(mix: Mix | None = None, rates: Rates | None = None) -> Author:
     tokenizer = train_tokenizer([TASK.prompt, *VARIANTS.correct], vocab_size=600)
-    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
     author = Author(chat, WORLD, rates, mix)
     author.tasks = {True: [TASK], False: [PLAIN]}
     return author

@@ -12,27 +12,27 @@ import pytest
 from renderers import DefaultRendererConfig, create_renderer
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.rollout.chat import Chat, Prompt
+from agentic_opd.rollout.chat_format import ChatFormat, Prompt
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 START = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
 
 
-def make_chat(tokenizer: Any, kind: str) -> Chat:
+def make_chat(tokenizer: Any, kind: str) -> ChatFormat:
     if kind == "qwen3":
         renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": False})
     else:
         renderer = load_renderer(tokenizer, "default", {"tool_parser": "qwen3"})
-    return Chat(renderer, tokenizer, TOOL_SPECS)
+    return ChatFormat(renderer, tokenizer, TOOL_SPECS)
 
 
-def encode(chat: Chat, text: str) -> list[int]:
+def encode(chat: ChatFormat, text: str) -> list[int]:
     return chat.tokenizer.encode(text, add_special_tokens=False)
 
 
 def extend(
-    chat: Chat, prompt: Prompt, completion: list[int], history: list[Any], answer: dict[str, Any]
+    chat: ChatFormat, prompt: Prompt, completion: list[int], history: list[Any], answer: dict[str, Any]
 ) -> tuple[Prompt, int]:
     """The next prompt, and how many ids are known before it."""
     known = [*prompt.token_ids, *completion]
@@ -140,7 +140,7 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     renderer = create_renderer(tokenizer, DefaultRendererConfig(tool_parser="qwen3"))
-    chat = Chat(renderer, tokenizer, TOOL_SPECS)
+    chat = ChatFormat(renderer, tokenizer, TOOL_SPECS)
     original, tokenizer.chat_template = tokenizer.chat_template, template
     try:
         prompt = chat.first_prompt(START)

@@ -76,7 +76,7 @@ class ParsedTurn:
     tool_calls: tuple[ToolCall, ...]
 
 
-class Chat:
+class ChatFormat:
     """Renders and parses the conversations of one model with one set of tools. Stateless."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
@@ -90,7 +90,7 @@ class Chat:
         self._written_tools: list[Any] = [self._plain_json(tool) for tool in self.tools]
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
-    def with_tools(self, tools: Sequence[dict[str, Any]] | None) -> "Chat":
+    def with_tools(self, tools: Sequence[dict[str, Any]] | None) -> "ChatFormat":
         """Return a chat of the same model with other tools; None: this one."""
         if tools is None:
             return self
@@ -98,7 +98,7 @@ class Chat:
         other.tools, other._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
         return other
 
-    def with_images(self, images: ImageTokens | None) -> "Chat":
+    def with_images(self, images: ImageTokens | None) -> "ChatFormat":
         """Return a chat that can render messages with these pictures; None: this one."""
         if images is None:
             return self
