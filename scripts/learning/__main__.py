@@ -502,7 +502,7 @@ class Work:
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
         (self.args.out / "points.md").write_text(by_points(ordered))
-        draw(ordered, self.args.out / "curves.png")
+        draw(ordered, self.args.out / "curves.png", SUBJECTS[self.args.world].measured)
         if self.args.collected is not None:
             collect(self.args.collected)
         self.console.print(table(ordered, settings))

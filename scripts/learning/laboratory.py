@@ -154,6 +154,8 @@ class Subject(NamedTuple):
     has_scripted_judge: bool = False
     divergence: Mapping[str, object] = MappingProxyType({})
     """Settings of the loss beside the weight of a divergence."""
+    measured: str = "pass rate without hints, temperature 1"
+    """What a point of a curve is."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
 
@@ -210,6 +212,7 @@ SUBJECTS = {
         0.0,
         has_scripted_judge=True,
         divergence={"teacher_temperature": 0.3},  # That of the rollouts.
+        measured="pass rate without hints, most likely answers",
     ),
     # The judge repeats what the person replied.
     "person": Subject(
@@ -221,6 +224,7 @@ SUBJECTS = {
         dict.fromkeys(USUAL_PERSON_MODES, _PERSON),
         has_scripted_judge=True,
         divergence={"teacher_temperature": TEMPERATURE},
+        measured="score of first answers",
         has_person=True,
     ),
 }

@@ -121,8 +121,11 @@ def _percent(points: Sequence[Point]) -> str:
     return f"{mean(rates):.0%} ({min(rates):.0%} to {max(rates):.0%})"
 
 
-def draw(curves: Curves, path: Path) -> None:
-    """A PNG: each mode's mean over its seeds, a band from the lowest to the highest seed, the points themselves."""
+def draw(curves: Curves, path: Path, measured: str) -> None:
+    """A PNG: each mode's mean over its seeds, a band from the lowest to the highest seed, the points themselves.
+
+    `measured` names what the points are.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -139,9 +142,11 @@ def draw(curves: Curves, path: Path) -> None:
         axes.plot(x, [point.pass_rate for point in centre], color=colours[mode], lw=2, label=mode)
         for points in seeds.values():
             axes.plot([p.rollouts for p in points], [p.pass_rate for p in points], ".", color=colours[mode], ms=4)
-    axes.axhline(TARGET, color="black", lw=0.8, ls=":")
-    axes.set(xlabel="rollouts trained on", ylabel="pass rate without hints, temperature 1", ylim=(0, 1))
+    highest = max(point.pass_rate for seeds in curves.values() for points in seeds.values() for point in points)
+    if highest > 0.5:
+        axes.axhline(TARGET, color="black", lw=0.8, ls=":")
+    axes.set(xlabel="rollouts trained on", ylabel=measured, ylim=(0, 1 if highest > 0.5 else 0.5))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", ncols=2)
+    axes.legend(frameon=False, loc="lower right" if highest > 0.5 else "upper right", ncols=2)
     figure.savefig(path)
     plt.close(figure)

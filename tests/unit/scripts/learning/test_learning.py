@@ -51,7 +51,7 @@ def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
     assert results.read_curves(path) == {}
     progress.write_json(path, CURVES)
     assert results.read_curves(path) == CURVES
-    results.draw(CURVES, tmp_path / "curves.png")
+    results.draw(CURVES, tmp_path / "curves.png", "pass rate")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
@@ -255,6 +255,17 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
     # opd has after 32 rollouts what grpo has after eight times as many.
     means = {mode: [point.pass_rate for point in results.mean_curve(seeds)] for mode, seeds in curves.items()}
     assert means["opd"][1] > means["grpo"][-1]
+
+
+def test_the_committed_result_of_the_functions_is_what_its_pages_show() -> None:
+    curves = results.read_curves(LEARNED / "functions" / "results.json")
+    assert list(curves) == list(laboratory.USUAL_FUNCTION_MODES)
+    for page in (LEARNED / "README.md", Path("README.md")):
+        assert results.by_points(curves) in page.read_text(), page
+    means = {mode: [point.pass_rate for point in results.mean_curve(seeds)] for mode, seeds in curves.items()}
+    assert means["opd"][-1] - means["opd"][0] > 0.15
+    assert means["opd"][1] > max(means["grpo"]), "a quarter of the rollouts"
+    assert means["opd"][-1] - means["wrong-hint"][-1] > 0.1
 
 
 @pytest.mark.parametrize(
