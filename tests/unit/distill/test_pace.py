@@ -40,6 +40,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_requests_are_waited_for_as_long_as_answers_come() -> None:
     """The last of 16 waits twice as long as the patience is."""
 
@@ -52,6 +53,7 @@ def test_requests_are_waited_for_as_long_as_answers_come() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_slow_for_many_is_sent_fewer(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         server, pace = SlowServer(most=2), Pace("the judge", 16, 0.5, "env.max_concurrent_judgements")

@@ -75,6 +75,7 @@ def test_a_server_that_ends_shows_its_last_words(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_silent_is_given_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with (

@@ -359,6 +359,7 @@ KEYS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     path=st.sampled_from(POSTS),

@@ -64,6 +64,7 @@ def test_the_best_version_and_the_last_ones_are_kept() -> None:
     assert [one.number for one in kept_of(kept, version(6, 0.25), most=1)] == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tasks", "samples", "most"), [(16, 1, 0.02), (32, 4, 0.03), (100, 1, 0.08)])
 def test_equal_versions_are_rarely_taken_for_worse_ones(tasks: int, samples: int, most: float) -> None:
     """Of 300 runs of twenty equal pushes, each sampled anew at temperature 1: the share with a false alarm."""

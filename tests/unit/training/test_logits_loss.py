@@ -98,6 +98,7 @@ def test_an_epoch_of_transformers_trainer_is_an_epoch_of_ours(name: str, accumul
         torch.testing.assert_close(trained, one, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_that_does_not_count_over_the_update_is_refused(tmp_path: Path) -> None:
     trainer = trainer_class(LossConfig())(

@@ -100,6 +100,7 @@ LONG = ",".join(["printf('%.*c', 400000000, 'x')"] * 8)
 WIDE = ",".join(["a"] * 1990)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
