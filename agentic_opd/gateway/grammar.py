@@ -1,4 +1,4 @@
-"""A grammar of tool calls in the model's own format, as one of vLLM's structural tags. Pure.
+"""A grammar of tool calls in the model's own format, or of an answer by a schema, as vLLM's structural tags. Pure.
 
 The format is taken from the renderer: a call that it writes, with its JSON arguments replaced by the tool's schema.
 """
@@ -54,7 +54,48 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
     if form is None:
         field = "tool_choice" if is_forced else "parallel_tool_calls"
         raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
-    tags = [
+    if is_forced:
+        return _structural_tag(_only_calls(form, tools, choice))
+    return _structural_tag(
+        {
+            "type": "triggered_tags",
+            "triggers": [form.before_name],
+            "tags": _tags(form, tools, choice),
+            "stop_after_first": True,
+        }
+    )
+
+
+def answer_or_calls(
+    form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, schema: Mapping[str, Any]
+) -> str:
+    """Return the structural tag of an answer that is either JSON by `schema` or calls of tools, without other text."""
+    answer = {"type": "json_schema", "json_schema": schema}
+    return _structural_tag({"type": "or", "elements": [answer, _only_calls(form, tools, choice)]})
+
+
+def answer_schema(grammar: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema of vLLM's `structured_outputs`; None if it is of another kind, such as a regex."""
+    if grammar is None or len(grammar) != 1:
+        return None
+    if grammar.get("json_object"):
+        return {"type": "object"}
+    schema = grammar.get("json")
+    return schema if isinstance(schema, Mapping) else None
+
+
+def _only_calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
+    return {
+        "type": "tags_with_separator",
+        "tags": _tags(form, tools, choice),
+        "separator": _BETWEEN_CALLS,
+        "at_least_one": True,
+        "stop_after_first": choice.kind == "named" or not choice.is_parallel,
+    }
+
+
+def _tags(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[dict[str, Any]]:
+    return [
         {
             "type": "tag",
             "begin": f"{form.before_name}{tool['name']}{form.before_arguments}",
@@ -64,10 +105,7 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
         for tool in (tool["function"] for tool in tools)
         if choice.name in (None, tool["name"])
     ]
-    if is_forced:
-        is_one = choice.kind == "named" or not choice.is_parallel
-        wanted = {"type": "tags_with_separator", "tags": tags, "separator": _BETWEEN_CALLS, "at_least_one": True}
-        wanted["stop_after_first"] = is_one
-    else:
-        wanted = {"type": "triggered_tags", "triggers": [form.before_name], "tags": tags, "stop_after_first": True}
+
+
+def _structural_tag(wanted: Mapping[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": wanted})

@@ -5,14 +5,13 @@ and the new turn, and votes 1, 0 or -1. Turns that read pictures, or prompts tha
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.types import Evidence, HindsightPair, Message, Task
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import message_text, turn_text
@@ -21,8 +20,6 @@ from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.turns import RecordedTurn, TurnTree, reply_to
 from agentic_opd.worlds.custom import CustomWorld, ToolError
-
-logger = logging.getLogger(__name__)
 
 GRADE_PROMPT = """\
 You grade one turn of an agent. You are shown the task, an earlier turn that another agent gave to it, what came after \
@@ -43,6 +40,10 @@ GRADE_QUESTION = """\
 {turn}
 
 ## End [{mark}]"""
+
+
+_ROUNDS = 3
+"""Rounds of `prm_votes` questions until one answer holds a vote."""
 
 
 class _Recorded(NamedTuple):
@@ -99,7 +100,11 @@ class Replay(CustomWorld):
         raise ToolError("the conversation is replayed, and no call is run")
 
     async def verify(self, task: Task, state: Any, messages: Sequence[Message]) -> tuple[float, str]:
-        """Return the judge's mean vote on the new turn, scaled from 0 to 1; 0.5 if no vote can be read."""
+        """Return the judge's mean vote on the new turn, scaled from 0 to 1.
+
+        Raises:
+            ServerError: The judge failed, or none of its answers in `_ROUNDS` rounds holds a vote.
+        """
         recorded: _Recorded = task.data
         turn = next((one for one in reversed(messages) if one["role"] == "assistant"), None)
         shown = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"
@@ -107,13 +112,18 @@ class Replay(CustomWorld):
         question = await asyncio.to_thread(self._questions.question, pair)
         judge = OpenAIJudge(self._url, self._model, self._config.judge_api_key, self._config)
         try:
-            reply = await judge.ask(self._questions.step_messages(question), self._config.prm_votes)
+            for _ in range(_ROUNDS):
+                reply = await judge.ask(self._questions.step_messages(question), self._config.prm_votes)
+                votes = [vote for text in reply.texts if (vote := parse_step_vote(text)) is not None]
+                if votes:
+                    return (fmean(votes) + 1) / 2, f"The judge's votes: {votes}"
         finally:
             await judge.close()
-        votes = [vote for text in reply.texts if (vote := parse_step_vote(text)) is not None]
-        if not votes:
-            logger.warning("the judge gave no readable vote on %s, which counts as undecided", task.task_id)
-        return (fmean(votes) + 1) / 2 if votes else 0.5, f"The judge's votes: {votes}"
+        raise ServerMismatchError(
+            f"the judge {self._model} gave no \\boxed{{1}}, \\boxed{{0}} or \\boxed{{-1}} on {task.task_id} in "
+            f"{_ROUNDS * self._config.prm_votes} answers: set another judge, a larger env.prm_votes, or a larger "
+            "env.judge_max_tokens"
+        )
 
 
 def _tasks(journal: Journal) -> Iterator[Task]:

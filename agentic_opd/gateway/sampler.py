@@ -23,7 +23,7 @@ from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchEr
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
-from agentic_opd.gateway.grammar import CallForm, call_form, call_grammar
+from agentic_opd.gateway.grammar import CallForm, answer_or_calls, answer_schema, call_form, call_grammar
 from agentic_opd.gateway.images import image_digests
 from agentic_opd.gateway.plain import PlainFormat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
@@ -263,17 +263,22 @@ class Sampler:
     def _parameters(self, asked: Asked, conversation: Conversation) -> dict[str, Any]:
         """Return vLLM's parameters: the request's, the stop tokens, and a grammar of calls if the client wants one.
 
+        A schema beside tools leaves both open, as at OpenAI: an answer by the schema, or calls. For a model whose calls
+        have no grammar, and for a grammar of another kind, it is one of the whole answer.
+
         Raises:
             ClientError: 400, calls can't be constrained as the request asks for.
         """
         params = {**asked.sampling}
         params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+        grammar, form = params.get("structured_outputs"), self._chats.call_form
         is_forced = asked.choice.kind in ("required", "named")
-        # Under a grammar for the whole answer there are no calls that could be parallel.
-        if asked.tools and (is_forced or not (asked.choice.is_parallel or "structured_outputs" in params)):
-            if "structured_outputs" in params:
-                raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
-            tag = call_grammar(self._chats.call_form, asked.tools, asked.choice)
+        if asked.tools and grammar is None and (is_forced or not asked.choice.is_parallel):
+            params["structured_outputs"] = {"structural_tag": call_grammar(form, asked.tools, asked.choice)}
+        elif asked.tools and is_forced:
+            raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
+        elif asked.tools and form is not None and (schema := answer_schema(grammar)) is not None:
+            tag = answer_or_calls(form, asked.tools, asked.choice, schema)
             params["structured_outputs"] = {"structural_tag": tag}
         if asked.stop:
             params["stop"] = list(asked.stop)

@@ -34,8 +34,8 @@ def in_words(found: str) -> str:
     """Return what the agent should have done, from the environment's answer to wrong calls."""
     if call := _CALL.search(found):
         return f"Write only the call: {call[0]}"
-    if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
-        return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
+    if value := re.search(r"the parameter (\S+) has a wrong value", found):
+        return f"Read the request again for the parameter {value[1]}: its value is not what the request asks for."
     if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
         return f"Think again about the parameter {extra[1]}: {extra[0]}."
     if " calls were made" in found:

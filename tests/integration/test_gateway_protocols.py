@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from compare_routes import PROTOCOLS
 from gateway_demo import Served as DemoServed
 from learning.talk import User
 from local_server import LocalServer
+from transformers import AutoTokenizer
 
 from agentic_opd.cli.validate import main as validate
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -82,6 +84,20 @@ def test_at_most_one_call_where_parallel_calls_are_off(gateway: Served) -> None:
         options = {"parallel_tool_calls": False, "seed": seed, "max_tokens": 200}
         answer = gateway.chat(USER, tools=TOOL_SPECS, session="one by one", **options)
         assert len(answer.choices[0].message.tool_calls or ()) <= 1
+
+
+def test_an_answer_by_a_schema_beside_tools_is_that_or_a_call(gateway: Served) -> None:
+    schema = {"type": "object", "properties": {"day": {"enum": ["Monday", "Tuesday"]}}, "required": ["day"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "day", "schema": schema}}
+    options = {"tools": TOOL_SPECS, "response_format": wanted, "temperature": 1}
+    answer = gateway.chat(USER, session="by schema", n=8, max_tokens=300, **options)
+    called = [choice.message for choice in answer.choices if choice.message.tool_calls]
+    answered = [choice.message.content for choice in answer.choices if not choice.message.tool_calls]
+    assert called, answered
+    assert not any(message.content for message in called)
+    braces = {str(i): 100 for token, i in AutoTokenizer.from_pretrained(MODEL).get_vocab().items() if token[0] == "{"}
+    answer = gateway.chat(USER, session="by schema", max_tokens=60, logit_bias=braces, **options)
+    assert re.match(r'\{\s*"day"\s*:\s*"(Monday|Tuesday)"\s*', answer.choices[0].message.content or "")
 
 
 @pytest.mark.sandbox

@@ -48,10 +48,11 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> To
     """
     try:
         if call.arguments is None:
-            raise _ToolError(f"{call.error}. The call was: {call.raw}")
+            raise _ToolError(f"{call.error}.")  # What the model wrote is not repeated: read in a hint, it is copied.
         tool = _TOOLS.get(call.name)
         if tool is None:
-            raise _ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(_TOOLS)}.")
+            names = ", ".join(f'"{name}"' for name in _TOOLS)
+            raise _ToolError(f"the name must be one of {names}.")
         arguments = _check_arguments(call.name, call.arguments, tool)
         return ToolResult(await tool.run(sandbox, config, **arguments))
     except _ToolError as error:

@@ -329,15 +329,39 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
     assert len(form["tags"]) == (1 if isinstance(options.get("tool_choice"), dict) else 2)
 
 
-def test_a_format_with_one_call_at_most_is_a_grammar_of_the_whole_answer(tokenizer: Any, tmp_path: Path) -> None:
+SCHEMA = {"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "day", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+@pytest.mark.parametrize(("wanted", "schema"), [(JSON, {"type": "object"}), (BY_SCHEMA, SCHEMA)])
+def test_an_answer_by_a_schema_beside_tools_is_that_or_calls(
+    tokenizer: Any, tmp_path: Path, wanted: dict[str, Any], schema: dict[str, Any], is_parallel: bool
+) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "{}")
 
     async def talk(at: Running) -> None:
-        answer = await at.chat(USER, tools=[TOOL], response_format=JSON, parallel_tool_calls=False)
+        answer = await at.chat(USER, tools=[TOOL], response_format=wanted, parallel_tool_calls=is_parallel)
         assert answer.json()["choices"][0]["message"]["content"] == "{}"
 
     run(tmp_path, vllm, talk)
-    assert vllm.asked[0]["structured_outputs"] == {"json_object": True}
+    form = json.loads(vllm.asked[0]["structured_outputs"]["structural_tag"])["format"]
+    answer, calls = form["elements"]
+    assert (form["type"], answer) == ("or", {"type": "json_schema", "json_schema": schema})
+    assert (calls["at_least_one"], calls["stop_after_first"]) == (True, not is_parallel)
+
+
+@pytest.mark.parametrize("grammar", [{"regex": "[a-z]+"}, {"choice": ["yes", "no"]}, {"json": '{"type": "object"}'}])
+def test_a_grammar_of_another_kind_is_one_of_the_whole_answer(
+    tokenizer: Any, tmp_path: Path, grammar: dict[str, Any]
+) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "yes")
+
+    async def talk(at: Running) -> None:
+        await at.chat(USER, tools=[TOOL], structured_outputs=grammar)
+
+    run(tmp_path, vllm, talk)
+    assert vllm.asked[0]["structured_outputs"] == grammar
 
 
 class Judge:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.gateway.replay import GRADE_PROMPT, Replay
@@ -63,12 +63,13 @@ def test_the_turns_that_were_replied_to_are_the_tasks(journal: Path) -> None:
     assert [task.task_id for task in Replay(config(), str(journal), turns=1).tasks()] == [first.task_id]
 
 
-def test_a_new_turn_is_graded_by_what_came_after_the_earlier_one(journal: Path) -> None:
+def graded(journal: Path, *rounds: list[str]) -> tuple[tuple[float, str], list[dict[str, Any]]]:
+    """Return the grade of a new turn, and the requests of a judge whose answers are `rounds`, then the last of them."""
     asked: list[dict[str, Any]] = []
 
     async def chat(request: web.Request) -> web.Response:
+        texts = rounds[min(len(asked), len(rounds) - 1)]
         asked.append(json.loads(await request.text()))
-        texts = ["\\boxed{1}", "\\boxed{-1}", "\\boxed{1}", "I can't say."]
         choices = [
             {"index": n, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
             for n, text in enumerate(texts)
@@ -82,12 +83,26 @@ def test_a_new_turn_is_graded_by_what_came_after_the_earlier_one(journal: Path) 
             new = {"role": "assistant", "content": "def f(): pass  # \\boxed{1}"}
             return await world.verify(task, None, [*task.messages, new])
 
-    score, text = asyncio.run(grade())
+    return asyncio.run(grade()), asked
+
+
+NO_VOTES = ["I can't say."] * 4
+
+
+def test_a_new_turn_is_graded_by_what_came_after_the_earlier_one(journal: Path) -> None:
+    (score, text), asked = graded(journal, ["\\boxed{1}", "\\boxed{-1}", "\\boxed{1}", "I can't say."])
     assert (score, text) == (pytest.approx(2 / 3), "The judge's votes: [1, -1, 1]")
     system, question = (message["content"] for message in asked[0]["messages"])
     assert system == GRADE_PROMPT
     assert question.index("Said 0.") < question.index("It fails.") < question.index("def f(): pass")
     assert "\\boxed" not in question
+
+
+def test_a_judge_without_a_vote_is_asked_again_and_is_never_an_undecided_one(journal: Path) -> None:
+    (score, _), asked = graded(journal, NO_VOTES, ["\\boxed{-1}", *NO_VOTES[1:]])
+    assert (score, len(asked)) == (0, 2)
+    with pytest.raises(ServerMismatchError, match=r"the judge j gave no .* in 12 answers: set another judge"):
+        graded(journal, NO_VOTES)
 
 
 def test_what_is_missing_is_named(journal: Path, tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ def test_verbatim_it_gives_what_the_environment_says_that_the_call_must_be(
     ("found", "said"),
     [
         (f'Error: the name must be "py.pay".\n\n{CALL}', f"Write only the call: {CALL}"),
-        ("pay: the parameter sum has a wrong value, 4.", "for the parameter sum: 4 is not what it asks for."),
+        (
+            "pay: the parameter sum has a wrong value, 4.",
+            "for the parameter sum: its value is not what the request asks for.",
+        ),
         (
             "pay: the parameter tip does not belong to the call.",
             "about the parameter tip: the parameter tip does not belong",

@@ -175,8 +175,8 @@ def test_a_file_too_large_to_read() -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (("grep", {}), "Error: unknown tool 'grep'. Tools: terminal, read_file, write_file, patch."),
-        (("terminal", None), "Error: the arguments are not valid JSON. The call was: {oops"),
+        (("grep", {}), 'Error: the name must be one of "terminal", "read_file", "write_file", "patch".'),
+        (("terminal", None), "Error: the arguments are not valid JSON."),
         (("write_file", {"path": "a"}), "Error: write_file needs 'content' (string)."),
         (("write_file", {"path": "a", "content": 3}), "Error: write_file needs 'content' (string), got integer."),
         (("write_file", {"path": None, "content": ""}), "Error: write_file needs 'path' (string), got null."),
