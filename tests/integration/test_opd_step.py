@@ -33,9 +33,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def batches(demo: DemoRun) -> dict[int, TrainBatch]:
-    """K -> the demo policy's own rollouts that have a scored turn; of the teacher's rows the first K entries."""
+    """K -> the eight rollouts whose hints say most; of the teacher's rows the first K entries."""
     batch = make_batch([ScoredGroup.from_wire(group) for group in demo.groups])
-    whole = batch.rows(batch.scored_BT.any(-1).nonzero()[:, 0].tolist())
+    moved = batch.scored_BT & ((batch.teacher_BTK[..., 0] - batch.old_BT).abs() > 0.1)
+    whole = batch.rows(moved.sum(-1).argsort(descending=True)[:8].tolist())
     names = ("teacher_ids_BTK", "teacher_BTK", "entries_BTK")
     return {50: whole, 1: replace(whole, **{name: getattr(whole, name)[..., :1] for name in names})}
 

@@ -59,7 +59,7 @@ def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> di
     if processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     given = json.dumps({name: LOSS | settings for name, settings in runs.items()})
-    done = subprocess.run([*start, SCRIPT, str(out), given], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*start, SCRIPT, str(out), given], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out)
 

@@ -111,6 +111,7 @@ class FakePlugin:
 
     def close(self) -> None:
         self.kill()
+        self._do(_cancel_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -375,3 +376,10 @@ def fake_plugin(**options: Any) -> Generator[FakePlugin]:
     finally:
         with suppress(TimeoutError):
             server.close()
+
+
+async def _cancel_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
