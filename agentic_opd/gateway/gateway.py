@@ -167,7 +167,7 @@ class Gateway:
             raise ClientError(409, "the session is being ended", "session_id", "session_ended")
         if session is None:
             least = min(self._servers, key=self._sessions.num_on)
-            group = asked.client.group
+            group = None if place.parent else asked.client.group
             session = self._sessions.open(owner, place.name, least, time.time(), group, place.parent)
         session.begin()
         self._show_open()
@@ -277,7 +277,7 @@ class Gateway:
             raise ClientError(
                 400, "sessions form no groups here: env.group_size of the gateway is 1", "X-Group-Id", "no_groups"
             )
-        if session is not None and session.row.group_name != group:
+        if session is not None and session.row.parent is None and session.row.group_name != group:
             raise ClientError(409, "the session was opened in another group, or in none", "X-Group-Id")
 
     async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:

@@ -171,6 +171,23 @@ def test_a_sub_agent_is_a_session_under_its_parent(tokenizer: Any, tmp_path: Pat
     assert sorted(group["overrides"][0]["reward"] is None for group in groups) == [False, True, True]
 
 
+def test_a_sub_agent_takes_no_place_in_its_parents_group(tokenizer: Any, tmp_path: Path) -> None:
+    helper = {"role": "system", "content": "You search."}
+
+    async def talk(at: Running) -> Any:
+        for name in ("one", "two"):
+            headers = {"X-Claude-Code-Session-Id": name, "X-Group-Id": "g"}
+            await at.say(SYSTEM, USER, tools=[TOOL], headers=headers)
+            found = await at.say(helper, MORE, tools=[OTHER_TOOL], headers=headers)
+            await at.say(helper, MORE, found, USER, tools=[OTHER_TOOL], headers=headers)
+            await at.end(name, reward=1.0)
+        return checked(await at.groups())
+
+    groups = run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, group_size=2)
+    assert sorted(len(group["tokens"]) for group in groups) == [1, 1, 2]
+    assert [1.0, 1.0] in [group["scores"] for group in groups]
+
+
 def test_a_reward_reaches_the_branch_that_ended_the_session(tokenizer: Any, tmp_path: Path) -> None:
     """u a1 -> a2 (abandoned) and a3 (the end): a1 and a3 are rewarded, a2 is not."""
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"To {prompt.count('It fails.')} {prompt.count('And now?')}.")
