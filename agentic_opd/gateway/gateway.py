@@ -305,9 +305,6 @@ class Gateway:
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
             raise _unknown_session()
-        for other in self._sessions.under(session):
-            if not other.is_ending:
-                await self._close(other, StopReason.CLOSED)
         turns = await self._close(session, StopReason.CLOSED, reward, feedback)
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
@@ -351,10 +348,13 @@ class Gateway:
     async def _close(
         self, session: OpenSession, stop: StopReason, reward: float | None = None, feedback: str | None = None
     ) -> int:
-        """Close a session after its pending answers; returns its number of turns."""
+        """Close a session and its sub-agents' after their pending answers; returns its number of turns."""
         session.is_ending = True
         ending = Ending(stop, self._writer.join(session.row), reward, feedback)
         try:
+            for other in self._sessions.under(session):
+                if not other.is_ending:
+                    await self._close(other, stop)
             await session.quiet.wait()
             await to_its_end(self._closed(session, ending))
         finally:
@@ -379,7 +379,8 @@ class Gateway:
                 cleaned = time.monotonic()
                 await self._remove_old()
             for session in self._sessions:
-                if session.is_free and time.time() - session.used > idle_s:
+                is_idle = session.is_free and time.time() - session.used > idle_s
+                if is_idle and not self._sessions.under(session):  # It waits for its sub-agents.
                     try:
                         await self._close(session, StopReason.IDLE)
                     except OutputError as error:

@@ -11,10 +11,12 @@ from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 
-from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm
+from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
+HELPER = {"role": "system", "content": "You search."}
+MAIN = {"X-Claude-Code-Session-Id": "main"}
 OTHER_TOOL = {"type": "function", "function": {"name": "look"}}
 
 
@@ -151,14 +153,11 @@ def test_titles_beside_a_conversation_are_side_turns(
 
 
 def test_a_sub_agent_is_a_session_under_its_parent(tokenizer: Any, tmp_path: Path) -> None:
-    headers = {"X-Claude-Code-Session-Id": "main"}
-    helper = {"role": "system", "content": "You search."}
-
     async def talk(at: Running) -> Any:
-        said = await at.say(SYSTEM, USER, tools=[TOOL], headers=headers)
-        found = await at.say(helper, MORE, tools=[OTHER_TOOL], headers=headers)
-        await at.say(helper, MORE, found, USER, tools=[OTHER_TOOL], headers=headers)
-        await at.say(SYSTEM, USER, said, MORE, tools=[TOOL, OTHER_TOOL], headers=headers)
+        said = await at.say(SYSTEM, USER, tools=[TOOL], headers=MAIN)
+        found = await at.say(HELPER, MORE, tools=[OTHER_TOOL], headers=MAIN)
+        await at.say(HELPER, MORE, found, USER, tools=[OTHER_TOOL], headers=MAIN)
+        await at.say(SYSTEM, USER, said, MORE, tools=[TOOL, OTHER_TOOL], headers=MAIN)
         await at.say(SYSTEM, USER, headers={"X-Session-Id": "third", "X-Parent-Session-Id": "main"})
         main, child, third = await sessions(at)
         assert (main.row.name, child.row.parent, third.row.parent) == ("main", main.session_id, main.session_id)
@@ -172,20 +171,58 @@ def test_a_sub_agent_is_a_session_under_its_parent(tokenizer: Any, tmp_path: Pat
 
 
 def test_a_sub_agent_takes_no_place_in_its_parents_group(tokenizer: Any, tmp_path: Path) -> None:
-    helper = {"role": "system", "content": "You search."}
-
     async def talk(at: Running) -> Any:
         for name in ("one", "two"):
             headers = {"X-Claude-Code-Session-Id": name, "X-Group-Id": "g"}
             await at.say(SYSTEM, USER, tools=[TOOL], headers=headers)
-            found = await at.say(helper, MORE, tools=[OTHER_TOOL], headers=headers)
-            await at.say(helper, MORE, found, USER, tools=[OTHER_TOOL], headers=headers)
+            found = await at.say(HELPER, MORE, tools=[OTHER_TOOL], headers=headers)
+            await at.say(HELPER, MORE, found, USER, tools=[OTHER_TOOL], headers=headers)
             await at.end(name, reward=1.0)
         return checked(await at.groups())
 
     groups = run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, group_size=2)
     assert sorted(len(group["tokens"]) for group in groups) == [1, 1, 2]
     assert [1.0, 1.0] in [group["scores"] for group in groups]
+
+
+def test_a_session_that_is_ended_twice_while_its_sub_agent_answers_is_in_one_group(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    vllm = ScriptedVllm(tokenizer, numbered)
+
+    async def talk(at: Running) -> Any:
+        await at.say(SYSTEM, USER, tools=[TOOL], headers={**MAIN, "X-Group-Id": "g"})
+        vllm.gate = asyncio.Event()
+        helping = asyncio.create_task(at.say(HELPER, MORE, tools=[OTHER_TOOL], headers=MAIN))
+        await until(lambda: at.becomes("open_sessions", 2))
+        first = asyncio.create_task(at.end("main", reward=1.0))
+
+        async def is_ending() -> bool:
+            return any(session.is_ending for session in await sessions(at))
+
+        await until(is_ending)
+        second = await at.end("main", reward=1.0)
+        vllm.gate.set()
+        await helping
+        return (await first).status_code, second.status_code
+
+    assert run(tmp_path, vllm, talk, group_size=2) == (200, 404)
+
+
+def test_a_session_waits_for_its_sub_agents_and_takes_them_along(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        said = await at.say(SYSTEM, USER, tools=[TOOL], headers=MAIN)
+        await at.say(HELPER, MORE, tools=[OTHER_TOOL], headers=MAIN)
+        await at.say(USER, session_id="idle")
+        main, helper, idle = await sessions(at)
+        main.used = idle.used = 0.0
+        helper.used += 1000
+        await until(lambda: at.becomes("open_sessions", 2))
+        assert await sessions(at) == [main, helper]
+        await at.say(SYSTEM, USER, said, MORE, tools=[TOOL], headers={**MAIN, "X-Session-Done": "true"})
+        return len(await sessions(at))
+
+    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, session_idle_s=0.5) == 0
 
 
 def test_a_reward_reaches_the_branch_that_ended_the_session(tokenizer: Any, tmp_path: Path) -> None:
