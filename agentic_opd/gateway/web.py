@@ -85,6 +85,10 @@ class Answers(Protocol):
         ...
 
 
+_SESSION = "/sessions/{name:path}"
+"""Path of a session; its name may hold slashes, so a longer path is added to the application before a shorter one."""
+
+
 def make_app(gateway: Gateway) -> FastAPI:
     """Build the web application of a started gateway."""
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
@@ -94,16 +98,16 @@ def make_app(gateway: Gateway) -> FastAPI:
         max_body_bytes=gateway.config.max_body_bytes,
         max_choices=gateway.config.max_choices,
     )
-    app = chat_app(chat, "", "/sessions/{name}")
+    app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
-    app.add_api_route("/sessions/{name}/end", chat.guarded(routes.end), methods=["POST"])
-    app.add_api_route("/sessions/{name}", chat.guarded(routes.session), methods=["GET"])
-    for prefix in ("/sessions/{name}", ""):
+    app.add_api_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
+    for prefix in (_SESSION, ""):
         path = f"{prefix}{OpenAIResponses.path}/{{answer}}"
         app.add_api_route(path, chat.guarded(routes.response), methods=["GET"])
         app.add_api_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
+    app.add_api_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
     return app
 
 

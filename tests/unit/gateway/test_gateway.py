@@ -88,13 +88,17 @@ def test_a_session_goes_on_with_the_weights_that_sampled_it(
     assert [body.get("prefer_weight_version") for body in vllm.asked] == preferred
 
 
-def test_a_session_for_any_client(tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [None, "team/v1/run 1"])
+def test_a_session_for_any_client(tokenizer: Any, tmp_path: Path, name: str | None) -> None:
     async def talk(at: Running) -> Any:
-        session = GatewaySession(at.url, "a-key")
+        session = GatewaySession(at.url, "a-key", name)
         asked = {"messages": [USER]}
         for_client = {"Authorization": f"Bearer {session.api_key}"}
         response = await at.http.post(f"{session.base_url}/chat/completions", json=asked, headers=for_client)
         assert response.status_code == 200
+        status = await at.http.get(session.base_url.removesuffix("/v1"), headers=for_client)
+        assert (status.json()["session_id"], status.json()["turns"]) == (session.name, 1)
+        assert (await at.http.get(f"{session.base_url}/models", headers=for_client)).json()["object"] == "list"
         await asyncio.to_thread(session.end, 0.5, "Thanks.")
         with pytest.raises(ServerRequestError, match="404"):
             await asyncio.to_thread(GatewaySession(at.url, "a-key", "a/b").end)
