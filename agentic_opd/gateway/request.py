@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import Client
@@ -38,9 +38,16 @@ class OpenModel(BaseModel):
 
 
 class ClosedModel(BaseModel):
-    """A model that refuses unknown fields."""
+    """A model that refuses unknown fields, unless they are null: some clients write all fields of their library."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
 StopString = Annotated[str, Field(min_length=1)]

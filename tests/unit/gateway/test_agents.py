@@ -302,6 +302,7 @@ def test_what_changes_nothing_is_accepted_and_what_can_not_be_is_named(tokenizer
         **{"reasoning_effort": "high", "prompt_cache_key": "k", "store": True, "service_tier": "auto", "user": "u"},
         **{"metadata": {"a": "b"}, "parallel_tool_calls": True, "safety_identifier": "s", "verbosity": "low"},
         **{"chat_template_kwargs": {"preserve_thinking": True, "enable_thinking": False}, "model": "any/name"},
+        **{"audio": None, "functions": None, "web_search_options": None, "tools": [TOOL | {"id": None}]},
     }
 
     async def talk(at: Running) -> None:
