@@ -271,13 +271,15 @@ class Sampler:
         """
         params = {**asked.sampling}
         params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-        grammar, form = params.get("structured_outputs"), self._chats.call_form
+        grammar = params.get("structured_outputs")
         is_forced = asked.choice.kind in ("required", "named")
         if asked.tools and grammar is None and (is_forced or not asked.choice.is_parallel):
-            params["structured_outputs"] = {"structural_tag": call_grammar(form, asked.tools, asked.choice)}
+            params["structured_outputs"] = {
+                "structural_tag": call_grammar(self._chats.call_form, asked.tools, asked.choice)
+            }
         elif asked.tools and is_forced:
             raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
-        elif asked.tools and form is not None and (schema := answer_schema(grammar)) is not None:
+        elif asked.tools and (schema := answer_schema(grammar)) is not None and (form := self._chats.call_form):
             tag = answer_or_calls(form, asked.tools, asked.choice, schema)
             params["structured_outputs"] = {"structural_tag": tag}
         if asked.stop:
