@@ -105,22 +105,31 @@ def _json_call(value: Any) -> ParsedToolCall:
 
 
 _PYTHON_TAG = "<|python_tag|>"
-_BEGUN_OBJECT = re.compile(r'\{\s*"name"\s*:')
+_BEGUN_OBJECT = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|parameters|arguments)"\s*:')
 
 
 def _bare_json(text: str) -> Read:
     """Parse objects in the text, as Llama 3 writes them: `{"name": ..., "parameters": {...}}; {...}`."""
     tag = text.find(_PYTHON_TAG)
-    found = _BEGUN_OBJECT.search(text, max(tag, 0))
-    if found is None:
-        return Read(text.replace(_PYTHON_TAG, ""), [])
-    content = text[: found.start() if tag < 0 else tag]
+    at, begin = max(tag, 0), tag
     calls: list[ParsedToolCall] = []
-    while found is not None:
-        made, end = _json_calls(text, found.start())
-        calls += made
-        found = _BEGUN_OBJECT.search(text, end)
-    return Read(content, calls)
+    while (found := _BEGUN_OBJECT.search(text, at)) is not None:
+        (call,), end = _json_calls(text, found.start())
+        if not _is_bare_call(call):
+            at = found.end()
+            continue
+        begin = begin if begin >= 0 else found.start()
+        calls.append(call)
+        at = end
+    return Read(text[:begin], calls) if calls else Read(text.replace(_PYTHON_TAG, ""), [])
+
+
+def _is_bare_call(call: ParsedToolCall) -> bool:
+    """Return whether an object without a mark is a call, also a broken one: an answer may be JSON with a name too."""
+    if call.status is ToolCallParseStatus.INVALID_JSON:
+        return True
+    keys = _JSON.decode(call.raw).keys()
+    return call.name is not None and (not keys.isdisjoint(("parameters", "arguments")) or keys <= {"type", "name"})
 
 
 _MISTRAL = "[TOOL_CALLS]"

@@ -30,6 +30,7 @@ TWO_CALLS = [
     ("xlam", f"Here:```json\n[{ONE}, {TWO}]\n```", "Here:"),
     ("llama3_json", f"{ONE.replace('arguments', 'parameters')}; {TWO}", ""),
     ("llama3_json", f"Now <|python_tag|>{ONE};{TWO}", "Now "),
+    ("llama3_json", f'{{"type": "function", {ONE[1:]}; {{"arguments": {json.dumps(TIME[1])}, "name": "time"}}', ""),
     ("mistral", f"[TOOL_CALLS][{ONE}, {TWO}]", ""),
     ("mistral", f"Ok[TOOL_CALLS]weather{json.dumps(WEATHER[1])}[TOOL_CALLS]time[ARGS]{json.dumps(TIME[1])}", "Ok"),
     ("pythonic", "[weather(city='Paris', days=2), time(zones=['CET', '}'], exact=True)]", ""),
@@ -76,7 +77,11 @@ def test_a_broken_call_says_how(name: str, text: str, status: Status) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Done.", "[1, 2]", 'A set: {"a": 1}', "if a < b: f(x)", "see [the page](a.md)", "functools"]
+    "text",
+    [
+        *("", "Done.", "[1, 2]", 'A set: {"a": 1}', "if a < b: f(x)", "see [the page](a.md)", "functools"),
+        *('{"name": "Ann", "age": 3}', '{"type": "object", "properties": {"name": {"type": "string"}}}'),
+    ],
 )
 def test_text_without_a_call_stays_text(text: str) -> None:
     assert {name: one.read(text) for name, one in FORMATS.items()} == dict.fromkeys(FORMATS, (text, []))
