@@ -454,16 +454,16 @@ def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
     if error is None and not isinstance(call.arguments, dict):
         error = "the arguments are not a JSON object"
     if error is None and not _is_json(call.arguments):
-        error = "the arguments hold a number that JSON does not have"
+        error = "the arguments hold a value that JSON does not have"
     arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
     return ToolCall(call_id, well_formed(call.name or ""), well_formed_json(arguments), well_formed(call.raw), error)
 
 
 def _is_json(value: Any) -> bool:
-    """Return whether JSON can write `value`: Python also reads NaN, Infinity and 1e400."""
+    """Return whether JSON can write `value`: Python also reads NaN, Infinity, 1e400, sets and bytes."""
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError:
+    except (TypeError, ValueError):
         return False
     return True
 

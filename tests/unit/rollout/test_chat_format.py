@@ -164,4 +164,4 @@ def test_a_number_that_json_does_not_have_breaks_a_call(tokenizer: Any, kind: st
     prompt = chat.first_prompt(START)
     text = f'<tool_call>\n{{"name": "terminal", "arguments": {{"command": [{number}]}}}}\n</tool_call><|im_end|>'
     (call,) = chat.parse(list(prompt.token_ids), encode(chat, text), 2).tool_calls
-    assert (call.arguments, call.error) == (None, "the arguments hold a number that JSON does not have")
+    assert (call.arguments, call.error) == (None, "the arguments hold a value that JSON does not have")

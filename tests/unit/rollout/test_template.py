@@ -132,6 +132,14 @@ def test_tools_as_text_need_nothing_of_the_template(tokenizer: Any, close: str) 
     assert close not in added.partition("solution.py")[0]
 
 
+@pytest.mark.parametrize("value", ["{1, 2}", "b'a'", "...", "1j"])
+def test_a_value_of_python_that_json_does_not_have_breaks_a_call(value: str) -> None:
+    tokenizer = smol()
+    ids = tokenizer.encode(f"[terminal(command={value})]<|im_end|>")
+    (call,) = chat_of(tokenizer, tool_parser="pythonic").parse([], ids, 2).tool_calls
+    assert (call.arguments, call.error) == (None, "the arguments hold a value that JSON does not have")
+
+
 @TEMPLATES
 def test_places_of_hints(tokenizer: Any, close: str) -> None:
     """The user says `user`, which the template writes too."""
