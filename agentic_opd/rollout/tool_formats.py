@@ -10,11 +10,10 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 from renderers import ParsedToolCall, ToolCallParseStatus
-
-from agentic_opd.core.text import text_lines
 
 _JSON = json.JSONDecoder()
 
@@ -185,10 +184,9 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read
         content, mark, body = text.partition(open_mark) if open_mark else ("", "", text)
         if not mark:
             content, body = "", text
-        body = body.partition(close_mark)[0].strip() if close_mark else body.strip()
-        if mark and not body.startswith("["):
-            body = "[" + ", ".join(line.strip() for line in text_lines(body) if line.strip()) + "]"
-        if not body.startswith("[") or not _BEGUN_CALL.match(body, _skip_space(body, 1)):
+        body = dedent(body.partition(close_mark)[0] if close_mark else body).strip()
+        is_list = body.startswith("[")
+        if not (mark or is_list) or not _BEGUN_CALL.match(body, _skip_space(body, int(is_list))):
             return Read(text, [])
         return Read(content, _python_calls(body))
 
@@ -199,12 +197,17 @@ def _python_calls(body: str) -> list[ParsedToolCall]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
-            tree = ast.parse(body, mode="eval").body
-        if not isinstance(tree, ast.List):
-            raise ValueError("not a list")
-        return [_python_call(one) for one in tree.elts]
+            lines = ast.parse(body).body
+        return [_python_call(one) for line in lines for one in _listed(line)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
+
+
+def _listed(line: ast.stmt) -> Sequence[ast.expr]:
+    """Return the elements of a list, or the one expression of a line; raise ValueError for a statement."""
+    if not isinstance(line, ast.Expr):
+        raise ValueError("a statement is no call")
+    return line.value.elts if isinstance(line.value, ast.List | ast.Tuple) else [line.value]
 
 
 def _python_call(node: ast.expr) -> ParsedToolCall:

@@ -54,6 +54,12 @@ def test_two_calls_are_read(name: str, text: str, content: str) -> None:
     assert read.content == content
 
 
+@pytest.mark.parametrize("text", ['f(code="""a\n  b""")', '  f(\n    code="a\\n  b",\n  )\n', '[f(code="""a\n  b""")]'])
+def test_a_call_between_marks_may_have_several_lines(text: str) -> None:
+    (call,) = FORMATS["olmo3"].read(f"<function_calls>\n{text}\n</function_calls>").calls
+    assert (call.name, call.arguments) == ("f", {"code": "a\n  b"})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "status"),
     [
