@@ -18,7 +18,7 @@ from renderers import DefaultRenderer, DefaultRendererConfig, ParsedResponse, Re
 from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.text import control_tokens, read_json, without_control_tokens
+from agentic_opd.core.text import call_arguments, control_tokens, read_json, without_control_tokens
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.tool_formats import RESULT_CLOSE, RESULT_OPEN, ToolFormat, instructions, written_result
 
@@ -59,7 +59,10 @@ class TemplateRenderer(DefaultRenderer):
             self._template = _with_parts(tokenizer.apply_chat_template)
         self._takes_system = self._can_render("system", "user")
         self._takes_users_in_a_row = self._can_render("user", "user")
-        self._takes_any_id = self._can_render_call("call_0_0") or not self._can_render_call("call00000")
+        self._takes_text = self._can_render_call("call00000", "{}")
+        self._takes_objects = self._can_render_call("call00000", {}) or not self._takes_text
+        known = {} if self._takes_objects else "{}"
+        self._takes_any_id = self._can_render_call("call_0_0", known) or not self._can_render_call("call00000", known)
         closing = self._closing_token()
         given = stop_token_ids if closing is None else (closing, *stop_token_ids)
         self._stop_token_ids = list(dict.fromkeys(given))
@@ -128,9 +131,7 @@ class TemplateRenderer(DefaultRenderer):
 
     def _for_template(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Message]:
         """Return the messages in a form that the template supports."""
-        taken: list[Message] = [
-            self._as_text(one) if self._in_text else _with_parsed_arguments(one) for one in messages
-        ]
+        taken: list[Message] = [self._as_text(one) if self._in_text else self._with_arguments(one) for one in messages]
         if not self._takes_any_id:
             taken = [_with_short_ids(one) for one in taken]
         if self._in_text and self._lists_tools and tools:
@@ -144,6 +145,24 @@ class TemplateRenderer(DefaultRenderer):
             system, first, *rest = taken
             taken = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
         return taken if self._takes_users_in_a_row else _one_a_speaker(taken)
+
+    def _with_arguments(self, message: Message) -> Message:
+        """Return calls with their arguments in a form that the template can write, as objects if it can."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        functions = [call["function"] | {"arguments": self._arguments(call["function"]["arguments"])} for call in calls]
+        return {
+            **message,
+            "tool_calls": [{**call, "function": one} for call, one in zip(calls, functions, strict=True)],
+        }
+
+    def _arguments(self, arguments: Any) -> Any:
+        if not self._takes_objects:  # DeepSeek's templates join texts.
+            return call_arguments(arguments)
+        parsed = _parsed_arguments(arguments)
+        # Templates that write one argument at a time, as Qwen3-Coder's, fail on the text of a broken call.
+        return parsed if self._takes_text or isinstance(parsed, dict) else {"arguments": arguments}
 
     def _as_text(self, message: Message) -> Message:
         """Return a message without fields that need a template with tools."""
@@ -205,8 +224,8 @@ class TemplateRenderer(DefaultRenderer):
         except Exception:  # noqa: BLE001 - as above
             return False
 
-    def _can_render_call(self, call_id: str) -> bool:
-        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
+    def _can_render_call(self, call_id: str, arguments: object) -> bool:
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         answer = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "a"}
         try:
@@ -255,18 +274,6 @@ def _parsed_arguments(arguments: Any) -> Any:
         return read_json(arguments)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _with_parsed_arguments(message: Message) -> Message:
-    """Return calls with their arguments as objects, which some templates need; invalid JSON text is kept."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    functions = [{**call["function"], "arguments": _parsed_arguments(call["function"]["arguments"])} for call in calls]
-    return {
-        **message,
-        "tool_calls": [{**call, "function": one} for call, one in zip(calls, functions, strict=True)],
-    }
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -132,6 +132,31 @@ def test_tools_as_text_need_nothing_of_the_template(tokenizer: Any, close: str) 
     assert close not in added.partition("solution.py")[0]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ '{' }}{% for k, v in f.arguments.items() %}{{ k | tojson }}: {{ v | tojson }}{% endfor %}{{ '}' }}",
+        "{{ f.arguments + '' }}",
+    ],
+    ids=["objects only", "texts only"],
+)
+def test_a_template_may_take_arguments_in_one_form_only(written: str) -> None:
+    """As Qwen3-Coder's and GLM-4.5's, which write one argument at a time, and as DeepSeek's, which join texts."""
+    calls = (
+        "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+        '<tool_call>{{ \'{"name": "\' + f.name + \'", "arguments": \' }}' + written + "{{ '}' }}</tool_call>"
+        "{% endfor %}<|im_end|>"
+    )
+    tokenizer = make(CHATML.replace("<|im_end|>", calls), ("<|im_start|>", "<|im_end|>"), eos_token="<|im_end|>")
+    chat = ChatFormat(load_renderer(tokenizer, "default", {"tool_parser": "hermes"}), tokenizer, TOOL_SPECS)
+    check_round_trip(chat)
+    conversation = Conversation(chat, START)
+    known = sampled(conversation, '<tool_call>{"name": "terminal", "argum<|im_end|>')
+    conversation.answer([RESULT])
+    assert conversation.prompt()[: len(known)] == known
+    assert "solution.py" in tokenizer.decode(conversation.prompt()[len(known) :])
+
+
 @pytest.mark.parametrize("value", ["{1, 2}", "b'a'", "...", "1j"])
 def test_a_value_of_python_that_json_does_not_have_breaks_a_call(value: str) -> None:
     tokenizer = smol()
