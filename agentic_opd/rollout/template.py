@@ -20,7 +20,15 @@ from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.text import call_arguments, control_tokens, read_json, without_control_tokens
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.tool_formats import RESULT_CLOSE, RESULT_OPEN, ToolFormat, instructions, written_result
+from agentic_opd.rollout.tool_formats import (
+    OF_TEXT_VALUES,
+    RESULT_CLOSE,
+    RESULT_OPEN,
+    ToolFormat,
+    instructions,
+    with_declared_types,
+    written_result,
+)
 
 _BEGIN, _END = "\ue000", "\ue001"
 """Marks around each content, to locate it in the template's text."""
@@ -192,7 +200,10 @@ class TemplateRenderer(DefaultRenderer):
     ) -> ParsedResponse:
         """Parse a turn: reasoning, if the prompt or the model opened `<think>`, content, and calls."""
         if self._format is None:
-            return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
+            parsed = super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
+            if self.config.tool_parser in OF_TEXT_VALUES:
+                parsed.tool_calls = [with_declared_types(call, tools or ()) for call in parsed.tool_calls]
+            return parsed
         stops = set(self._stop_token_ids)
         end = next((i for i, token in enumerate(token_ids) if token in stops), len(token_ids))
         ids = token_ids[:end]

@@ -9,7 +9,8 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, NamedTuple
 
@@ -230,6 +231,32 @@ def _python_value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+# -------------------------------------------------------------------------------------------------- values as text
+
+_ARGUMENT = re.compile(
+    r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL
+)
+
+
+def with_declared_types(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]]) -> ParsedToolCall:
+    """Return a call of Qwen3-Coder's or GLM's format with texts as they were written, and other values read as JSON.
+
+    The parsers of `renderers` read every value as JSON: a file's content `12` is a number, and a plain text an error.
+    """
+    if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
+        return call
+    functions = [tool.get("function", tool) for tool in tools]
+    declared = next((one.get("parameters") for one in functions if one.get("name") == call.name), None) or {}
+    arguments: dict[str, Any] = {}
+    for coder_key, coder_text, glm_key, glm_text in _ARGUMENT.findall(call.raw):
+        key, text = (coder_key or glm_key).strip(), coder_text or glm_text
+        arguments[key] = text
+        if (declared.get("properties") or {}).get(key, {}).get("type") != "string":
+            with suppress(ValueError, RecursionError):
+                arguments[key] = json.loads(text)
+    return replace(call, arguments=arguments, status=ToolCallParseStatus.OK)
+
+
 # ----------------------------------------------------------------------------------------------------------- by name
 
 
@@ -284,6 +311,9 @@ OF_RENDERERS = {
     "deepseek_v3": "deepseek-v3",
 }
 """vLLM's name -> parser of `renderers`, which finds the format's tags by their token ids."""
+
+OF_TEXT_VALUES = ("qwen3.5", "glm")
+"""Parsers of `renderers` for formats that write each argument as text; see `with_declared_types`."""
 
 WRITTEN = ("hermes", "llama3_json", "pythonic")
 """Formats that `tool_format: text` can write."""

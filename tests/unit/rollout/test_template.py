@@ -157,6 +157,32 @@ def test_a_template_may_take_arguments_in_one_form_only(written: str) -> None:
     assert "solution.py" in tokenizer.decode(conversation.prompt()[len(known) :])
 
 
+@pytest.mark.parametrize(
+    ("parser", "name", "argument"),
+    [
+        ("qwen3_coder", "<function={}>", "<parameter={}>\n{}\n</parameter>\n"),
+        ("glm45", "{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
+    ],
+)
+def test_values_written_as_text_have_the_types_that_their_tool_declares(parser: str, name: str, argument: str) -> None:
+    """As Qwen3-Coder and GLM-4.5 write them."""
+    specials = ("<|im_end|>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    written = name.format("{{ c.function.name }}") + (
+        "{% for k, v in c.function.arguments.items() %}" + argument.format("{{ k }}", "{{ v }}") + "{% endfor %}"
+    )
+    calls = f"{{% for c in m.tool_calls or [] %}}<tool_call>{written}</tool_call>{{% endfor %}}<|im_end|>"
+    tokenizer = make(CHATML.replace("<|im_end|>", calls), specials, eos_token="<|im_end|>")
+    properties = {"path": {"type": "string"}, "content": {"type": "string"}, "lines": {"type": "array"}}
+    tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
+    chat = ChatFormat(load_renderer(tokenizer, "default", {"tool_parser": parser}), tokenizer, [tool])
+    check_round_trip(chat)
+    arguments = {"path": "12", "content": '  {"a": 1}', "lines": [1, 2], "other": True}
+    texts = "".join(argument.format(key, v if isinstance(v, str) else json.dumps(v)) for key, v in arguments.items())
+    ids = tokenizer.encode(f"<tool_call>{name.format('edit')}{texts}</tool_call><|im_end|>")
+    (call,) = chat.parse([], ids, 2).tool_calls
+    assert (call.name, call.arguments, call.error) == ("edit", arguments, None)
+
+
 @pytest.mark.parametrize("value", ["{1, 2}", "b'a'", "...", "1j"])
 def test_a_value_of_python_that_json_does_not_have_breaks_a_call(value: str) -> None:
     tokenizer = smol()
