@@ -40,6 +40,8 @@ _HEADING = re.compile(
 of signs and spaces."""
 _PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+_MARKED = re.compile(r"([*_`#]{0,6}) ?\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
+"""Matches a hint with its marks, and Markdown before them."""
 _Decision = Literal[1, -1]
 _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
 _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
@@ -385,11 +387,12 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
 def parse_vote(text: str) -> Vote:
     r"""Parse one answer of the judge; an answer that violates the protocol abstains (decision None).
 
-    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest must contain the same 1 or -1.
-    Decision 1 requires exactly one `[HINT_START]...[HINT_END]` with more than `MIN_HINT_CHARS` characters.
+    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest, outside the hint, must contain the
+    same 1 or -1: a hint may say where an answer belongs. Decision 1 requires exactly one `[HINT_START]...[HINT_END]`
+    with more than `MIN_HINT_CHARS` characters.
     """
     answer = text.rpartition("</think>")[2]
-    boxed = _only_box(answer)
+    boxed = _only_box(_MARKED.sub("", answer))
     decision = None if boxed is None else _DECISIONS.get(boxed)
     if decision != 1:
         return Vote(decision, None, text)
@@ -416,8 +419,9 @@ def _only_box(answer: str) -> str | None:
 
 
 def _only_hint(answer: str) -> str | None:
-    if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
+    found = _MARKED.search(answer)
+    if found is None or answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
         return None
-    hint, end, _ = answer.partition("[HINT_START]")[2].partition("[HINT_END]")
-    hint = hint.strip()
-    return hint if end and len(hint) > MIN_HINT_CHARS else None
+    # Judges also write **[HINT_START]** ... **[HINT_END]**.
+    hint = found[2].strip().removeprefix(found[1]).removesuffix(found[1]).strip()
+    return hint if len(hint) > MIN_HINT_CHARS else None

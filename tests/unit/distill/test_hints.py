@@ -163,10 +163,22 @@ def test_prompts_that_do_not_say_the_protocol_are_refused() -> None:
         f"<think>\\boxed{{-1}} or [HINT_START] ...</think>{POSITIVE}",
         f"a</think>b</think>{POSITIVE}",
         f"\\boxed{{1}} so \\boxed{{1}} [HINT_START]{HINT}[HINT_END]",
+        f"**\\boxed{{1}}**\n\n**[HINT_START]** {HINT} **[HINT_END]**",
+        f"\\boxed{{1}}\n### [HINT_START]\n{HINT}\n### [HINT_END]",
+        f"\\boxed{{1}} `[HINT_START]{HINT}[HINT_END]`",
     ],
 )
 def test_positive_votes(text: str) -> None:
     assert parse_vote(text) == Vote(1, HINT, text)
+
+
+@pytest.mark.parametrize(
+    "hint", ["Put the answer into \\boxed{}.", "It ends in \\boxed{\\text{no}}.", "No \\boxed{-1}!"]
+)
+def test_a_box_in_a_hint_is_no_vote(hint: str) -> None:
+    for text in (f"\\boxed{{1}}[HINT_START]{hint}[HINT_END]", f"[HINT_START]{hint}[HINT_END]\n\\boxed{{1}}"):
+        assert parse_vote(text) == Vote(1, hint, text)
+    assert parse_vote(f"[HINT_START]{hint}[HINT_END]").decision is None
 
 
 @pytest.mark.parametrize(
@@ -197,6 +209,8 @@ def test_negative_votes(text: str) -> None:
         f"\\boxed{{1}}[HINT_START]a[HINT_START]{HINT}[HINT_END][HINT_END]",
         f"\\boxed{{1}}[HINT_START]{HINT}[HINT_END][HINT_START]{HINT}[HINT_END]",
         f"{POSITIVE} \\boxed{{?}}",
+        f"\\boxed{{-1}} {POSITIVE}",
+        f"[HINT_START]{HINT}[HINT_END] \\boxed{{-1}} {POSITIVE}",
         f"{POSITIVE} \\boxed{{\\text{{-1}}}}",
         f"{POSITIVE} \\boxed{{-1",
         f"{POSITIVE}</think>",
