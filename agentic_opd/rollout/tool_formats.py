@@ -155,12 +155,13 @@ def _mistral(text: str) -> Read:
 
 def _xlam(text: str) -> Read:
     """Parse a list of objects: the whole text, or the text after one of the marks that xLAM models write before it."""
-    if text.lstrip().startswith("[{"):
+    if _BEGUN_LIST.match(text):
         return Read("", _json_calls(text, 0)[0])
     return _after_xlam_mark(text)
 
 
-_after_xlam_mark = _json_after(r"(?:<tool_call>|\[TOOL_CALLS\]|```json|</think>)\s*(?=\[\s*\{)")
+_BEGUN_LIST = re.compile(r"\s*\[\s*\{")
+_after_xlam_mark = _json_after(r"(?:<tool_call>|\[TOOL_CALLS\]|```(?:json)?|</think>)\s*(?=\[\s*\{)")
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -27,6 +27,8 @@ TWO_CALLS = [
     ("phi4_mini_json", f"functools[{ONE}, {TWO}]", ""),
     ("internlm", f"a<|action_start|><|plugin|>\n{ONE}<|action_end|><|action_start|><|plugin|>{TWO}", "a"),
     ("xlam", f"[{ONE}, {TWO}]", ""),
+    ("xlam", f"[\n  {ONE},\n  {TWO}\n]", ""),
+    ("xlam", f"```\n[\n  {ONE},\n  {TWO}\n]\n```", ""),
     ("xlam", f"Here:```json\n[{ONE}, {TWO}]\n```", "Here:"),
     ("llama3_json", f"{ONE.replace('arguments', 'parameters')}; {TWO}", ""),
     ("llama3_json", f"Now <|python_tag|>{ONE};{TWO}", "Now "),
