@@ -43,8 +43,8 @@ _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _MARKED = re.compile(r"([*_`#]{0,6}) ?\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 """Matches a hint with its marks, and Markdown before them."""
 _Decision = Literal[1, -1]
-_DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
-_STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+_DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1, "\N{MINUS SIGN}1": -1}
+_STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1, "\N{MINUS SIGN}1": -1}
 
 
 # ---------------------------------------------------------------------------------------------------------- the results

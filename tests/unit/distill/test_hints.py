@@ -183,7 +183,13 @@ def test_a_box_in_a_hint_is_no_vote(hint: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [NEGATIVE, "fine. \\boxed{ -1 }", f"\\boxed{{-1}}[HINT_START]{HINT}[HINT_END]", "\\boxed{1}</think>\\boxed{-1}"],
+    [
+        NEGATIVE,
+        "fine. \\boxed{ -1 }",
+        f"\\boxed{{-1}}[HINT_START]{HINT}[HINT_END]",
+        "\\boxed{1}</think>\\boxed{-1}",
+        "\\boxed{\N{MINUS SIGN}1}",
+    ],
 )
 def test_negative_votes(text: str) -> None:
     assert parse_vote(text) == Vote(-1, None, text)
@@ -314,6 +320,7 @@ def test_a_clean_hint_wins_over_one_that_leaks() -> None:
         ("\\boxed{1}", 1),
         ("so \\boxed{ 0 }", 0),
         ("<think>\\boxed{1}</think>\\boxed{-1}", -1),
+        ("\\boxed{\N{MINUS SIGN}1}", -1),
         ("\\boxed{2}", None),
         ("\\boxed{1} \\boxed{0}", None),
         ("1", None),
