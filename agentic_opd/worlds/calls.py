@@ -83,7 +83,7 @@ def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -
     if kind is list:
         inner = TYPES[schema.get("items", {}).get("type", "any")][1]
     if schema["type"] == "float" and type(value) is int:
-        value = float(value)
+        value = float(str(value))  # `float` of an integer of over 308 digits would raise.
     of_answer = next((type(one) for one in allowed if one != ""), None)
     if type(value) is not kind:  # the answer may be the name of a variable
         return type(value) is of_answer and value in allowed

@@ -59,6 +59,7 @@ RIGHT = {"value": 2, "unit": "km"}
         ({"unit": "m"}, 'convert: the parameter unit has a wrong value, "m".'),
         ({"unit": None}, "convert: the parameter unit has a wrong value, null."),
         ({"value": 3}, "convert: the parameter value has a wrong value, 3."),
+        ({"value": 10**400}, "convert: the parameter value has a wrong value, 1000"),
         ({"value": "2"}, 'convert: the parameter value has a wrong value, "2".'),
         ({"digits": True}, "convert: the parameter digits has a wrong value, true."),
         ({"steps": [2, 1]}, "convert: the parameter steps has a wrong value, [2, 1]."),
