@@ -79,10 +79,11 @@ def _json(value: Any) -> str:
 
 
 def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
-    kind, inner = TYPES[schema["type"]][1], None
+    name, inner = schema.get("type", "any"), None
+    kind = TYPES[name][1]
     if kind is list:
         inner = TYPES[schema.get("items", {}).get("type", "any")][1]
-    if schema["type"] == "float" and type(value) is int:
+    if name == "float" and type(value) is int:
         value = float(str(value))  # `float` of an integer of over 308 digits would raise.
     of_answer = next((type(one) for one in allowed if one != ""), None)
     if type(value) is not kind:  # the answer may be the name of a variable
@@ -166,7 +167,7 @@ def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Co
 
 def is_mistyped(schema: Mapping[str, Any], value: Any) -> bool:
     """Return whether a value, or an item of it, has another type than its parameter."""
-    name, kind = TYPES[schema["type"]]
+    name, kind = TYPES[schema.get("type", "any")]
     kinds = {"number": (int, float), "any": (object,)}.get(name, (kind,))
     if not isinstance(value, kinds) or (isinstance(value, bool) and name in ("integer", "number")):
         return True

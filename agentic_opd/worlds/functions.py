@@ -270,7 +270,9 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
         turns = row["question"]
         if len(turns) != 1 or not all(isinstance(message, dict) for message in turns[0]):
             raise DatasetError(f"{where} has {len(turns)} turns of the user; this world has one")
-        functions = {one["name"]: one for one in row["function"]}
+        functions = {
+            one["name"]: {**one, "parameters": {"properties": {}, **one["parameters"]}} for one in row["function"]
+        }
         schemas = [complete_schema({**one, "parameters": json_schema(one["parameters"])}) for one in functions.values()]
         for answer in answers:
             ((name, allowed),) = answer.items()

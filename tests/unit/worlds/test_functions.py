@@ -150,6 +150,22 @@ def test_wrong_calls_are_answered_with_what_is_wrong_and_do_not_count(tmp_path: 
     assert (verification.passed, verification.total, verification.judge_report) == (1, 1, "The calls are right.")
 
 
+def test_a_parameter_without_a_type_takes_any_value_and_a_function_may_have_no_properties(tmp_path: Path) -> None:
+    free = {"mode": {"enum": ["a", 1]}, "items": {"type": "array", "items": {"enum": ["b"]}}}
+    functions = [
+        {"name": "set", "description": "", "parameters": {"type": "object", "properties": free}},
+        {"name": "stop", "description": "", "parameters": {"type": "object"}},
+    ]
+    answers = [{"set": {"mode": [1], "items": ["", ["b"]]}}, {"stop": {}}]
+    options = written(tmp_path, ("Set it, then stop.", functions, answers))
+    world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
+    assert isinstance(world, HookedWorld)
+    (task,), _ = asyncio.run(world.train_and_eval_tasks())
+    said, verification = episode(world, task, ("set", {"mode": 1, "items": ["b"]}), ("stop", {"x": 1}), ("stop", {}))
+    assert said[1] == "Error: stop can't be called like this: there is no parameter x."
+    assert verification.passed == 1
+
+
 def test_the_judge_reads_no_allowed_value_and_a_hint_with_one_leaks(tmp_path: Path) -> None:
     world, task = made_world(tmp_path)
     _, verification = episode(world, task, ("convert", {"value": 2, "unit": "feet"}))
