@@ -260,10 +260,12 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
     """Return a row of a file of questions as a task.
 
     Raises:
-        DatasetError: It is not a question of one turn with functions and an answer, or its types are another
-            language's.
+        DatasetError: It is not a question of one turn with functions and an answer, its types are another language's,
+            or it is one of BFCL's relevance, which has no answer because any call is right.
     """
     where = f"{path}: question {row['id']!r}"
+    if row["id"].startswith("live_relevance"):
+        raise DatasetError(f"{where}: any call is right there, which this world can't judge; leave BFCL's relevance out")
     if answers is None:
         raise DatasetError(f"{where} has no line in the files of answers")
     try:

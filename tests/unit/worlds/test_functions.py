@@ -238,6 +238,7 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
         ({"question": [[], []]}, "question '0' has 2 turns of the user; this world has one"),
         ({"function": [{**STOP, "parameters": {"type": "HashMap", "properties": {}}}]}, "no field or type 'HashMap'"),
         ({"function": [function("other")]}, "the answer calls stop, which is not one of its functions"),
+        ({"id": "live_relevance_0-0-0"}, "question 'live_relevance_0-0-0': any call is right there"),
         ({"id": "9"}, "question '9' has no line in the files of answers"),
         ({"id": 9}, "line 1: expected an object with `id`"),
     ],
