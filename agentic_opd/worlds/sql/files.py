@@ -97,7 +97,8 @@ def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
         ConfigError: The shown database does not exist or cannot be copied.
     """
     shown = shown_database(folder, name)
-    others = sorted(path for path in shown.parent.iterdir() if path.suffix in _SUFFIXES and path != shown)
+    beside = (path for path in shown.parent.iterdir() if path.suffix in _SUFFIXES and path != shown)
+    others = sorted(path for path in beside if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
     return tuple(others) or (shown, *(_part(shown, seed) for seed in range(_MADE)))
 
 

@@ -145,11 +145,11 @@ def _run(desk: Desk, written: str) -> Result:
 def _wrong(database: Source, answer: str, case: Case) -> str | None:
     """Describe how an answer differs from the right one on a database; None if it does not."""
     try:
-        got = run_query(database, answer)
-    except QueryError as error:
-        return f"the query fails: {error}"
-    try:
         expected = run_query(database, case.sql)
     except QueryError as error:
         raise WorldError(f"world sql: the right query {case.sql!r} fails on a hidden database: {error}") from None
+    try:
+        got = run_query(database, answer)
+    except QueryError as error:
+        return f"the query fails: {error}"
     return difference(got, expected, is_ordered=is_ordered(case.sql))

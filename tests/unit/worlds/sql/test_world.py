@@ -120,6 +120,16 @@ def test_a_right_query_that_fails_on_a_hidden_database_is_the_worlds_fault(shops
     (task,), _ = asyncio.run(made.train_and_eval_tasks())
     with pytest.raises(WorldError, match=r"the right query .* fails on a hidden database: no such table"):
         played(made, task, [("answer", {"sql": "SELECT 1"})])
+    with pytest.raises(WorldError, match="fails on a hidden database"):
+        played(made, task, [("answer", {"sql": GOLD})])
+
+
+def test_a_file_of_macos_beside_a_database_is_no_hidden_database(shops: Path) -> None:
+    (shops / "databases/shop/._shop.sqlite").write_bytes(b"\0\x05\x16\7Mac OS X")
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
+    verification = played(made, task, [("answer", {"sql": GOLD})])[1]
+    assert verification.report.startswith("The answer is right on 1 of 1 hidden databases.")
 
 
 @pytest.mark.parametrize(
