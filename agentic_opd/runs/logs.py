@@ -35,6 +35,7 @@ class _Said(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     name: str | None = None
     tool_calls: list[_Call] | None = None
     function_call: _Function | None = None
@@ -46,7 +47,8 @@ class _Said(BaseModel):
         roles = {"developer": "system", "function": "tool"}
         message: Message = {"role": roles.get(self.role, self.role), "content": content}
         answers = last_call if self.role == "function" else self.tool_call_id
-        optional = {"name": self.name, "tool_call_id": answers, "reasoning_content": self.reasoning_content}
+        thought = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        optional = {"name": self.name, "tool_call_id": answers, "reasoning_content": thought}
         message |= {name: value for name, value in optional.items() if value is not None}
         calls = [*(self.tool_calls or ()), *([_Call(function=self.function_call)] if self.function_call else ())]
         if calls:

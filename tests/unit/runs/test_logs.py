@@ -137,6 +137,12 @@ def test_an_assistant_that_speaks_first_is_read_and_not_learned(chat: ChatFormat
         }
 
 
+def test_reasoning_of_vllm_and_openrouter_is_reasoning(chat: ChatFormat) -> None:
+    thought = {**SAID, "reasoning_content": "One table."}
+    other = {**SAID, "reasoning": "One table.", "reasoning_content": None}
+    assert traces_of([USER, other], chat) == traces_of([USER, thought], chat)
+
+
 def test_two_assistants_in_a_row_are_two_turns(chat: ChatFormat) -> None:
     """Nobody answers the first. The second has an opening of its own, before which a hint may stand."""
     more = {"role": "assistant", "content": "Two."}
