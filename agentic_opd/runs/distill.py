@@ -172,9 +172,9 @@ def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
 def traces_of(messages: Sequence[Message], chat: ChatFormat) -> tuple[Trace, ...]:
     """Return the traces of a conversation in text; their ids come from the renderer and were not sampled.
 
-    Assistant messages before the first user message, and turns with a call whose arguments are not a JSON object, are
-    context and not trained on. `logprobs_T` is a placeholder of 0.0 at the assistant's tokens; see
-    `PolicyDistiller.with_logprobs`.
+    Assistant messages before the first user message or of `weight` 0 (OpenAI's fine-tuning format), and turns with a
+    call whose arguments are not a JSON object, are context and not trained on. `logprobs_T` is a placeholder of 0.0 at
+    the assistant's tokens; see `PolicyDistiller.with_logprobs`.
 
     Raises:
         AlignmentError: a message can't be read, or no assistant message can be trained on.
@@ -184,7 +184,11 @@ def traces_of(messages: Sequence[Message], chat: ChatFormat) -> tuple[Trace, ...
     first_user = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
     assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     said = [i for i in assistants if i > first_user]
-    context = {i for i in assistants if i < first_user or not has_arguments(messages[i])}
+    context = {
+        i
+        for i in assistants
+        if i < first_user or not has_arguments(messages[i]) or messages[i].get("weight") == 0  # OpenAI's: not trained
+    }
     if context >= {*said}:
         raise AlignmentError("the assistant says nothing in it that answers a user and can be learned")
     conversation = Conversation(chat, messages[: said[0]])

@@ -265,7 +265,9 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
     """
     where = f"{path}: question {row['id']!r}"
     if row["id"].startswith("live_relevance"):
-        raise DatasetError(f"{where}: any call is right there, which this world can't judge; leave BFCL's relevance out")
+        raise DatasetError(
+            f"{where}: any call is right there, which this world can't judge; leave BFCL's relevance out"
+        )
     if answers is None:
         raise DatasetError(f"{where} has no line in the files of answers")
     try:

@@ -143,6 +143,14 @@ def test_reasoning_of_vllm_and_openrouter_is_reasoning(chat: ChatFormat) -> None
     assert traces_of([USER, other], chat) == traces_of([USER, thought], chat)
 
 
+def test_a_message_of_weight_0_is_read_and_not_learned(chat: ChatFormat) -> None:
+    traces = traces_of([USER, {**SAID, "weight": 0}, NO, {**SAID, "weight": 1}, NO, SAID, NO], chat)
+    assert places(traces) == [3, 5]
+    assert len(learned(chat, traces)) == 2
+    with pytest.raises(AlignmentError, match="can be learned"):
+        traces_of([USER, {**SAID, "weight": 0}], chat)
+
+
 def test_two_assistants_in_a_row_are_two_turns(chat: ChatFormat) -> None:
     """Nobody answers the first. The second has an opening of its own, before which a hint may stand."""
     more = {"role": "assistant", "content": "Two."}
