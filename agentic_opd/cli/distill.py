@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import logging
 import signal
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,8 +107,8 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     path, out = _places(arguments)
     try:
         lines = list(read_lines(path))
-    except OSError as error:
-        raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise PlaceError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     tools = _tools(arguments.tools, path, config)
     images = ImageFolder.beside(path)
     await _probe(config, server)

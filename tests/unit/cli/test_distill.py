@@ -1,5 +1,6 @@
 """`agentic-opd distill` on groups of other environments, against a small policy server."""
 
+import gzip
 import json
 import time
 from collections.abc import Generator
@@ -51,6 +52,14 @@ def test_feedback_in_words_is_the_verdict(policy: FakePlugin, tmp_path: Path) ->
     assert "Wrong: it is 42." in turn["question"]
     assert made["overrides"][0]["feedback"] == "Wrong: it is 42."
     assert validate([str(tmp_path / "out.jsonl")]) == 0
+
+
+def test_a_torn_or_broken_gz_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed, file = gzip.compress(json.dumps(group()).encode()), tmp_path / "theirs.jsonl.gz"
+    for content in (packed[:-20], packed[:10] + b"\xff" * 20):
+        file.write_bytes(content)
+        assert main([str(file)]) == 2
+        assert f"error: cannot read {str(file)!r}: " in capsys.readouterr().err
 
 
 def test_without_feedback_a_single_turn_has_no_evidence(policy: FakePlugin, tmp_path: Path) -> None:
