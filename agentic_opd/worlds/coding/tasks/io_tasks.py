@@ -11,6 +11,7 @@ be JSON text.
 import base64
 import io
 import pickle
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -272,7 +273,7 @@ def _say(example: str, prompt: list[str]) -> None:
 def _solution(values: RowValues) -> str | None:
     """Return the row's first solution, with the imports that such datasets take for granted."""
     raw = values.raw("reference_solution")
-    is_list = not isinstance(raw, str) or raw.lstrip().startswith(("[", '"'))
+    is_list = not isinstance(raw, str) or re.match(r'\s*(\[|"(?!""))', raw)  # Code may begin with a docstring.
     first = next(iter(values.texts("reference_solution")), None) if is_list else raw
     return None if first is None or not first.strip() else _with_imports(first)
 
