@@ -82,7 +82,7 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
         raise values.wrong(
             name, f"must hold as many outputs as inputs, got {len(inputs)} inputs, {len(outputs)} outputs"
         )
-    fn_name = values.text("entry_point") or fields.get("fn_name")
+    fn_name = values.text("entry_point") or fields.get("fn_name") or None
     shown = 1 if len(inputs) > 1 else 0
     if fn_name is None:
         return IoTests(None, _texts(inputs, values, name), _texts(outputs, values, name), shown)

@@ -53,6 +53,8 @@ def test_a_program(tmp_path: Path) -> None:
     assert task.hidden_tests == io_tests(["3 4\n"], ["7\n"])
     assert task.reference_solution == "print(sum(map(int, input().split())))"
     assert "3 4" not in task.files["test_solution.py"]
+    named = {**json.loads(PROGRAM["input_output"]), "fn_name": ""}
+    assert load(tmp_path, {**PROGRAM, "input_output": named}) == [task]
     code = '"""Adds."""\nprint(3)'
     assert load(tmp_path, {**PROGRAM, "solutions": code})[0].reference_solution == code
 
