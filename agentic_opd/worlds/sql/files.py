@@ -5,6 +5,7 @@ questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT
 databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
 """
 
+import logging
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ _MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
 """Hidden databases sampled from a shown one: their number, the share of rows kept, and the maximum rows of a table."""
 _SUFFIXES = (".sqlite", ".db")
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class FileQuestion:
@@ -37,8 +40,13 @@ class FileQuestion:
     examples: Sequence[Any] = ()
 
 
-def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
+def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) -> Iterator[FileQuestion]:
     """Yield the questions of a file; each one's own query must run on its shown database.
+
+    Args:
+        path: The file.
+        databases: Folder of the databases.
+        skip_broken: Leave wrong entries out, with a warning, instead of failing.
 
     Raises:
         ConfigError: The file cannot be read, a database is missing, or an entry is wrong; names the entry.
@@ -49,22 +57,36 @@ def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
+    broken = list[str]()
     for number, entry in enumerate(entries):
-        place = f"sql_file: {path}, entry {number}"
-        name, text, sql = (
-            _field(entry, place, "db_id"),
-            _field(entry, place, "question"),
-            _field(entry, place, "query", "SQL"),
-        )
-        if Path(name).name != name:
-            raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
-        if evidence := str(entry.get("evidence") or "").strip():
-            text = f"{text}\n{evidence}"
         try:
-            run_query(shown_database(databases, name), sql)
-        except QueryError as error:
-            raise ConfigError(f"{place}: its own query fails: {error}") from error
-        yield FileQuestion(number, name, text, sql, entry.get("examples") or ())
+            question = _question(number, entry, f"sql_file: {path}, entry {number}", databases)
+        except ConfigError as error:
+            if not skip_broken:
+                raise ConfigError(f"{error}. Leave such entries out with env.dataset_skip_broken.") from error
+            broken.append(f"\n  entry {number}: {error}")
+        else:
+            yield question
+    if broken:
+        _log.warning("%d of %d entries are left out, the first ones:%s", len(broken), len(entries), "".join(broken[:5]))
+
+
+def _question(number: int, entry: Any, place: str, databases: Path) -> FileQuestion:
+    name, text, sql = (
+        _field(entry, place, "db_id"),
+        _field(entry, place, "question"),
+        _field(entry, place, "query", "SQL"),
+    )
+    if Path(name).name != name:
+        raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
+    if evidence := str(entry.get("evidence") or "").strip():
+        text = f"{text}\n{evidence}"
+    try:
+        run_query(shown_database(databases, name), sql)
+    except QueryError as error:
+        raise ConfigError(f"{place}: its own query fails: {error}") from error
+    hidden_databases(databases, name)
+    return FileQuestion(number, name, text, sql, entry.get("examples") or ())
 
 
 def _field(entry: Any, place: str, *names: str) -> str:

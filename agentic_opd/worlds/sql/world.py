@@ -43,9 +43,14 @@ class SqlWorld(CustomWorld):
         "It is judged on other databases of the same schema."
     )
 
-    def __init__(self, config: SqlConfig, eval_fraction: float = 0.1, eval_seed: int = 0) -> None:
-        """Store the settings; nothing is read yet. `eval_seed` determines which share is held out for evaluation."""
-        self._config = config
+    def __init__(
+        self, config: SqlConfig, eval_fraction: float = 0.1, eval_seed: int = 0, *, skip_broken: bool = False
+    ) -> None:
+        """Store the settings; nothing is read yet. `eval_seed` determines which share is held out for evaluation.
+
+        With `skip_broken`, wrong entries of the file are left out with a warning.
+        """
+        self._config, self._skip_broken = config, skip_broken
         self._held_out = (eval_fraction, eval_seed)
         self._cases: dict[str, Case] = {}
         self._read: tuple[list[Task], list[Task]] | None = None
@@ -123,7 +128,7 @@ class SqlWorld(CustomWorld):
                 Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
                 one.examples,
             )
-            for one in read_questions(path, folder)
+            for one in read_questions(path, folder, skip_broken=self._skip_broken)
         ]
         self._read = split_tasks(tasks, *self._held_out)
         return self._read

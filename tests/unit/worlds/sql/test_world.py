@@ -144,9 +144,12 @@ def test_a_file_of_macos_beside_a_database_is_no_hidden_database(shops: Path) ->
     ],
 )
 def test_what_is_wrong_with_an_entry_is_said(shops: Path, entry: Any, why: str) -> None:
-    write(shops, [entry])
+    good = {"db_id": "shop", "question": "Which?", "query": GOLD}
+    write(shops, [entry, good])
     with pytest.raises(ConfigError, match=why):
         asyncio.run(of_files(shops).train_and_eval_tasks())
+    (task,), _ = asyncio.run(of_files(shops, dataset_skip_broken=True).train_and_eval_tasks())
+    assert task.task_id == "questions/00001"
 
 
 def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> None:
