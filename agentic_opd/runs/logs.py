@@ -83,6 +83,8 @@ def plain_messages(messages: object) -> list[Message]:
         if calls := plain.get("tool_calls"):
             last_call = calls[-1]["id"]
         others = {name: value for name, value in message.items() if name not in _Said.model_fields}
+        if not others.get("images"):
+            others.pop("images", None)
         read.append(others | plain)
     return read
 

@@ -199,6 +199,7 @@ def test_what_a_message_says_otherwise_stays() -> None:
         {"role": "system", "content": "ab", "x": 1},
         {"role": "user", "content": ""},
     ]
+    assert plain_messages([{**USER, "images": empty} for empty in (None, [])]) == [USER, USER]
     (first, *_) = read = plain_messages([called({"a": "é"}), RESULT])
     assert first["tool_calls"][0]["function"]["arguments"] == '{"a": "é"}'
     assert plain_messages(read) == read
