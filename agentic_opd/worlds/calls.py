@@ -29,6 +29,12 @@ TYPES: dict[str, tuple[str, type]] = {
 """BFCL's and JSON schema's names of types -> JSON schema's name, and Python's type of a value."""
 
 
+def _type(schema: Mapping[str, Any] | None) -> tuple[str, type]:
+    """Return the entry of `TYPES`; that of "any" without a type, or with a choice of types as JSON schema has it."""
+    name = (schema or {}).get("type", "any")
+    return TYPES[name if isinstance(name, str) else "any"]
+
+
 def verdict(
     functions: Mapping[str, Mapping[str, Any]], calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer]
 ) -> str | None:
@@ -59,7 +65,7 @@ def _wrong(
     if called != name:
         return f"{called} is not the function that is needed."
     parameters = function["parameters"]
-    for parameter in parameters.get("required", ()):
+    for parameter in parameters.get("required") or ():
         if parameter not in arguments:
             return f"{name}: the parameter {parameter} is missing."
     for parameter, value in arguments.items():
@@ -79,11 +85,10 @@ def _json(value: Any) -> str:
 
 
 def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
-    name, inner = schema.get("type", "any"), None
-    kind = TYPES[name][1]
+    kind, inner = _type(schema)[1], None
     if kind is list:
-        inner = TYPES[schema.get("items", {}).get("type", "any")][1]
-    if name == "float" and type(value) is int:
+        inner = _type(schema.get("items"))[1]
+    if schema.get("type") == "float" and type(value) is int:
         value = float(str(value))  # `float` of an integer of over 308 digits would raise.
     of_answer = next((type(one) for one in allowed if one != ""), None)
     if type(value) is not kind:  # the answer may be the name of a variable
@@ -134,7 +139,7 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         KeyError: It has a type that is neither BFCL's nor JSON schema's, such as Java's.
     """
     done = dict(schema)
-    if "type" in done:
+    if isinstance(done.get("type"), str):
         done["type"] = TYPES[done["type"]][0]
         if done["type"] == "any":
             del done["type"]
@@ -156,7 +161,7 @@ def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Co
         untyped: Parameters whose type is not checked.
     """
     properties = function["parameters"]["properties"]
-    problems = [f"{name} is missing" for name in function["parameters"].get("required", ()) if name not in arguments]
+    problems = [f"{name} is missing" for name in function["parameters"].get("required") or () if name not in arguments]
     for name, value in arguments.items():
         if name not in properties:
             problems.append(f"there is no parameter {name}")
@@ -167,7 +172,7 @@ def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Co
 
 def is_mistyped(schema: Mapping[str, Any], value: Any) -> bool:
     """Return whether a value, or an item of it, has another type than its parameter."""
-    name, kind = TYPES[schema.get("type", "any")]
+    name, kind = _type(schema)
     kinds = {"number": (int, float), "any": (object,)}.get(name, (kind,))
     if not isinstance(value, kinds) or (isinstance(value, bool) and name in ("integer", "number")):
         return True
@@ -181,8 +186,7 @@ def type_in_words(schema: Mapping[str, Any]) -> str:
     Args:
         schema: BFCL's or JSON schema of the parameter.
     """
-    name = TYPES[schema.get("type", "any")][0]
-    item = TYPES[(schema.get("items") or {}).get("type", "any")][0]
+    name, item = _type(schema)[0], _type(schema.get("items"))[0]
     if name == "any":
         return ""
     return f"{'an' if name[0] in 'aio' else 'a'} {name}" + (f" of {item}s" if name == "array" and item != "any" else "")

@@ -242,7 +242,7 @@ def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
     try:
-        lines = text_lines(Path(path).read_text(encoding="utf-8"))
+        lines = text_lines(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path!r} can't be read: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -152,16 +152,18 @@ def test_wrong_calls_are_answered_with_what_is_wrong_and_do_not_count(tmp_path: 
 
 def test_a_parameter_without_a_type_takes_any_value_and_a_function_may_have_no_properties(tmp_path: Path) -> None:
     free = {"mode": {"enum": ["a", 1]}, "items": {"type": "array", "items": {"enum": ["b"]}}}
+    free["note"] = {"type": ["string", "null"]}
     functions = [
-        {"name": "set", "description": "", "parameters": {"type": "object", "properties": free}},
+        {"name": "set", "description": "", "parameters": {"type": "object", "properties": free, "required": None}},
         {"name": "stop", "description": "", "parameters": {"type": "object"}},
     ]
-    answers = [{"set": {"mode": [1], "items": ["", ["b"]]}}, {"stop": {}}]
+    answers = [{"set": {"mode": [1], "items": ["", ["b"]], "note": [None]}}, {"stop": {}}]
     options = written(tmp_path, ("Set it, then stop.", functions, answers))
     world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
     assert isinstance(world, HookedWorld)
     (task,), _ = asyncio.run(world.train_and_eval_tasks())
-    said, verification = episode(world, task, ("set", {"mode": 1, "items": ["b"]}), ("stop", {"x": 1}), ("stop", {}))
+    given = {"mode": 1, "items": ["b"], "note": None}
+    said, verification = episode(world, task, ("set", given), ("stop", {"x": 1}), ("stop", {}))
     assert said[1] == "Error: stop can't be called like this: there is no parameter x."
     assert verification.passed == 1
 
