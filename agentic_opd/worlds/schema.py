@@ -68,7 +68,7 @@ class MethodTool:
             ConfigError: The docstring, a type or a parameter's description is missing, or a type has no JSON schema.
         """
         try:
-            types = get_type_hints(hook)
+            types = get_type_hints(hook, include_extras=True)
         except Exception as error:
             raise ConfigError(f"{place}: its types can't be read: {error}") from error
         parameters = [*inspect.signature(hook).parameters.values()][1:]

@@ -1,11 +1,14 @@
 """A tool and its parameters may have any name, also a hook's."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
 
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.custom import CustomWorld, HookedWorld, tool
+from agentic_opd.worlds.custom import CustomWorld, HookedWorld, ToolError, tool
 
 
 class Phone(CustomWorld):
@@ -26,6 +29,23 @@ class Phone(CustomWorld):
             kwargs: Three.
         """
         return f"{name} {hook} {args} {kwargs}"
+
+    @tool
+    def dial(self, state: Any, digit: Annotated[int, Field(ge=0, le=9)]) -> str:
+        """Dial.
+
+        Args:
+            digit: One.
+        """
+        return f"{digit}"
+
+
+def test_the_limits_of_a_parameter_hold_and_are_shown() -> None:
+    world = HookedWorld(Phone(), CodingConfig())
+    shown = world.tools[1]["function"]["parameters"]["properties"]["digit"]
+    assert shown == {"type": "integer", "minimum": 0, "maximum": 9, "description": "One."}
+    with pytest.raises(ToolError, match="digit: input should be less than or equal to 9"):
+        world.methods["dial"].checked({"digit": 10})
 
 
 def test_parameters_may_have_any_name() -> None:
