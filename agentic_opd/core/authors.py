@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 _WORD = re.compile(rb"\w+")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
-_MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
+MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
 """Limits in bytes (one part, sum of parts) for the comparison by lines, which takes tens of milliseconds at these."""
 
 
@@ -64,8 +64,8 @@ class Authors:
 
     def _take(self, parts: Mapping[str, bytes], author: int | None) -> bool:
         """Attribute new lines to `author`; return whether it wrote any and all parts could be compared."""
-        small = [content for content in parts.values() if len(content) <= _MOST_BYTES]
-        large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > _MOST_BYTES}
+        small = [content for content in parts.values() if len(content) <= MOST_BYTES]
+        large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > MOST_BYTES}
         is_told, self._large = large == self._large, large
         if not is_told:
             self._kept |= self.left()

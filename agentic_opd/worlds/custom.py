@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from fractions import Fraction
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from agentic_opd.core.authors import Authors
+from agentic_opd.core.authors import MOST_BYTES, Authors
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, WorldError
 from agentic_opd.core.text import cut_middle, well_formed
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
@@ -445,7 +446,7 @@ class HookedSession:
         judged = await self.world.call("judged", self.state)
 
         def read() -> tuple[bytes, bytes]:
-            return pickle.dumps(judged), "\n".join(_values(judged, "state")).encode(errors="replace")
+            return pickle.dumps(judged), _first_lines(_values(judged, "state"))
 
         try:
             whole, values = await asyncio.to_thread(read)
@@ -487,18 +488,29 @@ def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
     """Yield a line for each value nested in `value`, under a path that omits indices of lists."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value)}
+    inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, str):
         yield from (f"{path}: {line}" for line in value.split("\n"))
-    elif depth and isinstance(value, Mapping):
-        for key, one in cast(Mapping[Any, Any], value).items():
-            yield from _values(one, f"{path}.{key}", depth - 1)
-    elif depth and isinstance(value, list | tuple | set | frozenset):
-        for one in cast(Collection[Any], value):
-            yield from _values(one, f"{path}[]", depth - 1)
-    elif depth and hasattr(value, "__dict__"):
-        yield from _values(vars(value), path, depth - 1)
+    elif isinstance(value, Mapping):
+        inner = ((f"{path}.{key}", one) for key, one in cast(Mapping[Any, Any], value).items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = ((f"{path}[]", one) for one in cast(Collection[Any], value))
+    elif hasattr(value, "__dict__") and not isinstance(value, Enum | type):
+        inner = ((path, vars(value)),)
     else:
         yield f"{path}: {value!r}"
+    for where, one in inner if depth else ():
+        yield from _values(one, where, depth - 1)
+
+
+def _first_lines(lines: Iterable[str]) -> bytes:
+    """Return a text of the lines, cut where `Authors` no longer compares them: objects may refer to each other."""
+    found = bytearray()
+    for line in lines:
+        found += f"{line}\n".encode(errors="replace")
+        if len(found) > MOST_BYTES:
+            break
+    return bytes(found)
 
 
 def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> CustomWorld:

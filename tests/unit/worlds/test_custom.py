@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,6 +403,26 @@ def test_each_call_of_which_something_is_left_made_what_is_judged(written: list[
     calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": notes}) for notes in written]
     _, verification, _ = acted(HookedWorld(Notes(), CodingConfig()), TASK, *calls)
     assert verification.made_by == made_by
+
+
+Colour = Enum("Colour", ("A", "B", "C", "D", "E", "F", "G", "H"))
+
+
+class Town(Notes):
+    """Places of which each knows all others, and a colour of an enumeration."""
+
+    def start(self, task: Task) -> dict[str, Any]:
+        places = [SimpleNamespace(name=str(number)) for number in range(30)]
+        for place in places:
+            place.ways = places
+        return {"notes": [], "by": {"user": 0}, "colour": Colour.A, "places": places[: int(task.prompt)]}
+
+
+@pytest.mark.parametrize(("places", "made_by"), [("0", {1}), ("1", {0, 1})])
+def test_a_state_of_enumerations_and_of_objects_that_know_each_other(places: str, made_by: set[int]) -> None:
+    calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": ["a"]}), ("write", {"notes": ["b"]})]
+    _, verification, _ = acted(HookedWorld(Town(), CodingConfig()), Task("t", places, None), *calls)
+    assert verification.made_by == made_by  # Too large to be compared by lines: both.
 
 
 def test_what_a_user_changes_is_no_calls_work() -> None:
