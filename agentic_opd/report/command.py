@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.report.brake import BRAKE_FILE, brake_notes
 from agentic_opd.report.page import ShownRun, choose_tokenizer, write_report
@@ -63,10 +63,13 @@ def make_report(
     `brake` is the trainer's `brake.jsonl`; None: the one beside each file, if any.
 
     Raises:
-        PlaceError: a file, or the lifts or verdicts beside it, can't be read, or the file holds no valid group.
+        PlaceError: a file, or the lifts or verdicts beside it, can't be read, a file holds no valid group, or `output`
+            is one of them.
         OutputError: the report can't be written.
         ConfigError: `tokenizer_name` can't be loaded.
     """
+    if output.resolve() in {file.resolve() for file in files}:
+        raise PlaceError(f"--output {str(output)!r} is a file that is read; name another")
     shown: list[ShownRun] = []
     for file, name in zip(files, _names(files), strict=True):
         with reading_bar(console) as wrap:
