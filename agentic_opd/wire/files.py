@@ -145,8 +145,8 @@ class GroupFile:
             setting: Name of the setting of `path`, for error messages.
 
         Raises:
-            PlaceError: the file can't be written; it has lines, and neither `resume` nor `overwrite` is set; or it was
-                written with other settings.
+            PlaceError: the file can't be written, or not read under its name; it has lines, and neither `resume` nor
+                `overwrite` is set; or it was written with other settings.
             OutputError: another process writes the file.
         """
         self.path = path
@@ -154,6 +154,9 @@ class GroupFile:
         self.finished: set[str] = set()
         self._one_writer = asyncio.Lock()
         hint = f"Choose another {setting}."
+        if path.suffix in (".gz", ".html"):
+            why = "the report's" if path.suffix == ".html" else "a gzipped file's, but the lines are plain text"
+            raise PlaceError(f"cannot write groups to {str(path)!r}: this name is {why}. {hint}")
         with ExitStack() as undo:
             try:
                 self._lock = FileLock(path, setting)

@@ -50,6 +50,15 @@ def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
     assert seen == ["a#0", "b#0"]
 
 
+@pytest.mark.parametrize("name", ["groups.jsonl.gz", "groups.html"])
+def test_a_name_by_which_the_groups_could_not_be_read_or_would_be_replaced_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlaceError, match="this name is"):
+        GroupFile(tmp_path / name, SETTINGS, overwrite=True)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     file = GroupFile(path, SETTINGS)
