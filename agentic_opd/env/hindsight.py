@@ -22,6 +22,7 @@ from typing_extensions import TypeAliasType
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, OPDError, ServerUnreachableError
+from agentic_opd.core.text import well_formed
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.runs.distill import PolicyDistiller
@@ -142,7 +143,8 @@ class Hindsight(BaseEnv):
         if (inherited := getattr(super(), "verdicts", None)) is not None:
             return inherited(group)
         overrides = group.get("overrides") or [None for _ in group["tokens"]]
-        return [one.get(FEEDBACK) if isinstance(one, dict) else None for one in overrides]
+        given = [one.get(FEEDBACK) if isinstance(one, dict) else None for one in overrides]
+        return [one if isinstance(one, str) else None for one in given]
 
     async def env_manager(self) -> None:
         """Serve a trainer, as Atropos does, with connections to judge and teacher."""
@@ -245,16 +247,19 @@ class Hindsight(BaseEnv):
         """Return the group's columns with the verdicts in `overrides`.
 
         Raises:
-            ConfigError: `verdicts` returned another number of entries than the group has rollouts.
+            ConfigError: `verdicts` returned another number of entries than the group has rollouts, or no texts.
         """
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
-        verdicts, count = list(self.verdicts({**group, "item": item})), len(group["tokens"])
+        verdicts: list[Any] = [*(self.verdicts({**group, "item": item}) or ())]
+        count = len(group["tokens"])
         if len(verdicts) != count:
             raise ConfigError(f"verdicts returned {len(verdicts)} entries for a group of {count} rollouts")
+        if wrong := [type(one).__name__ for one in verdicts if not isinstance(one, str | None)]:
+            raise ConfigError(f"verdicts returned {wrong[0]}, expected a text or None for each rollout")
         overrides = [dict(one or {}) for one in columns.get("overrides") or [{}] * count]
         for one, verdict in zip(overrides, verdicts, strict=False):
             if verdict is not None:
-                one[FEEDBACK] = verdict
+                one[FEEDBACK] = well_formed(verdict)
         return {**columns, "overrides": overrides}
 
     def _opd_count(self, kind: str, text: str) -> None:

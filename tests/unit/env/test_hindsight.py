@@ -320,6 +320,30 @@ def test_images_are_refused_by_name(
     assert "hindsight: failed_groups 2, groups 2" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([0.5, "Wrong."], "verdicts returned float, expected a text or None"),
+        (None, "verdicts returned 0 entries for a group of 2"),
+        (["A lone surrogate: \ud800", None], "hindsight: groups 1, turns_no_next_state 1, turns_scored 1"),
+    ],
+)
+def test_verdicts_are_texts(
+    verdicts: Any,
+    said: str,
+    policy: FakePlugin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class VerdictEnv(Hindsight, MathsEnv):
+        def verdicts(self, group: Mapping[str, Any]) -> Any:
+            return verdicts
+
+    process(VerdictEnv, policy.base_url, tmp_path / "groups.jsonl", monkeypatch, ("--env.total_steps", "1"))
+    assert said in caplog.text
+
+
 def test_a_setting_that_the_environment_has_is_renamed() -> None:
     class Own(BaseEnvConfig):
         renderer: int = 3
