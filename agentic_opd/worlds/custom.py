@@ -557,9 +557,13 @@ def constructed(kind: type[CustomWorld], options: Mapping[str, Any]) -> CustomWo
 
 
 def _module(place: str) -> ModuleType:
+    """Import a module, which may import others in the folder of its file, or in the current directory."""
+    path = Path(place)
+    folder = str(path.parent.resolve()) if place.endswith(".py") else str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
     if not place.endswith(".py"):
         return import_module(place)
-    path = Path(place)
     if not path.is_file():
         raise ConfigError(f"env.world: there is no file {place!r}")
     spec = spec_from_file_location(f"own_world_{path.stem}", path)

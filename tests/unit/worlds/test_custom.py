@@ -363,6 +363,19 @@ def test_what_is_no_world_is_refused(
         make_world(name, CodingConfig(), None)
 
 
+@pytest.mark.parametrize("name", ["worlds/own_one.py:Own", "own_two:Own"])
+def test_a_world_imports_what_lies_beside_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    file = Path(name.partition(":")[0]).with_suffix(".py")
+    file.parent.mkdir(exist_ok=True)
+    beside = f"beside_{file.stem}"
+    file.with_name(f"{beside}.py").write_text("SAYS = 'Go.'\n")
+    hooks = "    system_prompt = SAYS\n    def tasks(self): ...\n    def verify(self, task, state): ...\n"
+    file.write_text(f"{HEAD}from {beside} import SAYS\nclass Own(CustomWorld):\n{hooks}")
+    assert make_world(name, CodingConfig(), None).system_prompt == "Go."
+
+
 class Notes(Plain):
     """A list of texts, which a user may change too."""
 
