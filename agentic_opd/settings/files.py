@@ -37,7 +37,10 @@ def parse_yaml(text: str) -> Any:
         yaml.YAMLError: the text is not YAML, or a key occurs twice in one mapping.
     """
     loader = _Loader(text)
-    data = loader.get_single_data()
+    try:
+        data = loader.get_single_data()
+    except (ValueError, RecursionError) as error:  # Such as a date that no calendar has.
+        raise yaml.YAMLError(str(error)) from error
     if loader.twice:
         raise yaml.YAMLError("; ".join(loader.twice))
     return data

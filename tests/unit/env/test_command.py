@@ -99,7 +99,7 @@ def test_a_merged_mapping_may_be_overridden(tmp_path: Path) -> None:
     assert [server.base_url for server in read("--config", str(file)).servers] == ["http://a/v1", "http://b/v1"]
 
 
-@pytest.mark.parametrize("text", ["- a\n", "env: [", "\0", "env: 3\n", "openai: [3]\n"])
+@pytest.mark.parametrize("text", ["- a\n", "env: [", "\0", "env: 3\n", "openai: [3]\n", "env: {seed: 2026-02-30}\n"])
 def test_a_broken_file_is_an_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
