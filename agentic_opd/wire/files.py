@@ -161,7 +161,7 @@ class GroupFile:
             try:
                 self._lock = FileLock(path, setting)
                 undo.callback(self._lock.release)
-                is_continued = path.exists() and path.stat().st_size > 0 and (resume or not overwrite)
+                is_continued = path.is_file() and path.stat().st_size > 0 and (resume or not overwrite)
                 if is_continued:
                     self._read_earlier(settings, resume=resume)
                 self._lines = JsonLines(path, is_continued=is_continued, hint=hint)

@@ -59,6 +59,11 @@ def test_a_name_by_which_the_groups_could_not_be_read_or_would_be_replaced_is_re
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_folder_is_no_earlier_run(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match="Is a directory"):
+        GroupFile(tmp_path, SETTINGS)
+
+
 def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     file = GroupFile(path, SETTINGS)
