@@ -132,6 +132,8 @@ class AgentEnv(BaseEnv):
             self.distiller.check_kinds({task.kind for task in self.tasks})
         if self.config.agent_command is not None:
             self._agent = await self._started_agent(found.clients)
+        if not self.world.tools and not any(task.tools for task in self.tasks):
+            self.run_metrics.silent_rollouts = -1  # There is no tool to call.
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 

@@ -137,7 +137,7 @@ class RunMetrics:
     step: int = 0
     log: MetricFile | WandbLog | None = None
     silent_rollouts: int = 0
-    """Number of rollouts if no rollout of the run called a tool; -1 otherwise."""
+    """Number of rollouts if no rollout of the run called a tool; -1 otherwise, and if there are no tools."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the latest evaluation, until they are logged."""
     _episodes: list[Episode] = field(default_factory=list[Episode])

@@ -105,6 +105,16 @@ def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_pa
                 assert env.process.wait(120) == 0, env.said()
 
 
+def test_no_call_is_missed_where_there_are_no_tools(fake_server: FakePlugin, tmp_path: Path) -> None:
+    head, hooks = "from agentic_opd.worlds.custom import CustomWorld, Task\n", "return [Task('t', 'Say it.')]"
+    world = f"class Talk(CustomWorld):\n    def tasks(self): {hooks}\n    def verify(self, task, state): return 1\n"
+    (tmp_path / "talk.py").write_text(head + world)
+    own = ("--env.world", f"{tmp_path / 'talk.py'}:Talk", "--env.eval_fraction", "0", "--env.opd_enabled", "false")
+    done = process(fake_server.base_url, tmp_path / "groups.jsonl", *own)
+    assert done.returncode == 0, done
+    assert "no tool call" not in done.stderr
+
+
 def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(fake_server: FakePlugin, tmp_path: Path) -> None:
     (tmp_path / "files.py").write_text(FILES)
     world, out = f"{tmp_path / 'files.py'}:Files", tmp_path / "groups.jsonl"
