@@ -335,6 +335,7 @@ class HookedWorld:
         result, text = await self.call("verify", task, left.state, **given), ""
         if isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2:
             result, text = cast(tuple[Any, Any], result)
+        result = _as_python(result)
         if not isinstance(text, str):
             raise WorldError(f"world {self._name}: verify gave a text of type {type(text).__name__}")
         if isinstance(result, int | float) and 0 <= result <= 1:
@@ -345,9 +346,10 @@ class HookedWorld:
             raise WorldError(
                 f"world {self._name}: verify gave {what}, expected a number in [0, 1], Checks, or either with a text"
             )
-        if not {type(result.passed), type(result.total)} <= {int, bool}:
+        counted = (_as_python(result.passed), _as_python(result.total))
+        if not {*map(type, counted)} <= {int, bool}:
             raise WorldError(f"world {self._name}: verify gave {result.passed!r} of {result.total!r}, expected counts")
-        passed, total = int(result.passed), int(result.total)  # A bool is an int in Python but not in JSON.
+        passed, total = map(int, counted)  # A bool is an int in Python but not in JSON.
         counts = f"{passed} of {total} checks passed."
         try:
             return Verification(
@@ -482,6 +484,11 @@ class HookedSession:
 
 _STATE = "\0"
 """Name of the state among the judged parts; no file can have it."""
+
+
+def _as_python(value: Any) -> Any:
+    """Return a single number of numpy or torch as one of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
@@ -176,16 +177,22 @@ class Chores(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_world_in_a_sandbox_with_a_user() -> None:
-    world = HookedWorld(Chores(), CodingConfig(tool_timeout_s=1.0))
+    world = HookedWorld(Chores(), CodingConfig())
     assert world.tools[0]["function"]["parameters"]["properties"]["line"]["description"] == "What to run, all of it."
     task = Task("t", "Do it.", "secret", files={"given.txt": "hello\n"})
-    calls = [("shell", {"line": "cat given.txt"}), ("shell", {"line": "echo yes > done"}), ("sleep", {})]
+    calls = [("shell", {"line": "cat given.txt"}), ("shell", {"line": "echo yes > done"})]
     results, verdict, reply = acted(world, task, *calls)
-    assert [result.content for result in results] == ["hello\n", "", "Error: sleep took longer than 1 s."]
-    assert [result.is_change for result in results] == [False, True, False]
+    assert [result.content for result in results] == ["hello\n", ""]
+    assert [result.is_change for result in results] == [False, True]
     assert (verdict.passed, verdict.report, reply) == (1, "1 of 1 checks passed.", "Are you sure?")
     train, evaluation = asyncio.run(world.train_and_eval_tasks())
     assert (train, [task.task_id for task in evaluation]) == ([TASK], ["other"])
+
+
+@pytest.mark.sandbox
+def test_a_tool_that_takes_too_long_is_ended() -> None:
+    (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig(tool_timeout_s=0.1)), TASK, ("sleep", {}))
+    assert (result.content, result.is_change) == ("Error: sleep took longer than 0.1 s.", False)
 
 
 @pytest.mark.parametrize(
@@ -493,6 +500,9 @@ def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
         (True, 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
         ((0, "Too slow."), 0, 1, "Too slow.", "Too slow."),
         ((Checks(1, 3, "secret"), "Two fail."), 1, 3, "Two fail.", "Two fail."),
+        (np.float32(0.5), 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (np.bool_(True), 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
+        (Checks(np.int64(1), np.int64(3), "a", "b"), 1, 3, "a", "b"),  # type: ignore[arg-type]
     ],
 )
 def test_a_verdict_may_be_a_number_and_have_a_text(
