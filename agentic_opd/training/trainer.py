@@ -354,8 +354,8 @@ class Trainer:
             with self._start.reading() as reference:
                 batch = await asyncio.to_thread(read_start, reference, batch, config, self.world)
             gauges["kl_to_start"] = kl_to_start(batch)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = lr
+        for parameters in self.optimizer.param_groups:  # A checkpoint restores the values of the run that wrote it.
+            parameters.update(lr=lr, betas=config.adam_betas, weight_decay=config.weight_decay)
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         epochs = [await self._epoch(batch, order, config) for _ in range(config.epochs_per_batch)]
         if any("loss" in epoch for epoch in epochs):

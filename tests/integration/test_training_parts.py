@@ -221,6 +221,18 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
     assert own_messages(caplog) == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
 
 
+def test_a_resumed_run_updates_with_the_settings_that_it_logs(tmp_path: Path) -> None:
+    config = {"output_dir": str(tmp_path), "vllm_urls": [], "total_steps": 2, "minibatches": 1, "epochs_per_batch": 1}
+    first = Trainer(make_config(**config))
+    batches = [[make_group(first.model)]] * 2
+    save_checkpoint(tmp_path / "checkpoints", Resumed(1, 2, first.config.recipe), first.parts, first.world)
+    trainer = Trainer(make_config(**config, resume=True, weight_decay=0.1, adam_betas=(0.8, 0.9)))
+    trainer.client = ScriptedClient(trainer.config, batches)
+    asyncio.run(trainer.run())
+    (used,) = trainer.optimizer.param_groups
+    assert (used["weight_decay"], used["betas"]) == (0.1, (0.8, 0.9))
+
+
 def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:
     pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), DistContext("cpu"))
     for step in (1, 2, 3, 90):
