@@ -87,9 +87,7 @@ class Trainer:
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         if self.average is not None:
             self.parts["average"] = self.average
-        self._weights = LossWeights(config.loss)
-        if self._weights.can_end:
-            self.parts["weights"] = self._weights
+        self._weights = self.parts["weights"] = LossWeights(config.loss)
         self._special_ids = special_ids(config.model) if config.loss.skip_special_tokens else None
         self._alarm = CollapseAlarm(config.collapse_share)
         earlier = load_checkpoint(self.checkpoints, self.parts, self.world) if config.resume else None
@@ -419,11 +417,6 @@ class LossWeights:
         self._rates = torch.full((PASS_WINDOW,), math.nan, dtype=torch.float64)
         self._best = torch.zeros((), dtype=torch.float64)
         """Highest pass rate of `PASS_WINDOW` batches."""
-
-    @property
-    def can_end(self) -> bool:
-        """Whether a pass rate ends a part."""
-        return bool(self._until)
 
     def at(self, step: int) -> LossConfig:
         """Return the settings of the loss with the weights of a step."""

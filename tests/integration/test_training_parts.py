@@ -219,6 +219,8 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
     assert own_messages(caplog) == []
     assert Trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).step == 70
     assert own_messages(caplog) == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
+    ending = {"grpo": 1.0, "schedules": {"grpo": {"until": 0.9}}}
+    assert Trainer(make_config(**config, resume=True, loss=ending)).step == 70
 
 
 def test_a_resumed_run_updates_with_the_settings_that_it_logs(tmp_path: Path) -> None:
