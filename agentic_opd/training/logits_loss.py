@@ -17,7 +17,11 @@ from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import combined_loss, contrast_target, turn_starts
 from agentic_opd.training.step import loss_inputs
+from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.packed import unpacked
+
+_PLACE = "a group of the batch"
 
 
 def collate(
@@ -34,9 +38,13 @@ def collate(
         [1, N], whose positions start from 0 in each sequence, and no mask. `labels` of the same shape serve to count:
         all but -100 are the sampled tokens, or with `mean: turn` the first token of each turn. `opd` holds the tensors
         of a `TrainBatch` [B, T] by name.
+
+    Raises:
+        WireError: a group can't be read, or an entry of its arrays is no id or number.
+        AlignmentError, ConfigError: as `make_batch`.
     """
     config = config or LossConfig()
-    values = [one if isinstance(one, ScoredGroup) else ScoredGroup.from_wire(one) for one in groups]
+    values = [one if isinstance(one, ScoredGroup) else read_group(unpacked(one, _PLACE), _PLACE) for one in groups]
     batch = make_batch(values, contrast=config.contrast, special_ids=special_ids)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from demo_policy import POLICY_DIR
 
-from agentic_opd.core.errors import AlignmentError, ConfigError
+from agentic_opd.core.errors import AlignmentError, ConfigError, WireError
 from agentic_opd.training import LossConfig, collate, compute_loss, opd_loss
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
@@ -18,6 +18,7 @@ from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.step import train_step
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.packed import packed as as_text
 
 from .test_step import make_groups, make_model
 
@@ -169,6 +170,22 @@ def test_what_a_setting_needs_and_lacks_is_named() -> None:
             opd_loss(logits, batch, LossConfig(**settings))  # type: ignore[arg-type]
     with pytest.raises(AlignmentError, match=r"expected \[16, \d+\] padded or \[1, \d+\] packed"):
         opd_loss(logits[:2], batch)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf"), None, True])
+def test_a_group_whose_numbers_are_none_is_refused(broken: Any) -> None:
+    for name in ("inference_logprobs", "distill_logprobs"):
+        group = make_groups()[0]
+        group[name][0][-1] = [-1.0, broken] if name == "distill_logprobs" else broken
+        with pytest.raises(WireError, match=rf"a group of the batch, sequence 0.*{name}"):
+            collate([group])
+
+
+def test_rows_as_text_are_read() -> None:
+    group = {**make_groups()[0], "group_overrides": {}}
+    batch, expected = collate([as_text(group)]), collate([group])
+    assert expected["opd"]["entries_BTK"].any()
+    assert all(torch.equal(batch["opd"][name], one) for name, one in expected["opd"].items())
 
 
 def test_special_tokens_add_nothing() -> None:
