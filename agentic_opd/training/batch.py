@@ -14,7 +14,7 @@ from agentic_opd.core.types import IGNORED, check_lengths
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.losses import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.packing import packed_parts
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from agentic_opd.wire.group import SUM_SLACK, ScoredGroup, ScoredRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,10 @@ def make_batch(
         special_ids: Ids of the tokenizer's special tokens, for `loss.skip_special_tokens`.
 
     Raises:
-        AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats a token, or
-            has several entries outside of the scored turns; or a turn's control logprobs do not match its rows. The
-            message names group, sequence and position.
+        AlignmentError: a sampled position is the first, or its mask or logprob is not that of a sampled token; a row is
+            not at a sampled position, does not start with the sampled token, repeats a token, or has several entries
+            outside of the scored turns; or a turn's control logprobs do not match its rows. The message names group,
+            sequence and position.
         ConfigError: `contrast` is set, but a scored turn has no control logprobs.
     """
     rollouts = [one for group in groups for one in group.rollouts]
@@ -190,6 +191,7 @@ def make_batch(
     places = [f"group {n}, sequence {i}" for n, group in enumerate(groups) for i in range(len(group.rollouts))]
     for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
         length = len(one.tokens_T)
+        _check_sampled(one, where)
         sampled_T = torch.tensor(one.masks_T) != IGNORED
         batch.tokens_BT[i, :length] = torch.tensor(one.tokens_T)
         batch.attended_BT[i, :length] = True
@@ -212,6 +214,22 @@ def make_batch(
         special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
         batch = replace(batch, special_BT=special_BT & batch.attended_BT)
     return replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
+
+
+def _check_sampled(one: ScoredRollout, where: str) -> None:
+    """Refuse other conventions of masks and marks, whose positions would count as sampled."""
+    for position, (token, mask, logprob) in enumerate(zip(one.tokens_T, one.masks_T, one.logprobs_T, strict=True)):
+        if mask == IGNORED:
+            continue
+        if mask != token:
+            what = f"the mask is {mask}, expected {IGNORED} or the token {token}"
+        elif logprob > SUM_SLACK:
+            what = f"inference_logprobs is {logprob:g}, expected at most 0 at a sampled position"
+        elif position == 0:
+            what = "the first token is marked as sampled, but nothing before it predicts it"
+        else:
+            continue
+        raise AlignmentError(f"{where}, position {position}: {what}")
 
 
 def _turn_lengths(sampled_BT: Tensor) -> Tensor:

@@ -117,6 +117,12 @@ def with_row(position: int, ids: list[int], logprobs: list[float]) -> dict[str, 
     return group
 
 
+FIRST = {
+    "masks": [make_group()["masks"][0], [1, -100, -100]],
+    "inference_logprobs": [make_group()["inference_logprobs"][0], [-0.3, 1.0, 1.0]],
+}
+
+
 @pytest.mark.parametrize(
     ("group", "said"),
     [
@@ -124,6 +130,12 @@ def with_row(position: int, ids: list[int], logprobs: list[float]) -> dict[str, 
         (with_row(4, [11, 11], [-1.0, -1.0]), "holds a token twice"),
         (with_row(1, [2, 3], [-1.0, -1.0]), "position 1.*was not sampled"),
         (make_group(overrides=[turns((7, 8, "scored")), {}]), "position 3.*outside of the scored turns"),
+        (make_group(masks=[[0, 0, 0, 1, 1, 0, 0, 1], [0, 0, 1]]), "position 0: the mask is 0, expected -100 or"),
+        (
+            make_group(inference_logprobs=[[1.0] * 8, [1.0] * 3]),
+            "position 3: inference_logprobs is 1, expected at most",
+        ),
+        (make_group(**FIRST), "sequence 1, position 0: the first token is marked as sampled"),
     ],
 )
 def test_what_is_misaligned_is_named(group: dict[str, Any], said: str) -> None:
