@@ -62,7 +62,7 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False) ->
                 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), dtype=torch.float32)
         else:
             model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # The last two: a file that is cut off.
         raise ConfigError(f"the model {config.model!r} can't be loaded: {error}") from error
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -271,6 +271,10 @@ def test_the_probe_is_the_longest_sequence_without_its_padding() -> None:
 def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be loaded"):
         load_model(make_config(model=str(tmp_path)), "cpu")
+    shutil.copytree(POLICY_DIR, tmp_path / "cut")
+    os.truncate(tmp_path / "cut" / "model.safetensors", 2000)
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        load_model(make_config(model=str(tmp_path / "cut")), "cpu")
 
 
 def test_an_average_is_one_of_factors_and_is_saved_as_an_adapter(tmp_path: Path) -> None:
