@@ -212,13 +212,15 @@ def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest
     lines = [json.dumps(group) for group in eight_groups()]
     (tmp_path / "runs/demo/groups.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
-    program, loop = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:2]
+    program, loop, _, advantages = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(program, names)
     assert (tmp_path / "runs/transformers/final/model.safetensors").exists()
     names["opd_loss"] = opd_loss
     exec(loop, names)
     assert float(names["loss"].detach()) > 0
+    exec(advantages, names)
+    assert names["advantages"].shape == names["batch"].tokens_BT.shape
 
 
 @pytest.mark.filterwarnings("ignore")
