@@ -107,11 +107,7 @@ class Membership:
             )
 
     async def status(self) -> QueueStatus:
-        """Return the API's status for this environment; register again if needed.
-
-        Raises:
-            ConfigError, ServerRequestError: as `ensure`.
-        """
+        """Return the API's status for this environment; register again if needed."""
         while True:
             registration = await self.ensure()
             try:
@@ -150,11 +146,7 @@ class Membership:
             raise
 
     async def leave(self) -> None:
-        """Unregister, if the registration is certainly valid.
-
-        Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
-        """
+        """Unregister, if the registration is certainly valid."""
         if self.registration is not None and self.is_sure:
             await self.api.disconnect(self.registration.env_id)
 

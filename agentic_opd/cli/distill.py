@@ -135,11 +135,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 async def _probe(config: Any, server: Any) -> None:
-    """Check that each server listens, so that a wrong address ends the command within seconds.
-
-    Raises:
-        ServerUnreachableError: one does not answer.
-    """
+    """Check that each server listens, so that a wrong address ends the command within seconds."""
     from agentic_opd.core.http import JsonClient
 
     for url in filter(None, (server.base_url, config.judge_base_url, config.teacher_base_url)):
@@ -196,11 +192,7 @@ async def _lines(
 
 
 def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the input and the output file.
-
-    Raises:
-        PlaceError: both are the same file.
-    """
+    """Return the input and the output file."""
     path: Path = arguments.file
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
@@ -210,11 +202,7 @@ def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
-    """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run.
-
-    Raises:
-        PlaceError: --tools can't be read.
-    """
+    """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run."""
     if named is not None:
         try:
             tools = read_json(named.read_text())

@@ -144,11 +144,7 @@ class Distiller:
         return "sibling" in self.config.hint_source
 
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
-        """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`.
-
-        Raises:
-            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect.connect`.
-        """
+        """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`."""
         servers = await connect(
             self.config,
             policy,
@@ -162,11 +158,7 @@ class Distiller:
         self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
-
-        Raises:
-            ConfigError: `teachers` names a kind that is not in `kinds`.
-        """
+        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks."""
         unknown = [kind for kind in self.config.teachers if kind not in kinds]
         if unknown:
             known = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"

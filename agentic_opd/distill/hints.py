@@ -173,11 +173,7 @@ class Questions:
     control_tokens: Collection[str] = ()
 
     def question(self, pair: HindsightPair) -> str:
-        """Return the question about `pair`.
-
-        Raises:
-            AlignmentError: the pair has no evidence.
-        """
+        """Return the question about `pair`."""
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
@@ -223,11 +219,7 @@ class JudgedBy:
 
 
 async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
-    """Return the hint of the first source that has one, and add all its accepted hints to `pool`.
-
-    Raises:
-        ServerUnreachableError: the judge is the policy's server, and unreachable.
-    """
+    """Return the hint of the first source that has one, and add all its accepted hints to `pool`."""
     if not context.pair.evidence:
         return NoHint(TurnOutcome.NO_NEXT_STATE)
     judgement = Judgement()

@@ -135,12 +135,7 @@ class OpenAIJudge:
         return JudgeReply(tuple(texts[:num_votes]), latency)
 
     async def check(self) -> None:
-        """List the endpoint's models, to find a wrong address or key before the first episode.
-
-        Raises:
-            ServerRequestError: the key is refused (401, 403).
-            ServerUnreachableError: no usable answer within the retry window.
-        """
+        """List the endpoint's models, to find a wrong address or key before the first episode."""
         try:
             await self._retried(self._client.with_options(timeout=self._pace.patience_s).models.list)
         except ServerRequestError as error:

@@ -148,11 +148,7 @@ class DistilledRecording:
 def distilled_turn(
     context: TurnContext, hint: Hint | NoHint, result: Scored | NotScored | None, config: DistillConfig
 ) -> DistilledTurn:
-    """Put together the results of a turn's two steps; `result` is None if and only if there is no hint.
-
-    Raises:
-        AlignmentError: the teacher's rows do not fit the turn.
-    """
+    """Put together the results of a turn's two steps; `result` is None if and only if there is no hint."""
     turn, judgement = context.turn, hint.judgement
     failure = next((one for one in (hint, result) if isinstance(one, NoHint | NotScored)), None)
     scored = result if isinstance(result, Scored) else None

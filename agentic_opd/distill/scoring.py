@@ -126,11 +126,7 @@ class NotScored:
 async def score(
     context: TurnContext, hint: Hint, servers: DistillServers, config: DistillConfig, pool: HintPool
 ) -> Scored | NotScored:
-    """Score a turn under its hint; `pool` has the hints for its control.
-
-    Raises:
-        ServerUnreachableError: the teacher is unreachable.
-    """
+    """Score a turn under its hint; `pool` has the hints for its control."""
     trace, turn, start = context.trace, context.turn, scored_from(context.turn, config)
     if start == turn.end:
         return NotScored(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
@@ -165,9 +161,6 @@ async def read_turn(
 
     With `hint_selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
     otherwise there is one.
-
-    Raises:
-        ServerUnreachableError: the teacher is unreachable.
     """
     # The server samples one token after the request, which must fit too.
     limit = servers.teacher.info.max_model_len - 1
@@ -301,9 +294,6 @@ async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: 
     Returns:
         The noise; None if the baseline is another model's, if there is no turn or it does not fit the teacher's
         context, or if the server refuses the request.
-
-    Raises:
-        ServerUnreachableError: the teacher is unreachable.
     """
     trace = next((trace for trace in traces if trace.turns), None)
     if trace is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
@@ -522,9 +512,6 @@ def insert_hint(
 
     Without hint tokens it equals the student's context. `scored_from` is the first position to score; None: the first
     of the turn. `images` are the pictures in `tokens_T`.
-
-    Raises:
-        AlignmentError: `insert_at` is inside a picture.
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)

@@ -65,11 +65,7 @@ class AgentEnv(BaseEnv):
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Load the tokenizer and create a client per server; no server is contacted before `setup`.
-
-        Raises:
-            ConfigError: the tokenizer can't be loaded.
-        """
+        """Load the tokenizer and create a client per server; no server is contacted before `setup`."""
         output = config.data_path_to_save_groups
         tokenizer_name = next(iter(tokenizer_names(config, server_configs[0])), "")
         # The base class would open the file itself, under another name if the file exists.
@@ -138,13 +134,7 @@ class AgentEnv(BaseEnv):
         self.run_metrics.loop_lag.start()
 
     async def _started_agent(self, servers: Sequence[PluginClient]) -> "AgentProcess":
-        """Return the runner of `agent_command`, started.
-
-        Raises:
-            ConfigError: the gateway's dependencies are not installed, or the world can't run a program.
-            SandboxError: the temporary directory does not support a socket.
-            ServerMismatchError: a server's plugin can't stream.
-        """
+        """Return the runner of `agent_command`, started."""
         try:
             from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
@@ -182,11 +172,7 @@ class AgentEnv(BaseEnv):
         return finished.group.to_wire(), []
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified.
-
-        Raises:
-            ServerError: the policy server failed in one of them, so the group is incomplete.
-        """
+        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified."""
         if self.distiller is not None and self.distiller.needs_group:
             made = await self._finished_together(item.task, self.distiller)
         else:
@@ -348,11 +334,7 @@ class AgentEnv(BaseEnv):
         return Evaluation(self.eval_tasks, roll_out, save, self.policy_versions, self.config, self.run_metrics)
 
     async def policy_versions(self) -> list[int]:
-        """Return the weight versions of the policy's servers, without servers that do not report one.
-
-        Raises:
-            ServerError: a server does not answer.
-        """
+        """Return the weight versions of the policy's servers, without servers that do not report one."""
         infos = await gather_all(fetch_info(server.client) for server in self.servers)
         return [info.weight_version for info in infos if info.weight_version is not None]
 

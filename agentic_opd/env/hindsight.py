@@ -171,11 +171,7 @@ class Hindsight(BaseEnv):
             logger.warning("hindsight: %s", counts or "Atropos kept no group")
 
     async def handle_send_to_api(self, scored_data: Any, item: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Distill the groups that Atropos will write or send, then continue as the environment does.
-
-        Raises:
-            ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
-        """
+        """Distill the groups that Atropos will write or send, then continue as the environment does."""
         if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
             await gather_all(self._opd_distill(group, item) for group in groups if self._opd_is_kept(group))
@@ -200,11 +196,7 @@ class Hindsight(BaseEnv):
         return len(group["tokens"]) == size and not is_even and not is_too_long
 
     async def _opd_distiller(self) -> PolicyDistiller:
-        """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call.
-
-        Raises:
-            ConfigError, RendererError, ServerError: as `PolicyDistiller.connected`.
-        """
+        """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call."""
         async with self._opd_connecting:
             servers: Any = () if self._opd_distillers else self.server.servers
             for config in (server.config for server in servers):
@@ -244,11 +236,7 @@ class Hindsight(BaseEnv):
         group.update(done.group.to_wire())
 
     def _opd_with_verdicts(self, group: dict[str, Any], item: Any) -> dict[str, Any]:
-        """Return the group's columns with the verdicts in `overrides`.
-
-        Raises:
-            ConfigError: `verdicts` returned another number of entries than the group has rollouts, or no texts.
-        """
+        """Return the group's columns with the verdicts in `overrides`."""
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
         verdicts: list[Any] = [*(self.verdicts({**group, "item": item}) or ())]
         count = len(group["tokens"])

@@ -216,12 +216,7 @@ class AgentProcess:
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
-        """Check the world and the servers, and build the web application.
-
-        Raises:
-            ConfigError: the world can't run programs.
-            ServerMismatchError: a server can't stream.
-        """
+        """Check the world and the servers, and build the web application."""
         if not isinstance(world, ProgramWorld) or not world.runs_programs:
             raise ConfigError(
                 f"{type(world).__name__} has no sandbox for env.agent_command: no hook of the world has a parameter "
@@ -242,11 +237,7 @@ class AgentProcess:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start listening on the socket.
-
-        Raises:
-            SandboxError: no socket can be created in the temporary directory.
-        """
+        """Start listening on the socket."""
         listeners: list[socket.socket] = []
 
         def listen(folder: Path) -> None:
@@ -303,12 +294,7 @@ class AgentProcess:
                         raise
 
     async def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a program's request; see `Gateway.answer`.
-
-        Raises:
-            ClientError: the request can't be answered, or the episode has used up its turns.
-            ServerError: the policy's server failed.
-        """
+        """Answer a program's request; see `Gateway.answer`."""
         capture, config = self._captures.get(owner), self._config
         if capture is None:
             raise ClientError(409, "the episode is over", code="session_ended")
@@ -364,11 +350,7 @@ class AgentProcess:
         self._captures[session.row.owner].finished(turn)
 
     async def _owner(self, request: Request) -> str:
-        """Return the digest of the request's key, which identifies its episode.
-
-        Raises:
-            ClientError: 401, the key belongs to no running episode.
-        """
+        """Return the digest of the request's key, which identifies its episode."""
         owner = digest_of_key(bearer(request))
         if owner not in self._captures:
             raise await no_key(request)

@@ -225,11 +225,7 @@ class Gateway:
         await asyncio.gather(*map(read, self._servers.values()))
 
     async def _continued(self, asked: Asked, owner: str) -> Asked:
-        """Return the request with the answers that it continues or refers to.
-
-        Raises:
-            ClientError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
-        """
+        """Return the request with the answers that it continues or refers to."""
         if (continued := self._sessions.continued(owner, asked)) is not None:
             return continued
         paths: dict[str, Path] = {}

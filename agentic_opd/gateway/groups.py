@@ -217,12 +217,7 @@ class GroupWriter:
                 self._delivery.add(closed[0].ending.group_id)
 
     async def _kept_or_made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
-        """Return the group from the journal, or build and store it there; None if there is nothing to learn from.
-
-        Raises:
-            ServerError: a server refused a request of the distiller.
-            OutputError: the journal can't be read or written.
-        """
+        """Return the group from the journal, or build and store it there; None if there is nothing to learn from."""
         group_id = closed[0].ending.group_id
         group = await self._journal.group(group_id)
         if group is None:

@@ -167,9 +167,6 @@ class Journal:
         """Write a turn, and its session with the first turn. The write completes even if the caller is cancelled.
 
         Turns that finish during a write form the next batch, with one disk sync for all of them.
-
-        Raises:
-            OutputError: SQLite failed.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unwritten.append(_Unwritten(session, turn, written))
@@ -253,21 +250,13 @@ class Journal:
             )
 
     async def keep_group(self, group: ScoredGroup) -> None:
-        """Store a scored group under its `group_id`, before it is written to the file.
-
-        Raises:
-            OutputError: SQLite failed.
-        """
+        """Store a scored group under its `group_id`, before it is written to the file."""
         body = await asyncio.to_thread(_packed, group)  # Not on the journal's thread: it would delay answers.
         query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
         await self.run(lambda: self._db.execute(query, (group.group_id, body)))
 
     async def group(self, group_id: str) -> ScoredGroup | None:
-        """Return a stored group; None if the journal does not hold it.
-
-        Raises:
-            OutputError: the stored group can't be read.
-        """
+        """Return a stored group; None if the journal does not hold it."""
         query = "SELECT body FROM groups WHERE group_id = ?"
         row = await self.run(lambda: self._db.execute(query, (group_id,)).fetchone())
         try:
@@ -321,11 +310,7 @@ class Journal:
         return None if row is None else _session(row)
 
     def turns(self, session_id: str) -> list[RecordedTurn]:
-        """Return a session's turns, in order of completion.
-
-        Raises:
-            OutputError: a stored turn can't be read.
-        """
+        """Return a session's turns, in order of completion."""
         rows = self._db.execute("SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id", (session_id,))
         try:
             return [_TURN.validate_json(body) for (body,) in rows]

@@ -65,9 +65,6 @@ class Replay(CustomWorld):
             config: Settings with `judge_base_url` and `judge_model_name`.
             journal: Path of the journal; a gateway may be writing it.
             turns: Largest number of turns.
-
-        Raises:
-            ConfigError: there is no such journal, or the settings name no judge.
         """
         self._path, self._most = Path(journal), turns
         if not self._path.is_file():
@@ -100,11 +97,7 @@ class Replay(CustomWorld):
         raise ToolError("the conversation is replayed, and no call is run")
 
     async def verify(self, task: Task, state: Any, messages: Sequence[Message]) -> tuple[float, str]:
-        """Return the judge's mean vote on the new turn, scaled from 0 to 1.
-
-        Raises:
-            ServerError: The judge failed, or none of its answers in `_ROUNDS` rounds holds a vote.
-        """
+        """Return the judge's mean vote on the new turn, scaled from 0 to 1."""
         recorded: _Recorded = task.data
         turn = next((one for one in reversed(messages) if one["role"] == "assistant"), None)
         shown = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"

@@ -254,11 +254,7 @@ def make_asked(
 
 
 def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
-    """Return the request with these messages, which are checked if they are the whole conversation, and their sizes.
-
-    Raises:
-        ClientError: 400, no policy's turn can follow it.
-    """
+    """Return the request with these messages, which are checked if they are the whole conversation, and their sizes."""
     if is_whole:
         check_conversation(messages, asked.at)
     calls = sum(len(message.get("tool_calls", ())) for message in messages)

@@ -98,22 +98,14 @@ class Sampler:
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, asked: Asked, context: int) -> None:
-        """Refuse a request that certainly exceeds the context, before any expensive work.
-
-        Raises:
-            ClientError: 400, the request is too long.
-        """
+        """Refuse a request that certainly exceeds the context, before any expensive work."""
         earlier = asked.earlier_reasoning
         size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
         if (tokens := max(asked.parts, size // _MOST_CHARS)) >= context:
             raise _too_long(asked, f"at least {tokens}", context)
 
     def settled(self, asked: Asked) -> Asked:
-        """Return the request with what depends on the model: the effective template options, and a given prompt's text.
-
-        Raises:
-            ClientError: 400, the model's renderer has no such option, or its vocabulary no such token.
-        """
+        """Return the request with what depends on the model: effective template options, and a given prompt's text."""
         template = self._chats.effective(asked.template)
         asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
         if isinstance(asked.prompt, tuple):
@@ -127,11 +119,7 @@ class Sampler:
         return asked
 
     async def count(self, asked: Asked, context: int, images: ImageTokens | None = None) -> int:
-        """Return the number of tokens of a request's prompt, rendered from its first message.
-
-        Raises:
-            ClientError: 400, the messages can't be rendered, or exceed the context.
-        """
+        """Return the number of tokens of a request's prompt, rendered from its first message."""
         asked = self.settled(asked)
         self.check_size(asked, context)
         conversation, _ = await self.prompted(Place(None, (), asked.messages), asked, images)
@@ -159,9 +147,6 @@ class Sampler:
 
         If the template rewrites earlier messages, the whole prompt is rendered anew and continues no turn. A long
         request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
-
-        Raises:
-            ClientError: 400, the messages can't be rendered.
         """
         if images is None and image_digests(asked):
             raise ClientError(400, f"{asked.at}: pictures are not read here", asked.at, "no_images")
@@ -265,9 +250,6 @@ class Sampler:
 
         A schema beside tools leaves both open, as at OpenAI: an answer by the schema, or calls. For a model whose calls
         have no grammar, and for a grammar of another kind, it is one of the whole answer.
-
-        Raises:
-            ClientError: 400, calls can't be constrained as the request asks for.
         """
         params = {**asked.sampling}
         params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
@@ -314,11 +296,7 @@ class Sampler:
 
 
 def _room(asked: Asked, prompt_tokens: int, context: int) -> int:
-    """Return the maximum number of tokens of an answer.
-
-    Raises:
-        ClientError: 400, the prompt fills the context.
-    """
+    """Return the maximum number of tokens of an answer."""
     if prompt_tokens >= context:
         raise _too_long(asked, str(prompt_tokens), context)
     return context - prompt_tokens
@@ -359,11 +337,7 @@ class _ChatFormats:
         return _ChatFormats(*deepcopy((self._renderer, self._tokenizer)))
 
     def effective(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that change this model's prompts; see `with_template_options`.
-
-        Raises:
-            ClientError: 400, the template has an option that the renderer does not.
-        """
+        """Return the options that change this model's prompts; see `with_template_options`."""
         try:
             chosen = with_template_options(self._renderer, self._tokenizer, options)[1]
             ignored("chat template", options.keys() - chosen.keys())

@@ -55,12 +55,7 @@ class WebServer(uvicorn.Server):
 async def serve(
     config: GatewayConfig, servers: Sequence[PolicyServerConfig], ready: Callable[[str, str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Raises:
-        ConfigError: the address can't be bound.
-        OPDError: as `Gateway.start`.
-    """
+    """Serve until SIGINT or SIGTERM."""
     listener = _listener(config)
     with listener:
         gateway = await Gateway.start(config, servers)

@@ -287,9 +287,6 @@ def with_answers(asked: Asked, paths: Mapping[str, Path], session: str | None) -
         asked: The request.
         paths: The path to the turn of each answer in `asked.answers`.
         session: Id of the session that it continues.
-
-    Raises:
-        ClientError: 400, two references to one answer are apart, or no turn can follow the conversation.
     """
     if not asked.answers:
         return asked

@@ -88,11 +88,7 @@ def _delete(journal: Journal, arguments: argparse.Namespace) -> None:
 
 
 def _found(journal: Journal, name: str) -> SessionRow:
-    """Return the session with this id, or the latest session with this name.
-
-    Raises:
-        ConfigError: the journal holds no such session.
-    """
+    """Return the session with this id, or the latest session with this name."""
     rows = [row for row in journal.sessions(*SessionState) if name in (row.session_id, row.name)]
     if not rows:
         raise ConfigError(f"the journal holds no session {name!r}; agentic-opd sessions list names them")

@@ -341,11 +341,7 @@ def _status(status: SessionStatus) -> dict[str, Any]:
 
 
 async def _owner(request: Request, keys: list[str]) -> str:
-    """Return a digest of the client's key, by which sessions of different clients are kept apart.
-
-    Raises:
-        ClientError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
-    """
+    """Return a digest of the client's key, by which sessions of different clients are kept apart."""
     token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
@@ -377,12 +373,7 @@ async def no_key(request: Request) -> ClientError:
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
-    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
-
-    Raises:
-        ClientError: 413, the body is too long; 415, its content type is not JSON.
-        ClientDisconnect: the client disconnected before it had sent the whole body.
-    """
+    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`."""
     declared = request.headers.get("Content-Length", "")
     chunks, body = request.stream(), bytearray()
     is_too_long = declared.isdecimal() and int(declared) > max_bytes
@@ -440,11 +431,7 @@ def _as_refused(error: ClientError | OPDError) -> ClientError:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of `work`, and cancel it if the client disconnects. The body must have been read before.
-
-    Raises:
-        ClientDisconnect: the client disconnected first.
-    """
+    """Return the result of `work`, and cancel it if the client disconnects. The body must have been read before."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -98,11 +98,7 @@ def lifts_path(groups: Path) -> Path:
 
 
 def write_lifts(path: Path, lifts: Lifts) -> None:
-    """Write the file atomically.
-
-    Raises:
-        OutputError: the file can't be written.
-    """
+    """Write the file atomically."""
     about = asdict(lifts)
     for name, key in (("by_hint", _hint), ("by_evidence", _evidence)):
         about[name] = {text: lift._asdict() for text, lift in lifts_by(lifts.turns, key).items()}
@@ -118,11 +114,7 @@ _FILE = TypeAdapter(Lifts)
 
 
 def read_lifts(path: Path) -> Lifts | None:
-    """Read the file; return None if it does not exist.
-
-    Raises:
-        PlaceError: the file can't be read.
-    """
+    """Read the file; return None if it does not exist."""
     try:
         return _FILE.validate_python(read_json(path.read_bytes()))
     except FileNotFoundError:

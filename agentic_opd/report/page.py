@@ -89,9 +89,6 @@ def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], N
         runs: One run, or two.
         path: The HTML file; an existing file is replaced.
         packed: Called after each packed rollout with the number packed so far.
-
-    Raises:
-        OutputError: the report can't be written.
     """
     return _write(path, _page(runs, packed))
 

@@ -107,11 +107,7 @@ class ChatFormat:
         return other
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Render the messages before the first turn; at least one must have the role user.
-
-        Raises:
-            RendererError: the messages can't be rendered.
-        """
+        """Render the messages before the first turn; at least one must have the role user."""
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
@@ -161,11 +157,7 @@ class ChatFormat:
             return self._with_image_tokens(prompt, new, known=len(known_ids))
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
-        """Parse a completion into an assistant message; an unparsable call keeps its text and its error.
-
-        Raises:
-            RendererError: the renderer fails on the completion.
-        """
+        """Parse a completion into an assistant message; an unparsable call keeps its text and its error."""
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
             calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))

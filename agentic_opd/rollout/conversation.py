@@ -97,9 +97,6 @@ class Conversation:
         """Return `prompt()`; if the chat template changes earlier ids, start another sequence with the changed ids.
 
         Sampled tokens stay in their sequence. In the new sequence the earlier turns are context.
-
-        Raises:
-            RendererError: the messages can't be rendered.
         """
         try:
             return self.prompt()

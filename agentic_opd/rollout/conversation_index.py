@@ -50,11 +50,7 @@ class ConversationIndex(Generic[Known]):
         return found
 
     def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
-        """Store `known` under `messages`, or under the messages of `after` followed by `messages`.
-
-        Raises:
-            KeyError: `after` is not stored.
-        """
+        """Store `known` under `messages`, or under the messages of `after` followed by `messages`."""
         so_far = _start(scope) if after is None else self._hashes[after].copy()
         for message in messages:
             so_far.update(identity(message))

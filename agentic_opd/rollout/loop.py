@@ -70,9 +70,6 @@ class AgentLoop:
 
         A server failure ends it as SERVER_ERROR. A renderer failure on a turn, or on the prompt of a later turn,
         ends it as RENDER_ERROR.
-
-        Raises:
-            RendererError: the first prompt can't be rendered.
         """
         stop, failure = None, None
         try:

@@ -48,11 +48,7 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer by a hub name or a folder.
-
-    Raises:
-        ConfigError: it can't be loaded.
-    """
+    """Load a tokenizer by a hub name or a folder."""
     from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
 
     load: Any = AutoTokenizer.from_pretrained
@@ -126,11 +122,7 @@ def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
 
 
 def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: str) -> Any:
-    """Return the renderer's config object.
-
-    Raises:
-        ValueError, TypeError, ImportError: the renderer does not exist, or does not know an option.
-    """
+    """Return the renderer's config object."""
     if name == "auto":
         family = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
         name = family if family and tool_format == "template" else "default"
@@ -145,11 +137,7 @@ def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: 
 def _template_renderer(
     tokenizer: Any, config: DefaultRendererConfig, tool_format: str, stop_token_ids: Sequence[int]
 ) -> TemplateRenderer:
-    """Return a renderer of the tokenizer's chat template, with a parser for tool calls.
-
-    Raises:
-        ConfigError: no parser is named, the name is unknown, or the parser's format can't be written as text.
-    """
+    """Return a renderer of the tokenizer's chat template, with a parser for tool calls."""
     name = config.tool_parser or (None if tool_format == "template" else "hermes")
     if tool_format != "template" and name not in WRITTEN:
         raise ConfigError(
@@ -314,11 +302,7 @@ _CALL = {"command": "ls"}
 
 
 def check_round_trip(chat: ChatFormat) -> None:
-    """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout.
-
-    Raises:
-        RendererError: a tool call is not parsed back from its tokens, or its answer can't be rendered.
-    """
+    """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout."""
     if not chat.tools:
         return
     name = chat.tools[0]["function"]["name"]

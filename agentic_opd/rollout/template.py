@@ -56,9 +56,6 @@ class TemplateRenderer(DefaultRenderer):
             in_text: The template does not support tools, and they are written in `tool_format`.
             lists_tools: The system prompt lists them in that case.
             stop_token_ids: Stop tokens in addition to the template's closing token.
-
-        Raises:
-            RendererError: the template can't render a user message and an answer.
         """
         super().__init__(tokenizer, config)
         self._format, self._in_text, self._lists_tools = tool_format, in_text, lists_tools

@@ -110,9 +110,6 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
 
     Args:
         samples: The same number of samples for every task, at least one.
-
-    Raises:
-        AlignmentError: there are no samples, or tasks differ in their number of samples.
     """
     passed: dict[str, list[bool]] = {}
     for sample in samples:
@@ -132,11 +129,7 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that k of n samples, of which c passed, include a passing one (Chen et al., 2021, eq. 1).
-
-    Raises:
-        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
-    """
+    """Return the probability that k of n samples, c of which passed, include one (Chen et al., 2021, eq. 1)."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     return 1.0 - comb(n - c, k) / comb(n, k)
@@ -303,11 +296,7 @@ async def evaluate(
 
 
 def sample_file(folder: Path) -> JsonLines:
-    """Open a new samples.jsonl in `folder`, and delete an earlier metrics.json.
-
-    Raises:
-        PlaceError: samples.jsonl can't be written.
-    """
+    """Open a new samples.jsonl in `folder`, and delete an earlier metrics.json."""
     file = JsonLines(folder / "samples.jsonl", hint="Choose another env.data_dir_to_save_evals.")
     (folder / "metrics.json").unlink(missing_ok=True)  # It would not match the new samples.
     return file

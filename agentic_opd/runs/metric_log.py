@@ -49,11 +49,7 @@ class WandbLog:
     """A run on Weights & Biases (or on disk, if WANDB_MODE is offline)."""
 
     def __init__(self, project: str, name: str | None, settings: Mapping[str, Any], group: str | None = None) -> None:
-        """Start the run without W&B's console output; `place` holds the run's URL or folder.
-
-        Raises:
-            ConfigError: W&B refuses the run, for example because of a missing login.
-        """
+        """Start the run without W&B's console output; `place` holds the run's URL or folder."""
         import wandb  # The import is slow, and needed only with W&B.
 
         quiet = wandb.Settings(silent=True)

@@ -46,9 +46,6 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
         metrics: Receives and logs each group.
         count: Number of groups in the complete file.
         held_out: Note on held-out tasks, for the start screen.
-
-    Raises:
-        OutputError: the file can't be written.
     """
     config, counts = env.config, RunCounts()
     items = list(islice(env.items(), count))

@@ -214,11 +214,7 @@ class GroupServer:
                 self._workers.add(asyncio.create_task(self._make(next(self._items))))
 
     async def _is_on_policy(self, step: int) -> bool:
-        """Whether groups may start: always, or with `max_batches_offpolicy` 0 only with the weights of `step`.
-
-        Raises:
-            ConfigError: no server reports its weight version.
-        """
+        """Whether groups may start: always, or with `max_batches_offpolicy` 0 only with the weights of `step`."""
         if self.config.max_batches_offpolicy > 0:
             return True
         try:

@@ -67,11 +67,7 @@ def own_groups(mountinfo: str, cgroup: str) -> Iterator[GroupPlace]:
 
 
 def _hand_on_memory(folder: Path) -> None:
-    """Let the children of this v2 group have limits: it must then hold no process itself, so this one moves down.
-
-    Raises:
-        OSError: The group is not ours, or holds other processes too.
-    """
+    """Let the children of this v2 group have limits: it must then hold no process itself, so this one moves down."""
     control = folder / "cgroup.subtree_control"
     if "memory" in control.read_text().split():
         return

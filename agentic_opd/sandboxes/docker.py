@@ -253,11 +253,7 @@ class DockerSandbox:
         return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
 
     async def _end_all(self, line: bytes = b"\n") -> None:
-        """Kill every process but the first, and read how many the kernel has killed.
-
-        Raises:
-            SandboxError: the container has ended.
-        """
+        """Kill every process but the first, and read how many the kernel has killed."""
         assert self._keeper is not None
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(line)

@@ -47,11 +47,7 @@ class SandboxPool:
 
     @asynccontextmanager
     async def sandbox(self, kind: Hashable, make: SandboxFactory) -> AsyncGenerator[Sandbox]:
-        """Wait for a free place, and enter a sandbox made by `make`, or one of the same kind that was started ahead.
-
-        Raises:
-            SandboxError: it can't be started.
-        """
+        """Wait for a free place, and enter a sandbox made by `make`, or one of the same kind that was started ahead."""
         async with self.in_use:
             started = await self._taken(kind)
             async with make() if started is None else started as sandbox:

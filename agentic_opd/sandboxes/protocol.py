@@ -113,11 +113,7 @@ class HostedSandbox(Protocol):
     """A sandbox whose work directory is on this machine."""
 
     async def in_workdir(self, do: Callable[[int], T]) -> T:
-        """Call `do` with a descriptor of the work directory; its errors are passed on.
-
-        Raises:
-            SandboxError: The sandbox is not entered.
-        """
+        """Call `do` with a descriptor of the work directory; its errors are passed on."""
         ...
 
 
@@ -158,9 +154,6 @@ async def try_out(
         run: Runs a command with a time limit in seconds.
         failed: The beginning of the error's message.
         advice: From the trial's output, what to do about it.
-
-    Raises:
-        SandboxError: The trial failed.
     """
     result = await run(TRIAL, _TRIAL_TIMEOUT_S)
     if result.timed_out:

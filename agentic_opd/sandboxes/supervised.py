@@ -62,11 +62,7 @@ def job_line(
 
 
 def read_answer(answer: bytes) -> CommandResult:
-    """Parse the supervisor's answer.
-
-    Raises:
-        SandboxError: It is not an answer, or some process could not be ended.
-    """
+    """Parse the supervisor's answer."""
     try:
         fields = json.loads(answer)
         result = CommandResult(

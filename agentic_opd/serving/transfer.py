@@ -97,11 +97,7 @@ async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> i
 
 
 def _engine(state: PluginState) -> AsyncLLM:
-    """Return the engine.
-
-    Raises:
-        RouteError: the server was started without a weight transfer.
-    """
+    """Return the engine."""
     if transfer_of(state) is None:
         message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
         raise RouteError(None, message, 409)

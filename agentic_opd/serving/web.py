@@ -78,9 +78,6 @@ async def discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
 
     Many clients read the response only after sending the whole body, and would report a broken connection if the server
     closed it earlier. Nothing is received from a client that waits for permission to send (`Expect`).
-
-    Raises:
-        ClientDisconnect: the client disconnected.
     """
     if "Expect" not in request.headers:
         with suppress(TimeoutError):
@@ -101,11 +98,7 @@ async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Par
 
 
 def parse(body: bytes, model: type[Parsed]) -> Parsed:
-    """Parse JSON as `model`.
-
-    Raises:
-        RouteError: the body is not valid; the error names the first wrong field.
-    """
+    """Parse JSON as `model`."""
     try:
         return msgspec.json.decode(body, type=model)
     except msgspec.ValidationError as error:
@@ -191,11 +184,7 @@ def shortened(text: str) -> str:
 
 
 async def check_key(request: Request, keys: Sequence[str]) -> None:
-    """Check a request's bearer token against the server's keys; without keys all requests are accepted.
-
-    Raises:
-        RouteError: 401, the token is missing or wrong.
-    """
+    """Check a request's bearer token against the server's keys; without keys all requests are accepted."""
     if not _has_key(request.headers, keys):
         await discard(request, request.stream())
         raise RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)

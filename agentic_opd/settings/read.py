@@ -60,11 +60,7 @@ def read_settings(
 
 
 def refuse(wrong: Sequence[str]) -> None:
-    """Raise the collected errors, if there are any.
-
-    Raises:
-        ConfigError: `wrong` is not empty.
-    """
+    """Raise the collected errors, if there are any."""
     if wrong:
         raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
 

@@ -219,11 +219,7 @@ class Brake:
         return True
 
     def falls(self, version: Version) -> list[Fall]:
-        """Compare a version with every kept one.
-
-        Raises:
-            EvaluationFailedError: as `compare`.
-        """
+        """Compare a version with every kept one."""
         return [compare(version, then) for then in self.kept]
 
     def is_bad(self, falls: Sequence[Fall]) -> bool:
@@ -289,11 +285,7 @@ def _kill(process: Process) -> None:
 
 
 def read_scores(samples: Path, version: int) -> dict[str, float]:
-    """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone.
-
-    Raises:
-        EvaluationFailedError: the file can't be read, holds no sample, or other weights sampled one.
-    """
+    """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone."""
     scores: dict[str, list[float]] = {}
     try:
         for line, _ in whole_lines(samples):

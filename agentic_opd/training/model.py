@@ -21,11 +21,7 @@ _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index
 
 
 def pick_device(name: str) -> str:
-    """Resolve `auto` to cuda or cpu, and check that cuda is available if it is named.
-
-    Raises:
-        ConfigError: `name` is a cuda device, but torch finds no GPU.
-    """
+    """Resolve `auto` to cuda or cpu, and check that cuda is available if it is named."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -114,11 +110,7 @@ class MovingAverage:
         return dict(self._averages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore saved averages.
-
-        Raises:
-            ValueError: they belong to other parameters.
-        """
+        """Restore saved averages."""
         if state.keys() != self._averages.keys():
             raise ValueError("the saved average is of other parameters")
         for name, value in state.items():
@@ -201,11 +193,7 @@ def plain_name(name: str) -> str:
 
 
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the adapters of `state` in peft's format; the folder appears, or is replaced, once it is complete.
-
-    Raises:
-        OutputError: the folder can't be written.
-    """
+    """Write the adapters of `state` in peft's format; the folder appears, or is replaced, once it is complete."""
     with _whole(folder) as fresh:
         model.save_pretrained(fresh, state_dict=dict(state))
 
@@ -227,9 +215,6 @@ def write_weights(model: Any, source: str, folder: Path, weights: Mapping[str, T
     """Write a checkpoint of these weights, all in one precision, and name that precision in its configuration.
 
     If the model's embeddings are tied and `weights` contains the output head too, the checkpoint is untied.
-
-    Raises:
-        OutputError: the folder can't be written.
     """
     tied = tied_names(model)
     has_head = bool(tied) and tied.keys() <= weights.keys()

@@ -138,11 +138,7 @@ class StartingPolicy:
 
 
 def load_policy(config: TrainerConfig, world: DistContext) -> TrainedPolicy:
-    """Load the model and shard it over the processes; only the first process reads the weights.
-
-    Raises:
-        ConfigError: the model can't be loaded, or peft is needed and missing.
-    """
+    """Load the model and shard it over the processes; only the first process reads the weights."""
     model = load_model(config, world.device if world.size == 1 else "cpu", is_empty=not world.is_first)
     policy = TrainedPolicy(model, config.precision, pack=config.pack)
     if world.is_first:

@@ -188,11 +188,7 @@ class Trainer:
         return pushed
 
     async def _evaluate(self) -> "_Found":
-        """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones.
-
-        Raises:
-            ConfigError, EvaluationFailedError: as `Brake.evaluate`; a failure is logged only, if earlier ones passed.
-        """
+        """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones."""
         start = time.monotonic()
         found = await asyncio.to_thread(self.world.share, await self._judged() if self.world.is_first else None)
         if isinstance(found, OPDError):
@@ -457,11 +453,7 @@ def kl_to_start(batch: TrainBatch) -> float:
 
 
 def special_ids(model: str) -> list[int]:
-    """Return the ids of the special tokens of a checkpoint's tokenizer.
-
-    Raises:
-        ConfigError: the tokenizer can't be loaded.
-    """
+    """Return the ids of the special tokens of a checkpoint's tokenizer."""
     from transformers import AutoTokenizer
 
     try:

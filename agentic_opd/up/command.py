@@ -79,11 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> UpConfig:
-    """Read and validate the settings file.
-
-    Raises:
-        ConfigError: lists every invalid setting.
-    """
+    """Read and validate the settings file."""
     wrong: list[str] = []
     config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
     refuse(wrong)

@@ -179,9 +179,6 @@ class GroupFile:
         """Append one group; writes are serialised and run in a thread.
 
         The line is completed even if the caller is cancelled.
-
-        Raises:
-            OutputError: the write failed; earlier lines stay readable.
         """
         await to_its_end(self._write(group))
 

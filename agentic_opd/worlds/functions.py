@@ -257,12 +257,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
-    """Return a row of a file of questions as a task.
-
-    Raises:
-        DatasetError: It is not a question of one turn with functions and an answer, its types are another language's,
-            or it is one of BFCL's relevance, which has no answer because any call is right.
-    """
+    """Return a row of a file of questions as a task."""
     where = f"{path}: question {row['id']!r}"
     if row["id"].startswith("live_relevance"):
         raise DatasetError(

@@ -74,11 +74,7 @@ def _holds_something(file: Path) -> bool:
 
 
 def _free_gib(folder: Path) -> float:
-    """Return the free space in GiB on the disk of `folder`, which need not exist.
-
-    Raises:
-        OutputError: the folder is not writable.
-    """
+    """Return the free space in GiB on the disk of `folder`, which need not exist."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -201,9 +201,6 @@ def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _AgentTool
     """Return the call's arguments, which must be exactly the tool's parameters, as strings.
 
     `command` and `path` must not contain NUL or lone surrogates.
-
-    Raises:
-        _ToolError: The arguments break one of these rules.
     """
     for name in tool.parameters:
         value = arguments.get(name)

@@ -87,11 +87,7 @@ class _Environment(_Table):
     allow_internet: bool | None = None
 
     def megabytes(self, name: str, default: int) -> int:
-        """Return `NAME_mb`, or `NAME`, a text as `2G`.
-
-        Raises:
-            ValueError: the text is no size, or the fields contradict each other.
-        """
+        """Return `NAME_mb`, or `NAME`, a text as `2G`."""
         number, text = getattr(self, f"{name}_mb"), getattr(self, name)
         if text is None:
             return number or default
@@ -251,11 +247,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 def _read_task(
     task_id: str, folder: Path, variables: Mapping[str, str], has_network: bool, unknown: Counter[str]
 ) -> Task:
-    """Return one task, and count its unknown fields.
-
-    Raises:
-        ValueError, OSError: it can't be run; the message says why.
-    """
+    """Return one task, and count its unknown fields."""
     try:
         file = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
     except ValidationError as error:

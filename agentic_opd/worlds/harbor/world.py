@@ -161,9 +161,6 @@ class HarborWorld:
         Args:
             config: A `CodingConfig` that is also a `HarborConfig`.
             system_prompt: Replaces the world's system prompt; None keeps it.
-
-        Raises:
-            ConfigError: the sandbox backend has no containers on this machine.
         """
         assert isinstance(config, CodingConfig)
         assert isinstance(config, HarborConfig)
@@ -182,11 +179,7 @@ class HarborWorld:
         self._tasks: list[Task] = []
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the tasks to train and to evaluate on; all for both if there are so few that one share is empty.
-
-        Raises:
-            DatasetError: there is no task, or some can't be run.
-        """
+        """Return the tasks to train and to evaluate on; all for both if there are so few that one share is empty."""
         tasks, share = await self.read_tasks(), self.config.eval_fraction
         train, evaluation = split_tasks(tasks, share, self.config.eval_seed)
         if 0 < share < 1 and not (train and evaluation):
@@ -194,11 +187,7 @@ class HarborWorld:
         return train, evaluation
 
     async def read_tasks(self) -> list[Task]:
-        """Return all tasks of the settings.
-
-        Raises:
-            DatasetError: there is no task, or some can't be run.
-        """
+        """Return all tasks of the settings."""
         given = self._harbor
         assert given.tasks_dir is not None
         tasks = await asyncio.to_thread(
@@ -247,11 +236,7 @@ class HarborWorld:
             yield container
 
     async def tested(self, task: Task, container: TaskContainer, public: str) -> Verification:
-        """Run the tests in a container that the agent has left; `public` is all that it has read or written.
-
-        Raises:
-            SandboxError: the container does not work.
-        """
+        """Run the tests in a container that the agent has left; `public` is all that it has read or written."""
         data: HarborTask = task.data
         logs, tests = container.host_folder(_LOGS), container.host_folder(_TESTS)
         if not self._harbor.tasks_keep_processes:
@@ -295,11 +280,7 @@ class HarborWorld:
         await self._engine.remove_leftovers()
 
     async def check(self) -> None:
-        """Remove leftovers of killed runs, and start a container of the first task.
-
-        Raises:
-            SandboxError: containers do not work here.
-        """
+        """Remove leftovers of killed runs, and start a container of the first task."""
         await self.check_engine()
         if not self._tasks:
             await self.read_tasks()
@@ -313,11 +294,7 @@ class HarborWorld:
 
 
 async def _wait_until_healthy(container: TaskContainer, task: HarborTask) -> None:
-    """Wait until the task's health check succeeds.
-
-    Raises:
-        WorldError: it has failed too often.
-    """
+    """Wait until the task's health check succeeds."""
     check = task.healthcheck
     if check is None:
         return
@@ -351,11 +328,7 @@ def _renew_logs(logs: Path) -> None:
 
 
 def _fill(folder: Path, source: Path) -> None:
-    """Replace what is in `folder` by what is in `source`; links stay links, since they mean the container's files.
-
-    Raises:
-        SandboxError: something of the agent can't be removed.
-    """
+    """Replace what is in `folder` by what is in `source`; links stay links, since they mean the container's files."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         _remove(path)

@@ -171,11 +171,7 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _from_stars(tree: ast.AST) -> set[str]:
-    """Return the names that `import *` brings from modules other than the solution.
-
-    Raises:
-        ValueError: A module is not in the standard library, or cannot be imported.
-    """
+    """Return the names that `import *` brings from modules other than the solution."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and not is_star(node):

@@ -22,11 +22,7 @@ class FieldMap:
     """Names that the settings map; their fields must be present."""
 
     def mapped_by(self, mapping: Mapping[str, str]) -> "FieldMap":
-        """Return this map overridden by `mapping` (our name, or a field's usual name -> the row's field).
-
-        Raises:
-            DatasetError: A name is unknown, or two names mean the same.
-        """
+        """Return this map overridden by `mapping` (our name, or a field's usual name -> the row's field)."""
         candidates, mapped = dict(self.candidates), set[str]()
         for given, field in mapping.items():
             name = self._our_name(given)

@@ -39,11 +39,7 @@ def is_data_file(path: Path) -> bool:
 
 
 def read_file(path: Path) -> Iterator[Row]:
-    """Return the rows of a .jsonl, .jsonl.gz or .parquet file.
-
-    Raises:
-        DatasetError: It cannot be read, or a line is not a JSON object.
-    """
+    """Return the rows of a .jsonl, .jsonl.gz or .parquet file."""
     return _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
 
 
