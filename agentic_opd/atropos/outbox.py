@@ -266,10 +266,6 @@ def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
     the most sampled tokens of each rollout, and every other branch is a separate item. Each item carries the scores of
     all rollouts (`rollout_scores`), so that the reward reaches every branch and each rollout counts once. If rollouts
     are missing, as in a group of conversations that was closed early, each sequence is a separate item.
-
-    Args:
-        group: The group of one item, or of one or several sessions.
-        group_size: Rollouts of a full group.
     """
     best: dict[int, ScoredRollout] = {}
     number = -1

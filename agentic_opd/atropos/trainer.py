@@ -42,11 +42,8 @@ class TrainerClient:
     def __init__(self, url: str, trainer: TrainerDescription, *, is_known: bool = False) -> None:
         """Create a client of the API at `url`; no request is sent yet.
 
-        Args:
-            url: Address of the API.
-            trainer: The registration; `register` replaces its `starting_step`.
-            is_known: Whether the run is resumed with the same number of steps. A registration at the API that matches
-                step and settings is then the run's own, and is kept.
+        `register` replaces the `starting_step` of `trainer`. `is_known`: the run is resumed with the same number of
+        steps; a registration at the API that matches step and settings is then the run's own, and is kept.
         """
         self._trainer = trainer
         self._is_known = is_known

@@ -81,14 +81,8 @@ async def recompute(
 ) -> Recomputed:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
-    Args:
-        groups: Groups of a file.
-        client: The server.
-        count: Maximum number of turns.
-        seed: Seed of the draw.
-        teacher: `DistillConfig.teacher` of the run, which tells the weights that scored the turns.
-        kind: Task kind whose teacher the server is, a key of `DistillConfig.teachers`; None: the usual teacher.
-        images: The pictures that the groups name.
+    `teacher` is the run's `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None:
+    the usual teacher.
 
     Raises:
         PlaceError: a picture is missing or has changed.

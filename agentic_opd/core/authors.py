@@ -26,11 +26,7 @@ class Authors:
     """
 
     def __init__(self, task: str) -> None:
-        """Begin with no parts.
-
-        Args:
-            task: The prompt. A signature that the agent repeats from it is not the agent's work.
-        """
+        """Begin with no parts. A signature that the agent repeats from the prompt `task` is not its work."""
         self.changes = 0
         self._task = frozenset(_lines(task.encode(errors="replace")))
         self._now = _digest({}, b"")
@@ -45,14 +41,9 @@ class Authors:
             self._take(parts, None)
 
     def changed(self, parts: Mapping[str, bytes], rest: bytes = b"") -> bool:
-        """Update to the current parts.
+        """Update to the current parts; return whether anything differs, which then counts as the next change.
 
-        Args:
-            parts: Content by name.
-            rest: A fingerprint of judged content that has no lines.
-
-        Returns:
-            Whether anything differs; if so, it counts as the next change.
+        `rest` is a fingerprint of judged content that has no lines.
         """
         if (now := _digest(parts, rest)) == self._now:
             return False

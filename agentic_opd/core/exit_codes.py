@@ -21,11 +21,8 @@ _WRONG_SETTINGS = (ConfigError, DatasetError, RendererError, PlaceError)
 def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", on_error: int = EXIT_FAILED) -> int:
     """Run a command and return its exit code.
 
-    Args:
-        command: Returns its exit code.
-        interrupted: Line printed after Ctrl-C.
-        on_error: Code for an OPDError other than those about a setting or an argument, which always give EXIT_USAGE,
-            and RolledBackError, which gives EXIT_ROLLED_BACK.
+    `interrupted` is printed after Ctrl-C. `on_error` is the code for other errors than those about a setting or an
+    argument (EXIT_USAGE) and RolledBackError (EXIT_ROLLED_BACK).
     """
     try:
         return command()

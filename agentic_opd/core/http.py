@@ -51,9 +51,6 @@ class RetryWindow:
     A request is repeated for `retry_s` seconds after its first failure. An outage is shared by all requests: it is
     logged once. After `retry_s` seconds without any answer, each request is tried once and fails at once, until the
     server answers one.
-
-    Args:
-        server: Name of the server in the log.
     """
 
     def __init__(self, server: str) -> None:

@@ -18,12 +18,7 @@ class Estimate(NamedTuple):
 
 
 def wilson(share: float, draws: float) -> Estimate:
-    """Return a share of independent draws with Wilson's score interval (Wilson, 1927).
-
-    Args:
-        share: Share of successful draws, in [0, 1].
-        draws: Number of draws; an effective number may be fractional.
-    """
+    """Return a share of independent draws with Wilson's score interval (Wilson, 1927). `draws` may be a fraction."""
     centre = (share + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
     half = _Z / (1 + _Z**2 / draws) * sqrt(share * (1 - share) / draws + _Z**2 / (4 * draws**2))
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))

@@ -49,9 +49,8 @@ square) and 0.55 nats, and both sides may compute in bfloat16. float16 gets an e
 def tolerance_for(*precisions: str | None, largest: float | None = None) -> Noise:
     """Return the expected noise of a comparison that involves these precisions: that of the coarsest.
 
-    Args:
-        precisions: Precisions that the servers report. None counts as bfloat16, the coarsest.
-        largest: User-defined bound of the largest difference; replaces the table.
+    None counts as bfloat16, the coarsest. `largest` is the user's bound of the largest difference; it replaces the
+    table.
     """
     if largest is not None:
         return Noise(rms=math.inf, largest=largest)

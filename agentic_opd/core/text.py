@@ -45,12 +45,8 @@ def read_json(
 ) -> Any:
     """Read JSON of a model, a server, a client or a file; all text in the result is `well_formed`.
 
-    All external JSON enters the package through this function.
-
-    Args:
-        data: One JSON text.
-        parse_constant: Reads NaN and the infinities; see `json.loads`.
-        parse_float: Reads numbers that are not integers; see `json.loads`.
+    All external JSON enters the package through this function. `parse_constant` and `parse_float` are those of
+    `json.loads`.
 
     Raises:
         ValueError, RecursionError: the data is not JSON, or is nested too deeply.

@@ -182,11 +182,8 @@ class Distiller:
     ) -> DistilledRecording:
         """Distill a finished conversation; soon after its end, its context is still in the policy server's cache.
 
-        Args:
-            recording: The conversation.
-            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
-            known: Results of `distill_turn`, by turn index; one is reused if the turn's evidence has not changed.
-            siblings: The other rollouts of the group, for the hint source `sibling`.
+        `known` holds results of `distill_turn` by turn index; one is reused if the turn's evidence has not changed.
+        `siblings` are the other rollouts of the group, for the hint source of that name.
 
         Raises:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.

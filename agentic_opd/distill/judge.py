@@ -82,15 +82,7 @@ class OpenAIJudge:
 
     If the endpoint returns fewer choices than requested, or refuses `n` above 1, single requests are sent concurrently
     for the missing votes. If it refuses `max_tokens` or `temperature`, `max_completion_tokens` is sent instead, or the
-    parameter is omitted; the accepted form is remembered.
-
-    Args:
-        base_url: The endpoint, ending in /v1.
-        model: The judge's model.
-        api_key: The endpoint's key; never part of an error or a log line.
-        config: The settings `judge_...` of sampling and time, and `max_concurrent_judgements`.
-        retry_s: Seconds to retry an endpoint that refuses or resets connections, times out, or answers 5xx or 429; see
-            `RetryWindow`.
+    parameter is omitted; the accepted form is remembered. The key is never part of an error or a log line.
     """
 
     def __init__(

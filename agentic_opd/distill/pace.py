@@ -26,12 +26,7 @@ class Pace:
     """Runs at most `limit` concurrent requests, and lowers `limit` if the server is too slow.
 
     If the server does not answer even a single request, one request per `patience_s` is sent; all others fail at once.
-
-    Args:
-        server: Name of the server, for the log.
-        limit: Initial maximum of concurrent requests.
-        patience_s: Seconds without any answer after which requests are cancelled.
-        setting: Name of the setting of `limit`, for the log.
+    `server` and `setting`, the name of the setting of `limit`, are for the log.
     """
 
     def __init__(self, server: str, limit: int, patience_s: float, setting: str) -> None:

@@ -61,10 +61,7 @@ class Replay(CustomWorld):
     def __init__(self, config: Any, journal: str, turns: int = 64) -> None:
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.
 
-        Args:
-            config: Settings with `judge_base_url` and `judge_model_name`.
-            journal: Path of the journal; a gateway may be writing it.
-            turns: Largest number of turns.
+        A gateway may be writing the journal.
         """
         self._path, self._most = Path(journal), turns
         if not self._path.is_file():

@@ -283,10 +283,8 @@ class Sessions:
 def with_answers(asked: Asked, paths: Mapping[str, Path], session: str | None) -> Asked:
     """Return the request with the answers that it refers to, behind the conversation that it continues.
 
-    Args:
-        asked: The request.
-        paths: The path to the turn of each answer in `asked.answers`.
-        session: Id of the session that it continues.
+    `paths` has the path to the turn of each answer in `asked.answers`; `session` is the id of the session that it
+    continues.
     """
     if not asked.answers:
         return asked

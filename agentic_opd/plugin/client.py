@@ -257,15 +257,9 @@ class PluginClient:
     ) -> AsyncGenerator[Delta]:
         """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
-        Args:
-            prompt_ids: Token ids of the whole prompt.
-            n: Number of completions.
-            max_tokens: Limit of each completion.
-            top_logprobs: Number of most likely tokens to return at each position.
-            params: Further sampling parameters, by vLLM's names.
-            interval: Tokens of a choice per event, after its first token; older plugins send one token per event.
-            weight_version: As in `complete`.
-            images: The pictures in the prompt, in order.
+        `top_logprobs` most likely tokens are returned at each position. `params` are further parameters by vLLM's
+        names. After a choice's first token, an event holds `interval` tokens of it; older plugins send single tokens.
+        `weight_version` is as in `complete`.
 
         Raises:
             PlaceError: a picture's file is missing or has changed.

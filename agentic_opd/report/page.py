@@ -85,10 +85,7 @@ class ShownRun(NamedTuple):
 def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], None] = lambda count: None) -> int:
     """Write the report of one run, or the comparison of two, atomically to `path`; return its size in bytes.
 
-    Args:
-        runs: One run, or two.
-        path: The HTML file; an existing file is replaced.
-        packed: Called after each packed rollout with the number packed so far.
+    `packed` is called after each packed rollout with the number packed so far.
     """
     return _write(path, _page(runs, packed))
 
@@ -268,10 +265,7 @@ def _about(turn: TurnRecord | None) -> dict[str, Any]:
 def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
     """Return the data of a run outside of its blocks: overview, findings, settings, list of rollouts, and vocabulary.
 
-    Args:
-        shown: The run.
-        texts: Looks up the text of tokens.
-        packer: Has packed all rollouts of the run.
+    `packer` has packed all rollouts of the run.
     """
     run = shown.run
     numbers = overview(run.rollouts)

@@ -153,9 +153,7 @@ class Run:
 def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
     """Read a file of scored groups, gzipped if its name ends in .gz, and the settings beside it.
 
-    Args:
-        path: The file.
-        wrap: Replaces the opened file, given it and its size in bytes, by a reader that shows progress.
+    `wrap` replaces the opened file, given it and its size in bytes, by a reader that shows progress.
 
     Raises:
         PlaceError: the file or the lifts beside it can't be read, or the file holds no valid group.

@@ -67,11 +67,8 @@ def split_messages(
 ) -> list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]]:
     """Split the messages into those before each turn and those after the last.
 
-    Args:
-        messages: The conversation.
-        num_turns: Number of the assistant messages that are turns.
-        context: The assistant messages that are context, by their index in `messages`. They are treated like messages
-            of other roles, and their `name` gives the reason.
+    Assistant messages in `context`, by their index, are treated like messages of other roles; their `name` gives the
+    reason. `num_turns` is the number of the others.
 
     Returns:
         `num_turns + 1` pairs: the assistant message that the stretch follows (None for the first), and the stretch's

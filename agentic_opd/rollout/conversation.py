@@ -106,11 +106,7 @@ class Conversation:
             return self.prompt()
 
     def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> Sample:
-        """Add the turn that was sampled from `prompt()`.
-
-        Args:
-            completion: The sampled turn.
-            parsed: The completion's message; None: it is parsed here.
+        """Add the turn that was sampled from `prompt()`; without its message `parsed`, it is parsed here.
 
         Raises:
             RendererError: the completion can't be parsed; the conversation does not change.

@@ -25,14 +25,8 @@ def too_long(
     """Find the tasks whose first prompt leaves no room for a sampled token.
 
     A text is tokenised only if its size in bytes does not decide: a token has at least one byte, and at most as many as
-    the longest token of the vocabulary. Texts of megabytes are therefore decided immediately.
-
-    Args:
-        tasks: Tasks to check.
-        world: Provides the system prompt.
-        chat: Renders the messages.
-        max_token_length: Tokens of a whole episode.
-        by_program: A program prompts the policy with messages unknown here, so only the task's prompt is counted.
+    the longest token of the vocabulary. Texts of megabytes are therefore decided immediately. `by_program`: a program
+    prompts the policy with messages unknown here, so only the task's prompt is counted.
 
     Returns:
         Task id -> tokens of its first prompt; for a text too large to tokenise, a lower bound.

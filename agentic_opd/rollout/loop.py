@@ -223,18 +223,7 @@ async def verified(
     world: World,
     config: RolloutConfig,
 ) -> Episode:
-    """Run a rollout in its session, then verify and reward the result.
-
-    Args:
-        task: The task.
-        rollout: Produces the episode.
-        place: Session of the world; entered and left here.
-        world: Verifies the result, and checks itself if the sandbox of a session dies.
-        config: Weights of the reward.
-
-    Returns, Raises:
-        As `run_episode`, and the errors of `rollout`.
-    """
+    """Run a rollout in its session `place`, then verify and reward the result; returns and raises as `run_episode`."""
     try:
         async with place as session:
             episode = await rollout.run(session)

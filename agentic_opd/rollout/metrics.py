@@ -81,10 +81,7 @@ def train_metrics(
 ) -> dict[str, float]:
     """Return the metrics of verified and rewarded episodes.
 
-    Args:
-        episodes: Episodes since the last logging step.
-        sample_s: Seconds of the latest sampling requests.
-        lag_s: Delays of the event loop, in seconds.
+    `sample_s` are the seconds of the latest sampling requests, `lag_s` those of the event loop's delays.
     """
     if not episodes:
         return {}

@@ -17,14 +17,8 @@ def compute_reward(
       `Error:` does not.
 
     Efficiency and tool_usage are proportional to correctness: an episode that solves nothing earns nothing. Both are
-    relative to `max_turns`, so further calls or turns raise neither.
-
-    Args:
-        verification: Result of the hidden tests.
-        turns_used: Assistant turns of the episode; for a program, all of its requests.
-        calls_that_worked: Tool calls of the episode that did not return an error.
-        broken_turns: Turns with a call that returned an error.
-        config: `max_turns`, and the weight of each part.
+    relative to `max_turns`, so further calls or turns raise neither. `turns_used` are, for a program, all of its
+    requests.
     """
     correctness, max_turns = verification.correctness, config.max_turns
     saved = (max_turns - turns_used) / (max_turns - 1) if max_turns > 1 else 1.0

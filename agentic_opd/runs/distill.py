@@ -333,11 +333,8 @@ class PolicyDistiller:
         """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
         Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded
-        hints of a turn are compared again, otherwise its `hint` is scored.
-
-        Args:
-            rollout: A rollout with records.
-            reads_hints: Whether the teacher reads the hints; False for `hint_source: none`.
+        hints of a turn are compared again, otherwise its `hint` is scored. `reads_hints` is False for `hint_source:
+        none`.
 
         Raises:
             AlignmentError: the rollout has no records.

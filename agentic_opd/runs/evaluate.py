@@ -106,11 +106,7 @@ class EvalSample:
 
 
 def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
-    """Return the metrics of a whole evaluation.
-
-    Args:
-        samples: The same number of samples for every task, at least one.
-    """
+    """Return the metrics of a whole evaluation, which has the same number of samples, at least one, for every task."""
     passed: dict[str, list[bool]] = {}
     for sample in samples:
         passed.setdefault(sample.task.task_id, []).append(sample.passed)
@@ -154,13 +150,8 @@ class Evaluated(NamedTuple):
 class Evaluation:
     """Evaluates the policy, in the `evaluate` mode or during training.
 
-    Args:
-        tasks: The tasks to evaluate.
-        roll_out: Rolls out one task; it limits the concurrency.
-        save: Writes metrics.json and samples.jsonl, given the evaluation and its start (seconds since 1970).
-        versions: Returns the weight versions of the policy's servers that report one.
-        config: Number of samples, interval, and the fraction of servers that training may use meanwhile.
-        metrics: Logs the eval/ metrics.
+    `roll_out` limits the concurrency. `save` receives the evaluation and its start (seconds since 1970). `versions`
+    returns the weight versions of the policy's servers that report one.
     """
 
     tasks: Sequence[Task]
@@ -255,11 +246,7 @@ async def evaluate(
 ) -> dict[str, float]:
     """Run the `evaluate` mode: show progress, write each sample when it is finished, and print a summary table.
 
-    Args:
-        evaluation: The evaluation to run.
-        folder: Folder of samples.jsonl and metrics.json.
-        roles: Role -> model and server, for the start screen.
-        console: Console for the output; standard error by default.
+    `folder` is for samples.jsonl and metrics.json, `roles` (role -> model and server) for the start screen.
 
     Raises:
         ConfigError: no task is held out for evaluation.

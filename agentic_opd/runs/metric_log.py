@@ -117,12 +117,8 @@ class LoopLag:
 class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
 
-    Args:
-        config: Settings of W&B and of its table of rollouts.
-        decode: Token ids -> text, for the table.
-        sample_seconds: Returns the durations (seconds) of the latest sampling requests.
-        shown: Names of the metrics in `line`.
-        loop_lag: Measures the lag of the event loop, once it is started.
+    `decode` gives the text of token ids for W&B's table of rollouts, `sample_seconds` the durations of the latest
+    sampling requests. `shown` names the metrics in `line`.
     """
 
     config: RunConfig

@@ -41,11 +41,7 @@ class RunSummary:
 async def process(env: Environment, metrics: RunMetrics, count: int, held_out: str = "") -> RunSummary:
     """Make those of the first `count` groups of `env` that are missing from its file, then write the report.
 
-    Args:
-        env: Makes the groups.
-        metrics: Receives and logs each group.
-        count: Number of groups in the complete file.
-        held_out: Note on held-out tasks, for the start screen.
+    `held_out` is a note on held-out tasks, for the start screen.
     """
     config, counts = env.config, RunCounts()
     items = list(islice(env.items(), count))

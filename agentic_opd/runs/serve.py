@@ -54,12 +54,8 @@ _MOST_FAILURES = 20
 def most_pending(config: RunConfig, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
     """Return the maximum of concurrent groups now; 0 or less if the queue is full.
 
-    Args:
-        config: Group size, limits, and the share of this environment.
-        status: The API's latest status.
-        batch_size: Sequences per training step.
-        finished: Finished groups of this environment that are not sent yet.
-        share: Usable fraction of the concurrent groups, in [0, 1]; below 1 during an evaluation.
+    `batch_size` is in sequences. `finished` groups of this environment are not sent yet. `share` is the usable part of
+    the concurrent groups, below 1 during an evaluation.
     """
     # Sequences of all environments together, in units of this environment's groups.
     ahead = max(1, config.max_batches_offpolicy) * batch_size // config.group_size

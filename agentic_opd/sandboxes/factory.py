@@ -18,11 +18,7 @@ from agentic_opd.sandboxes.protocol import Limits, Mount, SandboxFactory
 
 
 def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> SandboxFactory:
-    """The factory of the backend that `config` names.
-
-    Args:
-        config: Which backend, and its limits.
-        mounts: What the sandboxes see of this machine beside what every sandbox sees.
+    """The factory of the backend that `config` names; `mounts` are what sandboxes see of this machine in addition.
 
     Raises:
         ConfigError: That backend can't mount anything.

@@ -33,9 +33,7 @@ class MemoryLimit(Protocol):
 def memory_limit(limit_mb: int, file_mb: int) -> MemoryLimit:
     """Make the limit of a new sandbox: a cgroup where the machine allows one, else a watch.
 
-    Args:
-        limit_mb: Memory of the sandbox, in MiB.
-        file_mb: Size of one of its files, in MiB.
+    Both sizes are in MiB; `file_mb` is for a single file.
 
     Raises:
         SandboxError: Cgroups could be made before, but this one could not.

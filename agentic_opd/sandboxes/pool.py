@@ -32,12 +32,7 @@ class SandboxPool:
     """
 
     def __init__(self, most: int | None, warm: int) -> None:
-        """Start nothing yet.
-
-        Args:
-            most: Sandboxes in use at a time; None: any number.
-            warm: Further sandboxes that wait for an episode.
-        """
+        """Start nothing yet. At most `most` sandboxes (None: any number) are in use, and `warm` further ones wait."""
         self.in_use: AbstractAsyncContextManager[object] = nullcontext() if most is None else asyncio.Semaphore(most)
         """Entered while a sandbox is in use."""
         self._warm = warm

@@ -55,11 +55,7 @@ def socket_mount(folder: Path) -> Mount:
 
 
 async def run_program(sandbox: Sandbox, program: Program) -> ProgramRun:
-    """Run a program to its end.
-
-    Args:
-        sandbox: An entered sandbox that has the mount of `socket_mount`.
-        program: The program.
+    """Run a program to its end, in an entered sandbox that has the mount of `socket_mount`.
 
     Raises:
         SandboxError: the sandbox itself does not work.

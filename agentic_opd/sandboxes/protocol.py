@@ -148,13 +148,7 @@ _TRIAL_TIMEOUT_S = 30.0
 async def try_out(
     run: Callable[[str, float], Awaitable[CommandResult]], failed: str, advice: Callable[[str], str] = lambda output: ""
 ) -> None:
-    """Run TRIAL.
-
-    Args:
-        run: Runs a command with a time limit in seconds.
-        failed: The beginning of the error's message.
-        advice: From the trial's output, what to do about it.
-    """
+    """Run TRIAL. If it fails, the error begins with `failed` and ends with `advice` about the output."""
     result = await run(TRIAL, _TRIAL_TIMEOUT_S)
     if result.timed_out:
         why = f"a trivial command did not end within {_TRIAL_TIMEOUT_S:g} s"

@@ -32,16 +32,9 @@ def job_line(
     limits: Limits,
     result: str,
 ) -> str:
-    """Return the supervisor's input.
+    """Return the supervisor's input: a command for a shell in the work directory of `folder`, which contains FOLDERS.
 
-    Args:
-        command: For a shell in `folder`'s work directory.
-        timeout_s: Seconds until it is ended.
-        stdin: Its input; None is an empty input.
-        folder: A folder on the supervisor's machine that contains FOLDERS.
-        path: The PATH of the command.
-        limits: Limits of each process.
-        result: The file for the answer.
+    `path` is the PATH of the command, and the answer goes to the file `result`. A `stdin` of None is an empty input.
     """
     job = {
         "command": command,

@@ -55,11 +55,8 @@ Files = dict[tuple[int, int], int]
 def held_by(inside: Sequence[int], limit: int, file_bytes: int) -> int:
     """Return the bytes of memory that processes hold, unnamed files included.
 
-    Args:
-        inside: Process ids.
-        limit: If a quick sum, which counts pages shared by a fork more than once, is below the limit, or unnamed files
-            alone are above it, the exact sum is not computed.
-        file_bytes: Bytes counted for a file of unknown size.
+    Without need the exact sum is not computed: a quick one, which counts pages shared by a fork more than once, is
+    below `limit`, or unnamed files alone are above it. A file of unknown size counts `file_bytes`.
     """
     files: Files = {}
     hidden, quick = 0, 0

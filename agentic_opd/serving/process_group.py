@@ -29,14 +29,7 @@ class GlooGroup:
     """A gloo group on one network address, independent of torch's default process group."""
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
-        """Join the group, and wait until all members have joined.
-
-        Args:
-            address: The only address at which rank 0 listens.
-            port: The port of rank 0.
-            rank: This member's rank.
-            world_size: Number of members.
-        """
+        """Join the group as `rank`, and wait until all members have joined; rank 0 listens at this address only."""
         from torch import distributed as torch_distributed
 
         distributed: Any = torch_distributed

@@ -32,10 +32,7 @@ def read_settings(
 ) -> Settings:
     """Join defaults, YAML and flags.
 
-    Args:
-        arguments: The command line, from `parse`.
-        env_defaults: Default settings of the environment.
-        server_defaults: Default settings of its servers; the first entry applies to each server in the file.
+    The first of `server_defaults` applies to each server in the file.
 
     Raises:
         ConfigError: lists every invalid setting, unreadable file and unknown name.

@@ -53,9 +53,7 @@ class Checked(NamedTuple):
 def read_group(value: object, place: str = "a group") -> ScoredGroup:
     """Read a group of any origin and check that its arrays hold ids and numbers, but not what they say.
 
-    Args:
-        value: The JSON.
-        place: Where the JSON came from, for the error message.
+    `place` names its origin in the error.
 
     Raises:
         WireError: a field is missing or has the wrong type or length; the message names the first such place.

@@ -21,12 +21,9 @@ class JsonLines:
     """Appends JSON lines to a file or standard output; `write` returns after the whole line is written."""
 
     def __init__(self, path: Path | None, *, is_continued: bool = False, hint: str = "") -> None:
-        """Open `path`: replace it, or append after its last whole line.
+        """Open `path` (None: standard output): replace it, or append after its last whole line.
 
-        Args:
-            path: The file; None: standard output.
-            is_continued: Whether to keep the lines of the file.
-            hint: Advice at the end of the error message.
+        `hint` is advice at the end of the error's message.
 
         Raises:
             PlaceError: the file can't be written.
@@ -136,13 +133,8 @@ class GroupFile:
     ) -> None:
         """Open `path`.
 
-        Args:
-            path: The file of groups.
-            settings: Settings that the lines depend on.
-            resume: Append to the file of an earlier run.
-            overwrite: Replace the file of an earlier run; `resume` takes precedence.
-            seen: Called with every group in the file, those of an earlier run first.
-            setting: Name of the setting of `path`, for error messages.
+        The lines depend on `settings`. `resume` takes precedence over `overwrite`. `seen` is called with every group in
+        the file, those of an earlier run first. `setting` names the setting of `path` in errors.
 
         Raises:
             PlaceError: the file can't be written, or not read under its name; it has lines, and neither `resume` nor

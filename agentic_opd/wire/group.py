@@ -239,9 +239,7 @@ class TurnRecord:
 def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> Sequence[float]:
     """Return the gap's baseline logprobs [T], in nats. A token's gap is its scored row's first entry minus this.
 
-    Args:
-        logprobs_T: The sampling weights' logprobs, `inference_logprobs`.
-        turns: Records; `baseline_logprobs` of a record replace `logprobs_T` in its scored span.
+    `baseline_logprobs` of a record replace `logprobs_T`, the sampling weights', in its scored span.
     """
     baseline_T = list(logprobs_T)
     for turn in turns:
@@ -670,12 +668,7 @@ def validated(
 ) -> ValueT | None:
     """Return `value` of any origin in its form; None if it has problems, which are added to `problems`.
 
-    Args:
-        adapter: The form.
-        value: JSON data.
-        problems: Problems found so far.
-        where: Location of the value.
-        name: Name of the value.
+    `where` and `name` locate it in them.
     """
     try:
         return adapter.validate_python(value)

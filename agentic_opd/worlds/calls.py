@@ -40,10 +40,7 @@ def verdict(
 ) -> str | None:
     """Return None if the calls match the answers in any order, else the reason, without any allowed value.
 
-    Args:
-        functions: Name -> BFCL's schema.
-        calls: Names and arguments, as made.
-        answers: The right calls, one function each.
+    `functions` holds BFCL's schemas by name.
     """
     if len(calls) != len(answers):
         return f"{len(calls)} calls were made, expected {len(answers)}."
@@ -153,12 +150,8 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Collection[str] = ()) -> list[str]:
     """Return the missing, unknown and mistyped parameters of a call, as parts of a sentence.
 
-    A wrong value is not repeated: a small model that reads it in a hint copies it.
-
-    Args:
-        function: BFCL's schema.
-        arguments: As the policy wrote them.
-        untyped: Parameters whose type is not checked.
+    A wrong value is not repeated: a small model that reads it in a hint copies it. The types of `untyped` parameters
+    are not checked.
     """
     properties = function["parameters"]["properties"]
     problems = [f"{name} is missing" for name in function["parameters"].get("required") or () if name not in arguments]
@@ -181,11 +174,7 @@ def is_mistyped(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def type_in_words(schema: Mapping[str, Any]) -> str:
-    """Return a parameter's type with its article, such as `an array of strings`; empty if it may be of any type.
-
-    Args:
-        schema: BFCL's or JSON schema of the parameter.
-    """
+    """Return a parameter's type with its article, such as `an array of strings`; empty if it may be of any type."""
     name, item = _type(schema)[0], _type(schema.get("items"))[0]
     if name == "any":
         return ""

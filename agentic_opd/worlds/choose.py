@@ -14,11 +14,8 @@ from agentic_opd.worlds.sql.world import SqlWorld
 def make_world(name: str, config: Any, system_prompt: str | None) -> World:
     """Construct the world of `env.world` without starting anything.
 
-    Args:
-        name: `coding`, `sql`, `functions`, `harbor`, `replay`, or the location of a class (see `load_custom_world`).
-        config: A `CodingConfig` that is also a `SqlConfig` and a `HarborConfig`; `world_options`, if it has them, go to
-            the class.
-        system_prompt: Replaces the world's system prompt; None keeps it.
+    `config` is a `CodingConfig` that is also a `SqlConfig` and a `HarborConfig`; its `world_options`, if any, go to the
+    class. A `system_prompt` replaces the world's.
 
     Raises:
         ConfigError: The world does not exist, the class is not a world, its constructor refuses the options, or the

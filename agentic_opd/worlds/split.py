@@ -12,11 +12,8 @@ from agentic_opd.core.types import Task
 def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on and those to evaluate on, each in the given order.
 
-    Args:
-        tasks: The tasks to split.
-        fraction: Expected share of evaluation tasks, in [0, 1]. A larger fraction holds out the tasks of a smaller one
-            and adds others.
-        seed: Seed of the hash.
+    `fraction` is the expected share of evaluation tasks; a larger one holds out the tasks of a smaller one and adds
+    others.
     """
     train: list[Task] = []
     evaluation: list[Task] = []

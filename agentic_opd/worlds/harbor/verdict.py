@@ -34,12 +34,8 @@ def judged(
 ) -> Verification:
     """Return the verdict.
 
-    Args:
-        result: How test.sh ended, and its output.
-        verifier_logs: The folder of this machine that is /logs/verifier.
-        hidden: The texts of the tests' files.
-        public: All that the agent has read or written.
-        secrets: Values of the verifier's variables; no report holds them.
+    `verifier_logs` is the folder of this machine that is /logs/verifier. `hidden` are the texts of the tests' files,
+    `public` is all that the agent has read or written. No report holds `secrets`, values of the verifier's variables.
     """
     reward, said, outcome = _reward(result, verifier_logs)
     share = Fraction(min(max(reward, 0.0), 1.0)).limit_denominator(1000)

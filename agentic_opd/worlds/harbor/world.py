@@ -158,9 +158,7 @@ class HarborWorld:
     def __init__(self, config: Any, system_prompt: str | None = None) -> None:
         """Store the settings; nothing is started or read yet.
 
-        Args:
-            config: A `CodingConfig` that is also a `HarborConfig`.
-            system_prompt: Replaces the world's system prompt; None keeps it.
+        `config` is a `CodingConfig` that is also a `HarborConfig`.
         """
         assert isinstance(config, CodingConfig)
         assert isinstance(config, HarborConfig)

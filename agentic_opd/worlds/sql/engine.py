@@ -149,11 +149,6 @@ def difference(got: Result, expected: Result, *, is_ordered: bool) -> str | None
 
     Column names are ignored, but the order of columns matters. Floats are equal within a tolerance, all other values
     only exactly.
-
-    Args:
-        got: Result of the answer.
-        expected: Result of the right query.
-        is_ordered: Whether the order of rows matters.
     """
     if len(got.columns) != len(expected.columns):
         return f"{_counted(len(got.columns), 'column')}, expected {len(expected.columns)}"

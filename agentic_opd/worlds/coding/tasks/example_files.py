@@ -80,12 +80,9 @@ def builtin_file(entry_point: str, examples: Sequence[str]) -> str:
 
 
 def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> str:
-    """Return a test file for calls of the solution.
+    """Return a test file for calls of the solution: `setup` imports from it, and each of `checks` is one `assert`.
 
-    Args:
-        setup: Source that runs first and imports from solution.
-        checks: Sources of one `assert` each.
-        as_json: Compare the returned values by the rules of grading.py.
+    With `as_json`, returned values are compared by the rules of grading.py.
     """
     before = setup.strip() + "\n" + (f"\n\n{_grading()}\n" if as_json else "")
     with any_digits():

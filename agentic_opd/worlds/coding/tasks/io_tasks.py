@@ -56,10 +56,8 @@ class IoTests:
 def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
     """Return the tests of a row.
 
-    Args:
-        values: The row.
-        unwrap: If all outputs of a function are lists of one element, replace each by its element, as APPS' rows of
-            plain functions need.
+    `unwrap`: if all outputs of a function are lists of one element, replace each by its element, as APPS' rows of plain
+    functions need.
     """
     if values.has("public_tests") or values.has("private_tests"):
         return _listed_cases(values)

@@ -86,11 +86,7 @@ _SHOWN = 20
 
 
 def read_rows(name: str, split: str) -> Iterator[Row]:
-    """Return the rows of a dataset.
-
-    Args:
-        name: A file, a folder or a name on the hub; see the module's docstring.
-        split: The split to read, if the dataset has splits; ignored for a file.
+    """Return the rows of a dataset: a file, whose `split` is ignored, a folder or a name on the hub.
 
     Raises:
         DatasetError: The dataset or the split does not exist, or it cannot be read.
