@@ -192,7 +192,6 @@ async def _lines(
 
 
 def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the input and the output file."""
     path: Path = arguments.file
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")

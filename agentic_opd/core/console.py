@@ -56,7 +56,6 @@ class _TwoLines(Progress):
     counts = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the bar, then the counts."""
         yield self.make_tasks_table(self.tasks)
         if self.counts:
             yield Text(f"  {self.counts}")

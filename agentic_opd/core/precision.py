@@ -28,7 +28,6 @@ class Noise:
         return not (self.rms <= tolerance.rms and self.largest <= tolerance.largest)
 
     def __str__(self) -> str:
-        """Return both numbers for a message."""
         return f"{self.rms:.2g} nats (root mean square), {self.largest:.2g} at most"
 
 

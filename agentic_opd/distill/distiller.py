@@ -104,7 +104,6 @@ class PendingTurns:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Cancel the turns that are not finished."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -134,7 +134,6 @@ class AgentEnv(BaseEnv):
         self.run_metrics.loop_lag.start()
 
     async def _started_agent(self, servers: Sequence[PluginClient]) -> "AgentProcess":
-        """Return the runner of `agent_command`, started."""
         try:
             from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
@@ -255,7 +254,6 @@ class AgentEnv(BaseEnv):
     async def _rollout(
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
-        """Run the agent on `task`; the world verifies the result."""
         if self._agent is not None:
             url, is_eval = server.client.base_url, split == "eval"
             return await self._agent.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)

@@ -236,7 +236,6 @@ class Hindsight(BaseEnv):
         group.update(done.group.to_wire())
 
     def _opd_with_verdicts(self, group: dict[str, Any], item: Any) -> dict[str, Any]:
-        """Return the group's columns with the verdicts in `overrides`."""
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
         verdicts: list[Any] = [*(self.verdicts({**group, "item": item}) or ())]
         count = len(group["tokens"])

@@ -149,13 +149,11 @@ class _Capture:
     """Remaining number of answers that belong to `_roots`, by digest of their prompt."""
 
     def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
-        """Record a request that continues the turns of `path`."""
         self.requests += 1
         if not self.last_turn or (path and path[0].turn_id in self._roots):
             self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
 
     def finished(self, turn: RecordedTurn) -> None:
-        """Record a finished turn."""
         if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
             self._rooted[prompt] -= 1
             self._roots.add(turn.turn_id)
@@ -198,7 +196,6 @@ class _Capture:
 
 
 def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
-    """Return a digest of a prompt."""
     found = blake2b(json.dumps([*tools], sort_keys=True).encode())
     for message in messages:
         found.update(blake2b(identity(message)).digest())
@@ -216,7 +213,6 @@ class AgentProcess:
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
-        """Check the world and the servers, and build the web application."""
         if not isinstance(world, ProgramWorld) or not world.runs_programs:
             raise ConfigError(
                 f"{type(world).__name__} has no sandbox for env.agent_command: no hook of the world has a parameter "
@@ -417,7 +413,6 @@ class _ProgramRollout:
         return episode
 
     def so_far(self, stop: StopReason) -> Episode | None:
-        """See `RunningEpisode.so_far`."""
         return self.capture.episode(self.task, stop)
 
 

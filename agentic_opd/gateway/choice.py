@@ -63,7 +63,6 @@ class Choice:
     def __init__(
         self, index: int, chat: ChatFormat, prompt_ids: list[int], message_index: int, keeps_stop: bool
     ) -> None:
-        """Start without tokens."""
         self.index = index
         self._chat, self._prompt_ids, self._message_index = chat, prompt_ids, message_index
         self._keeps_stop = keeps_stop

@@ -289,7 +289,6 @@ class GroupWriter:
         )
 
     async def _write(self, group: ScoredGroup) -> None:
-        """Append the group to the file; raises OutputError if that fails."""
         await self._file.write(group)
         if group.distillation is not None:
             for outcome, count in group.distillation.outcomes.items():

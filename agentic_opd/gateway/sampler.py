@@ -296,7 +296,6 @@ class Sampler:
 
 
 def _room(asked: Asked, prompt_tokens: int, context: int) -> int:
-    """Return the maximum number of tokens of an answer."""
     if prompt_tokens >= context:
         raise _too_long(asked, str(prompt_tokens), context)
     return context - prompt_tokens
@@ -325,7 +324,6 @@ class _ChatFormats:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """How the model writes a tool call."""
         return call_form(self.base)
 
     @cached_property

@@ -170,7 +170,6 @@ class ChatRoutes:
         return handle
 
     async def _read(self, protocol: WireProtocol, request: Request, *, counts: bool = False) -> Asked:
-        """Receive and validate a request."""
         client = read_client(request.headers, request.path_params.get("name"), self._max_choices)
         body = await _body(request, self._max_body_bytes)
         return await self.parsed(body, partial(protocol.read, client=client, counts=counts))
@@ -230,7 +229,6 @@ class _Routes:
         self._gateway, self._chat = gateway, chat
 
     async def metrics(self, request: Request, owner: str) -> Response:
-        """Answer `GET /metrics`."""
         await self._gateway.read_versions()
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
@@ -251,7 +249,6 @@ class _Routes:
         return JSONResponse({"turn": turn_id})
 
     async def _read(self, request: Request, model: type[Given]) -> Given:
-        """Receive and validate a body; an empty one is read as `{}`."""
         body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
         return await self._chat.parsed(body, partial(read_body, model))
 
@@ -393,7 +390,6 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
 
 
 def _json(body: bytes) -> object:
-    """Parse JSON; raises ClientError (400) if that fails."""
     try:
         return read_json(body, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:

@@ -101,7 +101,6 @@ async def fetch_model_path(http: JsonClient) -> str:
 
 
 async def _first_listed(http: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
-    """Return the first entry of the server's model list."""
     try:
         models = read_answer(_Models, await http.get("/v1/models"), http.base_url, "a list of models")
         return read_answer(entry, models.data[0], http.base_url, "vLLM's entry for a model")

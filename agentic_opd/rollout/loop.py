@@ -183,12 +183,10 @@ class _OwnLoop:
     loop: AgentLoop | None = None
 
     async def run(self, session: WorldSession) -> Episode:
-        """See `RunningEpisode.run`."""
         self.loop = AgentLoop(self.task, self.conversation, session, self.config, self.user_reply, self.on_answered)
         return await self.loop.run(self.policy)
 
     def so_far(self, stop: StopReason) -> Episode | None:
-        """See `RunningEpisode.so_far`."""
         return self.loop.episode(stop) if self.loop is not None and self.conversation.num_turns else None
 
 

@@ -122,7 +122,6 @@ def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
 
 
 def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: str) -> Any:
-    """Return the renderer's config object."""
     if name == "auto":
         family = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
         name = family if family and tool_format == "template" else "default"

@@ -108,7 +108,6 @@ class TemplateRenderer(DefaultRenderer):
         return self._tokenizer.encode(self._text(messages, tools, add_generation_prompt), add_special_tokens=False)
 
     def _text(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
-        """Return the template's text."""
         variables = {**(self.config.model_extra or {}), "add_generation_prompt": add_generation_prompt}
         if tools and not self._in_text:
             variables["tools"] = list(tools)

@@ -114,7 +114,6 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _messages_problem(fields: Mapping[str, Any]) -> str | None:
-    """Return the problem of a conversation in text, or None."""
     messages: Any = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return "tokens and messages: expected a scored group's tokens, or a conversation's list of messages"

@@ -82,7 +82,6 @@ def is_text(name: str) -> bool:
 
 
 def _write(work: int, path: str, content: bytes) -> None:
-    """Write a file in place or anew, with the folders that it needs."""
     parts = PurePosixPath(path).parts
     if not parts or parts[0] == "/" or ".." in parts or path.endswith(("/", "/.")):
         raise ValueError("it is not a path below the work directory")

@@ -169,7 +169,6 @@ def _do_nothing(number: int, frame: object) -> None:
 
 
 def _start(job: dict[str, Any], out_fd: int) -> int:
-    """Start the command in a new session."""
     stdin = os.open(os.devnull, os.O_RDONLY)
     if job["stdin"] is not None:
         stdin = os.memfd_create("stdin")

@@ -97,7 +97,6 @@ async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> i
 
 
 def _engine(state: PluginState) -> AsyncLLM:
-    """Return the engine."""
     if transfer_of(state) is None:
         message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
         raise RouteError(None, message, 409)

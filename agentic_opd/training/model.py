@@ -80,7 +80,6 @@ class MovingAverage:
     """Exponential moving average of a model's trained parameters over its steps."""
 
     def __init__(self, model: Any, decay: float) -> None:
-        """Start from the current parameters."""
         self._decay = decay
         self._model = model
         self._averages = {name: one.detach().clone() for name, one in _trained(model)}

@@ -257,7 +257,6 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
-    """Return a row of a file of questions as a task."""
     where = f"{path}: question {row['id']!r}"
     if row["id"].startswith("live_relevance"):
         raise DatasetError(

@@ -100,7 +100,6 @@ class CodingWorld:
     runs_programs = True
 
     def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
-        """Store the settings; nothing is started yet."""
         self.system_prompt = system_prompt or SYSTEM_PROMPT
         self._config = config
         self._new_sandbox = sandbox_factory(config)

@@ -155,7 +155,6 @@ class _TaskFile(_Table):
         yield from (what for what, is_asked in asked.items() if is_asked)
 
     def has_network(self, *, default: bool) -> bool:
-        """Return whether the container has a network."""
         modes = [self.agent.network_mode, self.verifier.network_mode, self.environment.network_mode]
         if said := [mode for mode in modes if mode is not None]:
             return said[0] == "public"

@@ -292,7 +292,6 @@ class HarborWorld:
 
 
 async def _wait_until_healthy(container: TaskContainer, task: HarborTask) -> None:
-    """Wait until the task's health check succeeds."""
     check = task.healthcheck
     if check is None:
         return

@@ -106,11 +106,9 @@ class _QueryProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running."""
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Kill the process."""
         self._process.kill()
         with self._process:
             pass
