@@ -6,10 +6,10 @@ and servers happen only after the settings are validated.
 
 import argparse
 import asyncio
-import logging
 import signal
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,6 @@ from agentic_opd.wire.images import ImageFolder
 if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
     from agentic_opd.wire.files import GroupFile
-
-logger = logging.getLogger(__name__)
 
 _SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"} | RendererConfig.model_fields.keys()) | {
     *("tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
@@ -139,13 +137,9 @@ async def _probe(config: Any, server: Any) -> None:
     from agentic_opd.core.http import JsonClient
 
     for url in filter(None, (server.base_url, config.judge_base_url, config.teacher_base_url)):
-        client = JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s))
-        try:
-            await client.get("/v1/models")
-        except ServerRequestError:
-            logger.debug("%s answers", url)  # It wants its key, or has no such route.
-        finally:
-            await client.close()
+        async with JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s)) as client:
+            with suppress(ServerRequestError):  # It answers, but wants its key or has no such route.
+                await client.get("/v1/models")
 
 
 async def _lines(

@@ -94,7 +94,8 @@ async def recompute(
         raise ServerMismatchError(
             f"the file was scored by the teacher {teacher!r}, whose weights of then {client.base_url} does not hold"
         )
-    scored = list(_scored_turns(group for group in groups if _teacher_of(group) == kind))
+    own = (group for group in groups if (group.distillation and group.distillation.teacher) == kind)
+    scored = list(_scored_turns(own))
     if not scored:
         of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
         raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
@@ -127,10 +128,6 @@ async def recompute(
         ),
         in_overlaps=Noise.of(np.asarray(overlaps)) if overlaps else None,
     )
-
-
-def _teacher_of(group: ScoredGroup) -> str | None:
-    return None if group.distillation is None else group.distillation.teacher
 
 
 def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:

@@ -108,14 +108,12 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     from agentic_opd.report.read import read_settings, settings_path
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
-    client = JsonClient(args.server, args.api_key or os.environ.get("VLLM_API_KEY"), retry_s=5.0)
-    try:
+    key = args.api_key or os.environ.get("VLLM_API_KEY")
+    async with JsonClient(args.server, key, retry_s=5.0) as client:
         with _opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
             found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
-    finally:
-        await client.close()
     plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
     overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
     precision = " and ".join(found.precisions)

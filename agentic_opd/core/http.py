@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
@@ -262,6 +262,12 @@ class JsonClient:
         """Close pooled connections."""
         if self._session is not None:
             await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
 
 
 async def _may_connect(_session: object, context: Any, _params: object) -> None:

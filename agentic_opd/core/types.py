@@ -47,6 +47,19 @@ def check_lengths(what: str, **lengths: int) -> None:
         raise AlignmentError(f"{what}: lengths differ ({pairs})")
 
 
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the longest common beginning of two sequences or texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs `[start, end)` of sampled positions, in order."""
+    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
+    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 # --------------------------------------------------------------------------------------------------------- rollout
 
 

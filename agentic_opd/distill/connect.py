@@ -4,7 +4,7 @@ import logging
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from pydantic import SecretStr
 from renderers import Renderer
@@ -35,6 +35,12 @@ class PolicyEndpoint:
     base_url: str
     model: str
     api_key: SecretStr | None = None
+
+    @classmethod
+    def of(cls, server: PluginClient) -> Self:
+        """Return the endpoint of a connected server."""
+        key = SecretStr(server.http.api_key) if server.http.api_key else None
+        return cls(server.url, server.info.model, key)
 
 
 async def connect(
@@ -156,11 +162,8 @@ async def connect_teacher(
 
 
 async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
-    client = JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s)
-    try:
+    async with JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s) as client:
         return await fetch_info(client)
-    finally:
-        await client.close()
 
 
 def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:

@@ -196,16 +196,13 @@ def _user_text(recording: Recording, index: int) -> str:
 def _tool_text(recording: Recording, index: int, before: int | None = None) -> str:
     """Return a turn's first `before` tool results as text, each under its tool's name if the turn has several."""
     results = _answers(recording, index, "tool")
-    names = {call.get("id"): _call_name(call) for call in _calls(recording, index)}
+    calls = _calls(recording, index)
+    names = {call.get("id"): call.get("function", {}).get("name") or "broken tool call" for call in calls}
     texts = [message_text(m) for m in results][:before]
     if len(results) == 1 or not any(texts):
         return "".join(texts)
     labels = [m.get("name") or names.get(m.get("tool_call_id")) or "tool" for m in results][:before]
     return "\n\n".join(f"[{label}]\n{text}" for label, text in zip(labels, texts, strict=True))
-
-
-def _call_name(call: dict[str, Any]) -> str:
-    return call.get("function", {}).get("name") or "broken tool call"
 
 
 def _call_text(call: dict[str, Any]) -> str:

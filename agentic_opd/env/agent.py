@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from atroposlib.envs.base import BaseEnv
-from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError
@@ -124,7 +123,8 @@ class AgentEnv(BaseEnv):
         for server, client in zip(self.servers, found.clients, strict=True):
             server.use(client)
         if self.distiller is not None:
-            await gather_all(self._connect(client, self.distiller) for client in found.clients)
+            renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, found.clients)
+            await gather_all(self.distiller.connect(one, renderer, self.tokenizer) for one in endpoints)
             self.distiller.check_kinds({task.kind for task in self.tasks})
         if self.config.agent_command is not None:
             self._agent = await self._started_agent(found.clients)
@@ -142,12 +142,6 @@ class AgentEnv(BaseEnv):
         agent = AgentProcess(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
         await agent.start()
         return agent
-
-    async def _connect(self, client: PluginClient, distiller: Distiller) -> None:
-        """Connect to the judge and the teacher of one server's episodes."""
-        key = SecretStr(client.http.api_key) if client.http.api_key else None
-        policy = PolicyEndpoint(client.url, client.info.model, key)
-        await distiller.connect(policy, self.chat.renderer, self.tokenizer)
 
     # ------------------------------------------------------------------------------------------- items and groups
 

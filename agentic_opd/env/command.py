@@ -72,26 +72,19 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
         settings = read_settings(arguments, env_defaults, server_defaults)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
-        return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
+        from agentic_opd.env import AgenticOPDEnv
+
+        return asyncio.run(_run(env_class or AgenticOPDEnv, settings, arguments.mode))
 
     return exit_code(run)
-
-
-def _default_environment() -> Any:
-    from agentic_opd.env import AgenticOPDEnv
-
-    return AgenticOPDEnv
 
 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
     """Ask each server without a configured model for its model, and set it."""
     for server in servers:
         if server.model_name == "default":
-            client = JsonClient(server.base_url, server.api_key, retry_s=retry_s)
-            try:
+            async with JsonClient(server.base_url, server.api_key, retry_s=retry_s) as client:
                 server.model_name = await fetch_model_path(client)
-            finally:
-                await client.close()
     return servers
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pydantic import SecretStr
 from renderers import Renderer
 
 from agentic_opd.atropos.api import EnvDescription
@@ -110,10 +109,8 @@ class Gateway:
                 distiller.check_kinds(())
                 undo.push_async_callback(distiller.close)
                 for server in connected:
-                    key = SecretStr(server.http.api_key) if server.http.api_key else None
-                    policy = PolicyEndpoint(server.url, server.info.model, key)
                     server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)
-                    await distiller.connect(policy, renderer, tokenizer)
+                    await distiller.connect(PolicyEndpoint.of(server), renderer, tokenizer)
             settings = {**line_settings(config), "policy_model": connected[0].info.model}
             file = GroupFile(config.data_path_to_save_groups, settings, resume=True)
             undo.callback(file.close)

@@ -251,7 +251,8 @@ class Journal:
 
     async def keep_group(self, group: ScoredGroup) -> None:
         """Store a scored group under its `group_id`, before it is written to the file."""
-        body = await asyncio.to_thread(_packed, group)  # Not on the journal's thread: it would delay answers.
+        # Not on the journal's thread: it would delay answers.
+        body = await asyncio.to_thread(lambda: zlib.compress(json_line(group.to_wire()), 1))
         query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
         await self.run(lambda: self._db.execute(query, (group.group_id, body)))
 
@@ -260,7 +261,9 @@ class Journal:
         query = "SELECT body FROM groups WHERE group_id = ?"
         row = await self.run(lambda: self._db.execute(query, (group_id,)).fetchone())
         try:
-            return None if row is None else await asyncio.to_thread(_unpacked, row[0])
+            if row is None:
+                return None
+            return await asyncio.to_thread(lambda: ScoredGroup.from_wire(read_json(zlib.decompress(row[0]))))
         except (ValueError, zlib.error, WireError) as error:
             raise OutputError(f"{str(self.path)!r} holds a group {group_id} that can't be read") from error
 
@@ -335,14 +338,6 @@ class Journal:
         self._db.close()
         if self._lock is not None:
             self._lock.release()
-
-
-def _packed(group: ScoredGroup) -> bytes:
-    return zlib.compress(json_line(group.to_wire()), 1)
-
-
-def _unpacked(body: bytes) -> ScoredGroup:
-    return ScoredGroup.from_wire(read_json(zlib.decompress(body)))
 
 
 _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent"

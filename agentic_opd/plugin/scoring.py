@@ -147,7 +147,8 @@ def read_prompt_logprobs(answer: Any, reading: Reading, vocab_size: int | None) 
             raise AlignmentError(f"the server read {len(echo)} other ids than the {len(request.token_ids)} it was sent")
         check_lengths("prompt logprobs", rows=len(rows), token_ids=len(request.token_ids))
         rows = rows[-request.num_scored :]
-        top = [_most_likely(row, reading.top_k) for row in rows]
+        likely = [sorted(row.items(), key=lambda item: (-item[1]["logprob"], item[1]["rank"])) for row in rows]
+        top = [row[: reading.top_k] for row in likely]
         found = TeacherRows(
             np.asarray([row[str(token)]["logprob"] for token, row in zip(scored_ids, rows, strict=True)], np.float32),
             np.asarray([[int(token) for token, _ in row] for row in top], np.int32),
@@ -157,10 +158,6 @@ def read_prompt_logprobs(answer: Any, reading: Reading, vocab_size: int | None) 
         raise AlignmentError(f"the completion's prompt_logprobs can't be read: {error!r}") from error
     check_rows(found, request, reading.top_k, vocab_size)
     return found
-
-
-def _most_likely(row: dict[str, dict[str, float]], top_k: int) -> list[tuple[str, dict[str, float]]]:
-    return sorted(row.items(), key=lambda item: (-item[1]["logprob"], item[1]["rank"]))[:top_k]
 
 
 def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_size: int | None) -> None:

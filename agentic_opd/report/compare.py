@@ -60,7 +60,10 @@ def compare(first: Run, second: Run) -> Comparison:
     common = sorted(names[0] & names[1])
     rated = (common, common) if common else (sorted(names[0]), sorted(names[1]))
     own = tuple([of_task[task] for task in tasks] for of_task, tasks in zip(counts, rated, strict=True))
-    outcomes = [_outcomes(run.rollouts) for run in (first, second)]
+    outcomes = [
+        Counter(record.outcome.value for rollout in run.rollouts for record in rollout.records)
+        for run in (first, second)
+    ]
     return Comparison(
         common_tasks=len(common),
         only=(len(names[0] - names[1]), len(names[1] - names[0])),
@@ -112,10 +115,6 @@ def _task_pair(task: str, first: RolloutCounts | None, second: RolloutCounts | N
         for one in (first, second)
     ]
     return TaskPair(task, Rates(task, *_with_change(*rates)), *about)
-
-
-def _outcomes(rollouts: Sequence[ShownRollout]) -> Counter[str]:
-    return Counter(record.outcome.value for rollout in rollouts for record in rollout.records)
 
 
 def _hint_pairs(first: Sequence[ShownRollout], second: Sequence[ShownRollout]) -> tuple[HintPair, ...]:

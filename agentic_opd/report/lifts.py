@@ -99,9 +99,11 @@ def lifts_path(groups: Path) -> Path:
 
 def write_lifts(path: Path, lifts: Lifts) -> None:
     """Write the file atomically."""
+    by_hint = lifts_by(lifts.turns, lambda turn: hint_key(turn.hint))
+    by_evidence = lifts_by(lifts.turns, lambda turn: evidence_key(turn.evidence))
     about = asdict(lifts)
-    for name, key in (("by_hint", _hint), ("by_evidence", _evidence)):
-        about[name] = {text: lift._asdict() for text, lift in lifts_by(lifts.turns, key).items()}
+    for name, found in (("by_hint", by_hint), ("by_evidence", by_evidence)):
+        about[name] = {text: lift._asdict() for text, lift in found.items()}
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
@@ -125,11 +127,3 @@ def read_lifts(path: Path) -> Lifts | None:
             f"cannot read {str(path)!r}, the lifts of the hints ({why}): measure them again with "
             "scripts/measure_hints, or remove the file"
         ) from error
-
-
-def _hint(turn: ResampledTurn) -> str:
-    return hint_key(turn.hint)
-
-
-def _evidence(turn: ResampledTurn) -> str:
-    return evidence_key(turn.evidence)

@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -121,7 +121,8 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
         heads.append(head(shown, texts, packer))
     compared = compare(runs[0].run, runs[1].run) if len(runs) == 2 else None
     data = {"unit": LOGPROB_UNIT, "runs": heads, "comparison": compared and _as_data(compared)}
-    yield from (_head_element(data), between, after)
+    yield f'<script type="application/json" id="head">{_inert(data)}</script>\n'
+    yield from (between, after)
 
 
 def _template() -> tuple[str, str, str]:
@@ -134,10 +135,6 @@ def _template() -> tuple[str, str, str]:
     before, rest = template.split("%DATA%")
     between, after = rest.split("%SCRIPT%")
     return before, between + script, after
-
-
-def _head_element(data: Mapping[str, Any]) -> str:
-    return f'<script type="application/json" id="head">{_inert(data)}</script>\n'
 
 
 def _as_data(value: Any) -> Any:
@@ -192,7 +189,7 @@ class Packer:
         }
         arrays: dict[str, NDArray[Any]] = {
             "student": _float32(rollout.student_S),
-            "teacher": _quantised(rollout.teacher.logprobs),
+            "teacher": (rollout.teacher.logprobs / LOGPROB_UNIT).round().astype("<i4"),
             "tokens": self._indices(rollout.tokens_T[rollout.sampled_S]),
             "others": self._indices(rollout.teacher.ids),
             "counts": rollout.teacher.counts_S,
@@ -329,10 +326,6 @@ def _row(rollout: ShownRollout) -> dict[str, Any]:
 
 def _float32(logprobs: NDArray[np.float64]) -> NDArray[np.float32]:
     return logprobs.astype("<f4")
-
-
-def _quantised(logprobs: NDArray[np.float64]) -> NDArray[np.int32]:
-    return (logprobs / LOGPROB_UNIT).round().astype("<i4")
 
 
 def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
+from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
@@ -231,7 +231,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         student_S=np.asarray([one.logprobs_T[position] for position in sampled], np.float64),
         baseline_S=np.asarray([baseline_T[position] for position in sampled], np.float64),
         teacher=_teacher(one, sampled),
-        spans=_runs(sampled) if one.turns is None else tuple(turn.span for turn in one.turns),
+        spans=tuple(sampled_spans(one.masks_T) if one.turns is None else (turn.span for turn in one.turns)),
         records=one.turns or (),
         messages=one.messages or (),
         context={turn.message_index: turn for turn in one.context_turns},
@@ -254,16 +254,6 @@ def _with_lifts(rollouts: Sequence[ShownRollout], lifts: Lifts) -> tuple[ShownRo
                 yield at, turn
 
     return tuple(replace(rollout, resampled=dict(own(rollout))) for rollout in rollouts)
-
-
-def _runs(sampled: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the runs of sampled positions as `[start, end)`, the best estimate of turns without records."""
-    runs: list[tuple[int, int]] = []
-    for position in sampled:
-        is_next = bool(runs) and runs[-1][1] == position
-        start = runs.pop()[0] if is_next else position
-        runs.append((start, position + 1))
-    return tuple(runs)
 
 
 def _teacher(one: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:

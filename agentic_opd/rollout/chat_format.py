@@ -29,7 +29,7 @@ from agentic_opd.core.text import (
     well_formed_json,
     without_control_tokens,
 )
-from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall
+from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall, shared_length
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
@@ -148,7 +148,7 @@ class ChatFormat:
             if rendered is None:
                 rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
             if rendered.token_ids[: len(known_ids)] != known_ids:
-                at = _first_difference(rendered.token_ids, known_ids)
+                at = shared_length(rendered.token_ids, known_ids)
                 raise RendererError(
                     f"the renderer changed token {at} of the {len(known_ids)} known ones: got "
                     f"{rendered.token_ids[at : at + 3]}, expected {known_ids[at : at + 3]}; name another renderer"
@@ -201,7 +201,7 @@ class ChatFormat:
         prompt = self.first_prompt(messages[:-1])
         with _renderer_errors("rendering a turn"):
             whole = self.renderer.render_ids(self._as_text(messages), tools=self._written_tools)  # type: ignore[arg-type]
-        shared = min(_first_difference(whole, prompt.token_ids), len(prompt.token_ids))
+        shared = shared_length(whole, prompt.token_ids)
         closes = [i for i, token in enumerate(whole) if i >= shared and token in self.stop_token_ids]
         ids = tuple(whole[shared : closes[-1] + 1 if closes else len(whole)])
         if shared < prompt.assistant_open or not ids:
@@ -403,8 +403,8 @@ class ChatFormat:
         more = [*messages[: users[-1]], {**last, "content": f"{last['content']} x"}, *messages[users[-1] + 1 :]]
         without = self.renderer.render_ids(list(messages), tools=self._written_tools)  # type: ignore[arg-type]
         longer = self.renderer.render_ids(more, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
-        opening = _first_difference(ids, without)
-        return Prompt(tuple(ids), opening, min(opening, _first_difference(ids, longer)))
+        opening = shared_length(ids, without)
+        return Prompt(tuple(ids), opening, min(opening, shared_length(ids, longer)))
 
     def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
         """Return the end of a message's last content token; without attribution, of its last visible token."""
@@ -434,11 +434,6 @@ def _renderer_errors(doing: str) -> Generator[None]:
         raise
     except Exception as error:
         raise RendererError(f"{doing} failed: {type(error).__name__}: {error}") from error
-
-
-def _first_difference(got: Sequence[int], expected: Sequence[int]) -> int:
-    pairs = enumerate(zip(got, expected, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(got), len(expected)))
 
 
 def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:

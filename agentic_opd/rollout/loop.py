@@ -16,8 +16,6 @@ from agentic_opd.core.types import (
     Reward,
     StopReason,
     Task,
-    ToolCall,
-    ToolResult,
     World,
     WorldSession,
 )
@@ -123,7 +121,10 @@ class AgentLoop:
             self.tool_calls += len(results)
             self.tool_errors += sum(result.is_error for result in results)
             self.broken_turns += any(result.is_error for result in results)
-            return [_tool_message(call, result) for call, result in zip(sample.tool_calls, results, strict=True)]
+            return [
+                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": well_formed(result.content)}
+                for call, result in zip(sample.tool_calls, results, strict=True)
+            ]
         if sample.turn.truncated:
             length = sample.turn.end - sample.turn.start
             text = f"Your message was cut off after {length} tokens. Continue in smaller steps."
@@ -145,10 +146,6 @@ class AgentLoop:
             error=failure,
             changes=tuple(self.changes),
         )
-
-
-def _tool_message(call: ToolCall, result: ToolResult) -> Message:
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": well_formed(result.content)}
 
 
 SessionT = TypeVar("SessionT", bound=WorldSession, contravariant=True)

@@ -25,7 +25,7 @@ from renderers.parsers import TOOL_PARSERS
 from agentic_opd.core.errors import ConfigError, RendererError, RewrittenError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import Message, shared_length
 from agentic_opd.plugin.info import fetch_model_path
 from agentic_opd.rollout.chat_format import ChatFormat, Prompt
 from agentic_opd.rollout.config import RendererConfig
@@ -345,9 +345,7 @@ def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
 def _completion(chat: ChatFormat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
     """Return the ids of the last message as the renderer writes it, after the prefix shared with its prompt."""
     whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
-    pairs = enumerate(zip(prompt.token_ids, whole, strict=False))
-    shared = next((i for i, (a, b) in pairs if a != b), min(len(prompt.token_ids), len(whole)))
-    completion = whole[shared:]
+    completion = whole[shared_length(prompt.token_ids, whole) :]
     closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
     # In some families the next message's role closes a turn.
     return completion[: closes[-1] + 1] if closes else completion

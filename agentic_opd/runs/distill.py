@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import SecretStr
-
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, RendererError, RewrittenError
 from agentic_opd.core.http import JsonClient
@@ -31,6 +29,8 @@ from agentic_opd.core.types import (
     Turn,
     TurnOutcome,
     moved_images,
+    sampled_spans,
+    shared_length,
 )
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -50,7 +50,7 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
-from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, with_turns, without_second_stops
+from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 from agentic_opd.wire.images import ImageFolder
 
@@ -149,8 +149,7 @@ _SHOWN = 24
 
 def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any) -> str:
     """Return where the rendered and the recorded prompt of a turn differ, in words, and which setting may mend it."""
-    same = next((i for i, (a, b) in enumerate(zip(rendered, recorded, strict=False)) if a != b), None)
-    same = min(len(rendered), len(recorded)) if same is None else same
+    same = shared_length(rendered, recorded)
     here, there = (tokenizer.decode(list(ids[same : same + _SHOWN])) for ids in (rendered, recorded))
     advice = "Other tools, another renderer or another tokenizer?"
     if there.startswith("<think>"):
@@ -261,8 +260,7 @@ class PolicyDistiller:
             ConfigError: the tokenizer or the renderer can't be loaded.
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `Distiller.connect`.
         """
-        client = JsonClient(policy_url, api_key, retry_s=retry_s)
-        try:
+        async with JsonClient(policy_url, api_key, retry_s=retry_s) as client:
             policy = await PluginClient.connected(client)
             policy.images = images
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
@@ -270,14 +268,10 @@ class PolicyDistiller:
             context = policy.info.max_model_len
             distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
             try:
-                key = SecretStr(api_key) if api_key else None
-                endpoint = PolicyEndpoint(client.base_url, policy.info.model, key)
-                await distiller.connect(endpoint, chat.renderer, tokenizer)
+                await distiller.connect(PolicyEndpoint.of(policy), chat.renderer, tokenizer)
                 yield cls(chat, distiller, policy, client.base_url)
             finally:
                 await distiller.close()
-        finally:
-            await client.close()
 
     def chat_with(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
         """Return a chat of the policy's renderer with tools in OpenAI's format."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import IGNORED, ContextTurn, Message, Trace, Turn
+from agentic_opd.core.types import IGNORED, ContextTurn, Message, Trace, Turn, sampled_spans, shared_length
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.wire.group import ScoredRollout
 
@@ -41,13 +41,6 @@ _SHAPES = (
     ("user", "assistant", "system", "user"),
 )
 """Roles of the rendered conversations; if two roles have the same text before them, the first one is read."""
-
-
-def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def without_second_stops(rollout: ScoredRollout, stop_ids: Sequence[int]) -> list[int]:
@@ -187,7 +180,7 @@ class TranscriptReader:
         contents: list[_Content] = []
         at = 0
         while (pattern := self._patterns.get(role)) is not None and (found := pattern.search(text, at)) is not None:
-            closing = _shared(found[0], self._closing.get(role, ""))
+            closing = shared_length(found[0], self._closing.get(role, ""))
             if role != _START:
                 contents.append(_Content(role, at, found.start(), found.start() + closing))
             role, at = self._following[role][found[0]], found.end()
@@ -223,11 +216,6 @@ def _is_torn(content: _Content, text: str) -> bool:
 
 def _message(content: _Content, text: str) -> Message:
     return {"role": content.role, "content": text[content.start : content.end]}
-
-
-def _shared(one: str, other: str) -> int:
-    """Return the length of the longest common beginning of two texts."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _shown(text: str) -> str:

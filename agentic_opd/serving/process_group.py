@@ -39,7 +39,8 @@ class GlooGroup:
             given = {"master_listen_fd": listener.detach(), "use_libuv": False}
         store = distributed.TCPStore(address, port, world_size, rank == 0, PATIENCE, **given)
         options = distributed.ProcessGroupGloo._Options()
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=_own_address(address, rank))]
+        own = address if rank == 0 else address_towards(address)
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
         options._timeout = PATIENCE
         self._group: Any = distributed.ProcessGroupGloo(store, rank, world_size, options)
 
@@ -108,10 +109,6 @@ def free_port(address: str) -> int:
     """Return a port of `address` that is free now."""
     with closing(socket.create_server((address, 0), family=_family(address))) as probe:
         return int(probe.getsockname()[1])
-
-
-def _own_address(address: str, rank: int) -> str:
-    return address if rank == 0 else address_towards(address)
 
 
 def _family(address: str) -> socket.AddressFamily:

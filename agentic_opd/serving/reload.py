@@ -122,7 +122,8 @@ async def reload_checkpoint(
         RouteError: the checkpoint does not match the model.
         Exception: the engine could not load the checkpoint; the previous weights are loaded again.
     """
-    await asyncio.to_thread(check_fits, checkpoint, state)
+    # The engine would load a checkpoint of other shapes without an error, and compute wrong results.
+    await asyncio.to_thread(lambda: check_shapes(tensor_shapes(checkpoint), state, "path"))
     async with swapped_weights(state, version, withdrawn_from) as known:
         check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
@@ -232,11 +233,6 @@ def opened(file: Path) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def check_fits(checkpoint: Path, state: PluginState) -> None:
-    """Refuse a checkpoint that the engine would load without an error but compute wrong results with."""
-    check_shapes(tensor_shapes(checkpoint), state, "path")
 
 
 def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str) -> None:

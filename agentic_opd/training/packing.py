@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from agentic_opd.core.types import shared_length
+
 WORTH_SHARING = 32
 """Shortest shared prefix, in tokens, that is computed once. Each span costs a separate attention call."""
 ATTENTION = "agentic_opd_packed"
@@ -81,7 +83,7 @@ def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
     def lay(members: list[int], depth: int, before: tuple[Place, ...]) -> None:
         for run in _runs(members, rows, depth + WORTH_SHARING):
             first = rows[run[0]]
-            end = len(first) if len(run) == 1 else _alike(first, rows[run[-1]])
+            end = len(first) if len(run) == 1 else shared_length(first, rows[run[-1]])
             place = (len(tokens), len(tokens) + end - depth)
             tokens.extend(first[depth:end])
             positions.extend(range(depth, end))
@@ -103,7 +105,7 @@ def packed_parts(tokens_BT: Tensor, attended_BT: Tensor, max_tokens: int) -> Ite
     rows = {i: row[: lengths[i]] for i, row in enumerate(tokens_BT.tolist()) if lengths[i]}
     part, size = list[int](), 0
     for i in sorted(rows, key=rows.__getitem__):
-        shared = _alike(rows[part[-1]], rows[i]) if part else 0
+        shared = shared_length(rows[part[-1]], rows[i]) if part else 0
         added = len(rows[i]) - (shared if shared >= WORTH_SHARING else 0)
         if part and size + added > max_tokens:
             yield part
@@ -118,18 +120,12 @@ def _runs(members: Sequence[int], rows: Sequence[Sequence[int]], depth: int) -> 
     """Group adjacent members whose first `depth` tokens are equal."""
     run = list[int]()
     for member in members:
-        if run and _alike(rows[run[0]], rows[member]) < depth:
+        if run and shared_length(rows[run[0]], rows[member]) < depth:
             yield run
             run = []
         run.append(member)
     if run:
         yield run
-
-
-def _alike(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    shorter = min(len(first), len(second))
-    return next((i for i in range(shorter) if first[i] != second[i]), shorter)
 
 
 def use_packed_attention(model: Any) -> None:

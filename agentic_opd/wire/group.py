@@ -88,10 +88,6 @@ def _listed(names: Any) -> Any:
     return cast(Any, names if isinstance(names, list) else [names])
 
 
-def _one_or_list(names: Sequence[str]) -> str | list[str]:
-    return names[0] if len(names) == 1 else list(names)
-
-
 def shown(value: object) -> str:
     """Return an untrusted value for a message, cut if it is long or deep."""
     return _SHOWN.repr(value)
@@ -443,7 +439,7 @@ class GroupDistillation:
         tuple[HintSource, ...],
         Field(alias="hint_source", min_length=1, exclude_if=not_),
         BeforeValidator(_listed),
-        PlainSerializer(_one_or_list),
+        PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),
     ] = ()
     """Hint sources in order of preference, written as a name if it is one; empty: not known."""
     teacher: Annotated[str | None, _IF_KNOWN] = None

@@ -13,7 +13,7 @@ from agentic_opd.atropos.api import TrajectoryApi
 from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
-from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequest
+from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequest, shared_length
 from agentic_opd.distill.connect import PolicyEndpoint, connect_teacher, make_judge, questions_of
 from agentic_opd.distill.evidence import turn_text
 from agentic_opd.distill.hints import parse_vote
@@ -139,8 +139,7 @@ async def check_rendering(setup: DoctorSetup) -> Note:
         return Note("the server has no chat template, or it refuses tools", Status.SKIPPED)
     if theirs == ours:
         return Note("a first prompt has the same ids here and there")
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    at = shared_length(ours, theirs)
     return Note(
         f"{type(chat.renderer).__name__} and the server's chat template render a first prompt differently, from token "
         f"{at} on ({setup.tokenizer.decode(ours[at : at + 8])!r} here, {setup.tokenizer.decode(theirs[at : at + 8])!r} "

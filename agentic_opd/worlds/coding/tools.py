@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentic_opd.core.text import cut_middle, text_lines
+from agentic_opd.core.text import cut_middle, text_lines, well_formed
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import write_file
@@ -207,16 +207,12 @@ def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _AgentTool
         if not isinstance(value, str):
             got = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
             raise _ToolError(f"{tool_name} needs '{name}' (string){got}.")
-        if name in ("command", "path") and ("\0" in value or not _is_unicode(value)):
+        if name in ("command", "path") and ("\0" in value or well_formed(value) != value):
             raise _ToolError(f"'{name}' holds a character that it may not hold (NUL, or half of a surrogate pair).")
     extra = [repr(name) for name in arguments if name not in tool.parameters]
     if extra:
         raise _ToolError(f"{tool_name} does not take {', '.join(extra)}. It takes {', '.join(tool.parameters)}.")
     return arguments
-
-
-def _is_unicode(text: str) -> bool:
-    return not any(0xD800 <= ord(char) <= 0xDFFF for char in text)
 
 
 _JSON_TYPES = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import IGNORED, Message
+from agentic_opd.core.types import IGNORED, Message, sampled_spans
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.distill import sampled_spans, trace_of, traces_of
+from agentic_opd.runs.distill import trace_of, traces_of
 from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
