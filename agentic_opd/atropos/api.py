@@ -183,7 +183,6 @@ class TrajectoryApi:
         await self._client.post("/disconnect-env", {"env_id": env_id})
 
     async def close(self) -> None:
-        """Close pooled connections."""
         await self._client.close()
 
     def _read(self, model: type[AnswerT], answer: object) -> AnswerT:

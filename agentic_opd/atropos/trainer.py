@@ -152,5 +152,4 @@ class TrainerClient:
         return True
 
     async def close(self) -> None:
-        """Close pooled connections."""
         await self._api.close()

@@ -20,7 +20,6 @@ HINTS_SHOWN = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd hints",
         description="List the hints of a file of scored groups: how many tokens each hint moved and how far, and, "

@@ -56,7 +56,6 @@ def validate(path: Path) -> FileContents:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
     args = _parser().parse_args(argv)
     path: Path = args.file
     try:

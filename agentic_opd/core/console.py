@@ -129,11 +129,9 @@ class ConsoleHandler(logging.Handler):
         self._seen: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is shown."""
         return self._with_names or record.name.startswith("agentic_opd") or record.levelno >= logging.ERROR
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
         message, times = printable(record.getMessage()), ""
         if record.levelno == logging.WARNING and record.name != _SAYS_IT_ONCE:
             key = f"{record.name} {re.sub(r'[0-9]+', '#', message)}"

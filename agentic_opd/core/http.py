@@ -259,7 +259,6 @@ class JsonClient:
         self.connections += 1
 
     async def close(self) -> None:
-        """Close pooled connections."""
         if self._session is not None:
             await self._session.close()
 

@@ -199,7 +199,6 @@ class _Data:
                     self.pieces[word].add(value.text)
 
     def add_check(self, values: Sequence[_Value]) -> None:
-        """Add the inputs of a test with its result."""
         for each in (*values, _Value(tuple(leaf for value in values[:-1] for leaf in value.leaves))):
             self.add(each)
         if len(values) > 1 and all(len(value.leaves) <= _MOST_LEAVES for value in values):

@@ -485,17 +485,14 @@ class Episode:
 
     @property
     def recording(self) -> Recording:
-        """The episode as the distiller reads it."""
         return Recording(self.task.task_id, self.traces, self.task, self.changes, self.verification)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages of the whole conversation."""
         return self.recording.messages
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The turns of all traces, in order."""
         return self.recording.turns
 
     @property

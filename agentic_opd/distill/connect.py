@@ -38,7 +38,6 @@ class PolicyEndpoint:
 
     @classmethod
     def of(cls, server: PluginClient) -> Self:
-        """Return the endpoint of a connected server."""
         key = SecretStr(server.http.api_key) if server.http.api_key else None
         return cls(server.url, server.info.model, key)
 

@@ -164,7 +164,6 @@ class Distiller:
             raise ConfigError(f"env.teachers names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {known}")
 
     def servers_of(self, policy_url: str) -> DistillServers:
-        """Return the judge and the teachers of a connected policy server."""
         return self._servers[policy_url]
 
     async def distill_turn(self, recording: Recording, turn_index: int, policy_url: str) -> DistilledTurn:

@@ -97,7 +97,6 @@ class Hint:
 
     @property
     def text(self) -> str:
-        """The recorded text."""
         return (self.read or self.accepted).text
 
 
@@ -173,7 +172,6 @@ class Questions:
     control_tokens: Collection[str] = ()
 
     def question(self, pair: HindsightPair) -> str:
-        """Return the question about `pair`."""
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()

@@ -135,7 +135,6 @@ class OpenAIJudge:
                 raise
 
     async def close(self) -> None:
-        """Close pooled connections."""
         await self._client.close()
 
     async def _first(self, messages: Sequence[Message], num_votes: int) -> "_Answer":

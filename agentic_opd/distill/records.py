@@ -138,7 +138,6 @@ class DistilledRecording:
 
     @property
     def records(self) -> tuple[TurnRecord, ...]:
-        """The records of all turns, in order."""
         return tuple(record for trace in self.traces for record in trace.records)
 
 
@@ -309,7 +308,6 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
 def distilled_recording(
     recording: Recording, turns: Sequence[DistilledTurn], servers: DistillServers, config: DistillConfig
 ) -> DistilledRecording:
-    """Put together the arrays, records and statistics of all turns."""
     rest = iter(turns)
     traces: list[DistilledTrace] = []
     for trace in recording.traces:

@@ -33,7 +33,6 @@ class DistillServers:
         return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
 
     async def close(self) -> None:
-        """Close the connections to the judge and to every teacher."""
         student = () if self.student is None else (self.student,)
         for client in (self.judge.client, self.teacher, *self.teachers.values(), *student):
             await client.close()

@@ -89,7 +89,6 @@ class AgentEnv(BaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
-        """Return the default settings, with a vLLM server on this machine."""
         return AgentEnvConfig(), [PolicyServerConfig()]
 
     # ------------------------------------------------------------------------------------------- hooks of subclasses
@@ -155,7 +154,6 @@ class AgentEnv(BaseEnv):
             epoch += 1
 
     async def get_next_item(self) -> TaskItem:
-        """Return the next task to roll out."""
         return next(self._items)
 
     async def collect_trajectories(self, item: TaskItem) -> tuple[dict[str, Any], list[TaskItem]]:  # type: ignore[override]

@@ -23,12 +23,10 @@ class AgenticOPDEnv(AgentEnv):
 
     @classmethod
     def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
-        """Return the default settings, with a vLLM server on this machine."""
         return default_settings()
 
     @classmethod
     def cli(cls) -> NoReturn:
-        """Run the command line, then exit with its exit code."""
         sys.exit(command.main(cls))
 
     def make_distiller(self) -> Distiller | None:

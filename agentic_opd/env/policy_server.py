@@ -64,7 +64,6 @@ class ServedPolicy:
     weight_version: int | None = None
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
-        """See `rollout.loop.Policy.sample`."""
         (completion,) = await self.server.complete(
             prompt_ids, weight_version=self.weight_version, **self.params, max_tokens=max_tokens
         )

@@ -42,7 +42,6 @@ class Setup:
 
     @cached_property
     def world(self) -> World:
-        """The world of the settings."""
         return make_world(self.config.world, self.config, self.config.system_prompt)
 
     def known_chat(self) -> ChatFormat:

@@ -233,7 +233,6 @@ class AgentProcess:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start listening on the socket."""
         listeners: list[socket.socket] = []
 
         def listen(folder: Path) -> None:
@@ -250,7 +249,6 @@ class AgentProcess:
         self._serving = asyncio.create_task(self._server.serve(listeners))
 
     async def close(self) -> None:
-        """Stop listening."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
@@ -290,7 +288,6 @@ class AgentProcess:
                         raise
 
     async def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a program's request; see `Gateway.answer`."""
         capture, config = self._captures.get(owner), self._config
         if capture is None:
             raise ClientError(409, "the episode is over", code="session_ended")
@@ -331,12 +328,10 @@ class AgentProcess:
             session.end(time.time())
 
     async def count(self, asked: Asked) -> int:
-        """See `Sampler.count`."""
         return await self._sampler.count(asked, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:
-        """Maximum tokens of a sequence."""
         longest = max(server.info.max_model_len for server in self._servers.values())
         return min(longest, self._config.max_token_length)
 

@@ -172,7 +172,6 @@ class Choice:
 
     @property
     def tokens(self) -> Sequence[SampledToken]:
-        """The tokens sampled so far."""
         return self._tokens
 
     def _parsed(self) -> ParsedTurn | None:

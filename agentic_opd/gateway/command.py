@@ -28,7 +28,6 @@ _DESCRIPTION = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the command line; its help lists the settings."""
     parser = argparse.ArgumentParser(prog="agentic-opd gateway", description=_DESCRIPTION, allow_abbrev=False)
     add_settings(parser, {"env": default_config(), "openai": PolicyServerConfig()}, "gateway")
     return parser

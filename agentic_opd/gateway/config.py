@@ -90,7 +90,6 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
     @property
     def journal(self) -> Path:
-        """Path of the journal."""
         return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
 
     @model_validator(mode="after")

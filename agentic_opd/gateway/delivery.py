@@ -41,7 +41,6 @@ class Delivery:
         self._sending.add_done_callback(_ended)
 
     def add(self, group_id: str) -> None:
-        """Queue a written group for sending."""
         self._waiting.append(group_id)
         self._telemetry.unsent.set(len(self._waiting))
         self._news.set()

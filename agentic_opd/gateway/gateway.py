@@ -199,7 +199,6 @@ class Gateway:
             self._show_open()
 
     async def count(self, asked: Asked) -> int:
-        """See `Sampler.count`."""
         images = await image_tokens(asked, next(iter(self._servers.values())), self._images)
         return await self._sampler.count(asked, self.max_model_len, images)
 

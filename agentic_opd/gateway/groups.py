@@ -54,7 +54,6 @@ class Closed:
 
     @property
     def ending(self) -> Ending:
-        """How the session ended."""
         assert self.row.ending is not None
         return self.row.ending
 

@@ -53,7 +53,6 @@ class HistoryIndex(Generic[Known]):
             self._by_key.setdefault(key, []).append(known)
 
     def discard(self, known: Known) -> None:
-        """Remove a value, if it is stored."""
         self._states.pop(known, None)
         for key in self._keys.pop(known, ()):
             self._by_key[key].remove(known)
@@ -120,7 +119,6 @@ class PlainIndex(Generic[Known]):
         """By scope: length of a text -> number of texts."""
 
     def add(self, known: Known, text: str, *, scope: str) -> None:
-        """Store a value under a text."""
         key = (scope, len(text), blake2b(text.encode(), digest_size=16).digest())
         self._keys[known] = key
         self._by_key.setdefault(key, []).append(known)
@@ -128,7 +126,6 @@ class PlainIndex(Generic[Known]):
         lengths[len(text)] = lengths.get(len(text), 0) + 1
 
     def discard(self, known: Known) -> None:
-        """Remove a value, if it is stored."""
         if (key := self._keys.pop(known, None)) is None:
             return
         self._by_key[key].remove(known)

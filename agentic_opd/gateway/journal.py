@@ -209,7 +209,6 @@ class Journal:
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
 
     def add_feedback(self, turn_id: int, feedback: Feedback) -> None:
-        """Write a client's feedback for a turn."""
         self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
 
     def feedback(self, session_id: str) -> dict[int, list[Feedback]]:
@@ -322,7 +321,6 @@ class Journal:
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
 
     def count_turns(self, session_id: str) -> int:
-        """Return the number of turns of a session."""
         return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]
 
     def last_turn_id(self) -> int:

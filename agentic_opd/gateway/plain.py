@@ -55,7 +55,6 @@ class PlainFormat(ChatFormat):
         return self._at(known_ids, ids)
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
-        """Return the completion's text."""
         return self.unparsed(completion_ids)
 
     def has_place(self, prompt: Sequence[int]) -> bool:

@@ -75,7 +75,6 @@ class Replay(CustomWorld):
         self._questions = Questions(secrets.token_bytes(16), step_prompt=GRADE_PROMPT, template=GRADE_QUESTION)
 
     def tasks(self) -> Sequence[Task]:
-        """See `eval_tasks`."""
         return self.eval_tasks()
 
     def eval_tasks(self) -> Sequence[Task]:

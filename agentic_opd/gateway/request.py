@@ -184,7 +184,6 @@ class Asked:
 
     @property
     def turn_type(self) -> TurnType:
-        """The client's type of the turn."""
         return self.client.turn_type
 
     @property

@@ -67,7 +67,6 @@ class Begun:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
         return len(self.prompt_ids)
 
 

@@ -53,7 +53,6 @@ class OpenSession:
         return self.quiet.is_set() and not self.is_ending
 
     def begin(self) -> None:
-        """Record the start of a request."""
         self._under_way += 1
         self.quiet.clear()
 
@@ -248,7 +247,6 @@ class Sessions:
         return session
 
     def add(self, session: OpenSession, turn: RecordedTurn) -> None:
-        """Add a finished turn to its session."""
         session.tree.add(turn)
         key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
         before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
@@ -263,7 +261,6 @@ class Sessions:
         self._histories.add(key, turn.messages, before, scope=owner.encode())
 
     def remove(self, session: OpenSession) -> None:
-        """Remove a session from all indexes."""
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
         owner = session.row.owner

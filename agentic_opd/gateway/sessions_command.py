@@ -15,7 +15,6 @@ from agentic_opd.gateway.journal import Journal, SessionRow, SessionState, turn_
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the command line."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd sessions",
         description="List, show, export or delete the sessions in a gateway's journal. Groups stay in their file.",
@@ -41,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
     arguments = build_parser().parse_args(argv)
 
     def run() -> int:

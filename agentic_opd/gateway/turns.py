@@ -119,7 +119,6 @@ class TurnTree:
         self._origins[turn.turn_id] = known or _Origin(system_prompt(turn.messages), turn.follows is None)
 
     def path(self, turn_id: int) -> Path:
-        """Return the turns from the root to this one."""
         path = [self.turns[turn_id]]
         while (parent := path[-1].parent) is not None:
             path.append(self.turns[parent])

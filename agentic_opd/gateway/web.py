@@ -90,7 +90,6 @@ _SESSION = "/sessions/{name:path}"
 
 
 def make_app(gateway: Gateway) -> FastAPI:
-    """Build the web application of a started gateway."""
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,

@@ -86,7 +86,6 @@ class PluginClient:
         return self.http.base_url
 
     async def close(self) -> None:
-        """Close pooled connections."""
         await self.http.close()
 
     def _preferring(self, weight_version: int | None) -> dict[str, int]:

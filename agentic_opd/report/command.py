@@ -35,7 +35,6 @@ def report_run(path: Path, tokenizer: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
     files: list[Path] = args.files

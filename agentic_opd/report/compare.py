@@ -54,7 +54,6 @@ class Comparison(NamedTuple):
 
 
 def compare(first: Run, second: Run) -> Comparison:
-    """Compare two runs."""
     counts = _by_task(first.rollouts), _by_task(second.rollouts)
     names = tuple(map(frozenset[str], counts))
     common = sorted(names[0] & names[1])

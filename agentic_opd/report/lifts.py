@@ -37,7 +37,6 @@ class ResampledTurn:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """`line`, `index` and `turn`."""
         return self.line, self.index, self.turn
 
 

@@ -175,7 +175,6 @@ class Overview:
 
 
 def overview(rollouts: Sequence[ShownRollout]) -> Overview:
-    """Compute the overview of at least one rollout."""
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)

@@ -171,7 +171,6 @@ class Packer:
         """Sum of |gap| (nats) over tokens that moved, by part of the turn: `call`, `think`, or `say` for the rest."""
 
     def block(self, rollout: ShownRollout) -> str:
-        """Return the packed block of a rollout."""
         stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
         said = [assistant for assistant, _ in stretches[1:]]
         turns = zip(rollout.spans, rollout.records or [None] * len(said), said, strict=True)

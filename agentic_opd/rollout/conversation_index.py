@@ -58,7 +58,6 @@ class ConversationIndex(Generic[Known]):
         self._by_key.setdefault(so_far.digest(), []).append(known)
 
     def discard(self, known: Known) -> None:
-        """Remove a value, if it is stored."""
         if known in self._hashes:
             key = self._hashes.pop(known).digest()
             self._by_key[key].remove(known)

@@ -135,7 +135,6 @@ class AgentLoop:
         return [] if reply is None else [{"role": "user", "content": well_formed(reply)}]
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
-        """Return the conversation so far as an Episode."""
         return Episode(
             task=self.task,
             traces=self.conversation.traces(),

@@ -48,7 +48,6 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer by a hub name or a folder."""
     from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
 
     load: Any = AutoTokenizer.from_pretrained
@@ -282,7 +281,6 @@ class StoppingAt:
         self.inner, self._stop_token_ids = renderer, stop_token_ids
 
     def get_stop_token_ids(self) -> list[int]:
-        """Return the stop tokens."""
         return list(self._stop_token_ids)
 
     def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:

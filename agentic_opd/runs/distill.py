@@ -215,7 +215,6 @@ def _complete(messages: Sequence[Message]) -> list[Message]:
 
 
 def arrays_of(rollout: ScoredRollout, rows: Iterable[WrittenRows], top_k: int) -> DistillArrays:
-    """Return the arrays of a rollout with these rows."""
     return build_arrays(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, rows, top_k)
 
 

@@ -76,7 +76,6 @@ class Counts:
     unmatched_sequences: int = 0
 
     def said(self) -> str:
-        """Return the counts as one line of text."""
         names = ("distilled", "no hint", "unmatched", "failed")
         return ", ".join(f"{name} {self.lines[name]}" for name in names)
 

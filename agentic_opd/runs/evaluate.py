@@ -60,12 +60,10 @@ class EvalSample:
 
     @property
     def task(self) -> Task:
-        """The sample's task."""
         return self.episode.task
 
     @property
     def verification(self) -> Verification:
-        """The sample's verification."""
         if self.episode.verification is None:
             raise AlignmentError(f"a sample of {self.task.task_id!r} was never verified")
         return self.episode.verification
@@ -83,7 +81,6 @@ class EvalSample:
         return self.verification.passed == self.verification.total
 
     def to_row(self) -> dict[str, Any]:
-        """Return the sample's row of samples.jsonl."""
         return {
             "task_id": self.task.task_id,
             "sample": self.index,
@@ -219,7 +216,6 @@ class Evaluation:
             await self._running
 
     def cancel(self) -> None:
-        """Cancel the running evaluation, if there is one."""
         if self._running is not None:
             self._running.cancel()
 

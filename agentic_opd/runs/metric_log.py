@@ -37,7 +37,6 @@ class MetricFile(JsonLines):
 
     @property
     def place(self) -> str:
-        """The path of the file."""
         return str(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
@@ -94,7 +93,6 @@ class LoopLag:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start sampling the running event loop."""
         self._looking = asyncio.create_task(self._look())
 
     def latest(self) -> Sequence[float]:
@@ -102,7 +100,6 @@ class LoopLag:
         return tuple(self._latest)
 
     def stop(self) -> None:
-        """Stop sampling."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -177,7 +174,6 @@ class RunMetrics:
         self.log = MetricFile(path, is_continued=bool(groups.finished) if groups else not self.config.overwrite)
 
     def to_wandb(self, project: str, settings: Mapping[str, Any], name: str | None, group: str | None = None) -> None:
-        """Log to a new run on Weights & Biases."""
         self.log = WandbLog(project, name, settings, group)
 
     def place(self) -> dict[str, str]:

@@ -126,7 +126,6 @@ async def run_items(
 
 
 def counts_line(counts: RunCounts) -> str:
-    """Return the counts so far as one line."""
     total = counts.total
     text = f"{total.rollouts} rollouts"
     if total.rollouts:
@@ -146,7 +145,6 @@ class RunProgress(LiveBar):
         self.show(skipped, counts_line(counts))
 
     def group_done(self, item_id: str, scores: Sequence[float]) -> None:
-        """Count a written group and update the display."""
         self.groups += 1
         counts = counts_line(self._counts)
         self.show(self.groups, counts)
@@ -155,7 +153,6 @@ class RunProgress(LiveBar):
             self.say(f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown}; {counts}")
 
     def group_failed(self, item_id: str, error: Exception) -> None:
-        """Print the failure of a group."""
         self.console.print(Text(f"group {printable_line(item_id)} failed:", "red"), end=" ")
         self.say(str(error))
 

@@ -261,7 +261,6 @@ class BubblewrapSandbox:
             await asyncio.to_thread(memory.remove)
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        """Run a shell command in the work directory; see `Sandbox.run`."""
         return await launcher().run(self._run(command, timeout_s, stdin, needs_start=True))
 
     async def in_workdir(self, do: Callable[[int], T]) -> T:

@@ -116,7 +116,6 @@ class Engine:
         return result.text
 
     def failed(self, what: str, result: CommandResult) -> SandboxError:
-        """Return the error of an engine that failed."""
         why = "no answer in time" if result.timed_out else repr(result.text.strip()[-500:])
         return SandboxError(f"`{self.name} {what}` failed: {why}")
 
@@ -206,7 +205,6 @@ class DockerSandbox:
 
     @property
     def is_running(self) -> bool:
-        """See `WarmSandbox.is_running`."""
         return self._keeper is not None and self._keeper.returncode is None
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -232,7 +230,6 @@ class DockerSandbox:
         await try_out(self.run, f"{self._engine.name} does not work here with image {self._image!r}")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        """Run a shell command in the container; see `Sandbox.run`."""
         if self._keeper is None:
             raise not_entered()
         arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=stdin is not None)

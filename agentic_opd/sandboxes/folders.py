@@ -126,7 +126,6 @@ class PrivateFolder:
 
     @property
     def path(self) -> Path:
-        """Its path."""
         if self._path is None:
             raise not_entered()
         return self._path

@@ -95,7 +95,6 @@ class Launcher:
 
 @cache
 def launcher() -> Launcher:
-    """Return this process's launcher, started on first use."""
     return Launcher()
 
 

@@ -28,7 +28,6 @@ _MOST_REQUESTS = 64
 
 
 def main() -> None:
-    """Run one program."""
     job = json.loads(sys.stdin.readline())
     listener = socket.create_server(("127.0.0.1", 0), backlog=_LISTENING)
     threading.Thread(target=_serve, args=(listener, job), daemon=True).start()

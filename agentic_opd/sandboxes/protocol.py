@@ -39,7 +39,6 @@ class Limits:
 
     @staticmethod
     def from_config(config: SandboxConfig) -> "Limits":
-        """Return the limits of the settings."""
         return Limits(
             memory_mb=config.sandbox_memory_mb, file_mb=config.sandbox_file_mb, disk_mb=config.sandbox_disk_mb
         )
@@ -170,7 +169,6 @@ def with_descriptor(work: Path, do: Callable[[int], T]) -> T:
 
 
 def not_entered() -> SandboxError:
-    """Return the error of a command in a sandbox without a work directory."""
     return SandboxError("the sandbox is closed, or was not entered with `async with`")
 
 

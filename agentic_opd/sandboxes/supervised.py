@@ -55,7 +55,6 @@ def job_line(
 
 
 def read_answer(answer: bytes) -> CommandResult:
-    """Parse the supervisor's answer."""
     try:
         fields = json.loads(answer)
         result = CommandResult(

@@ -131,7 +131,6 @@ class SwerexSandbox:
         await try_out(self.run, f"the SWE-ReX server at {self._url} does not work")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        """Run a shell command in the work directory; see `Sandbox.run`."""
         if not self._folder:
             raise not_entered()
         self._commands += 1

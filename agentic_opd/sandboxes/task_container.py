@@ -174,7 +174,6 @@ class TaskContainer(DockerSandbox):
         return replace(result, memory_exceeded=result.exit_code != 0 and self._kills > kills)
 
     async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
-        """See `BusySandbox.run_beside`."""
         if self._keeper is None:
             raise not_entered()
         arguments = self._exec_arguments(command, None, {}, has_input=False)

@@ -58,7 +58,6 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
         super().finish_weight_update()
 
     def shutdown(self) -> None:
-        """Leave the group."""
         if self._gloo is not None:
             self._gloo.close()
             self._gloo = None

@@ -45,7 +45,6 @@ class GlooGroup:
         self._group: Any = distributed.ProcessGroupGloo(store, rank, world_size, options)
 
     def broadcast(self, tensor: Any) -> None:
-        """See `Group.broadcast`."""
         from torch import distributed
 
         options = distributed.BroadcastOptions()
@@ -53,7 +52,6 @@ class GlooGroup:
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
-        """See `Group.close`."""
         self._group = None
 
 
@@ -68,7 +66,6 @@ class NcclGroup:
         self._communicator: Any = trainer_init(where)
 
     def broadcast(self, tensor: Any) -> None:
-        """See `Group.broadcast`."""
         import torch
 
         stream = torch.cuda.current_stream()
@@ -76,7 +73,6 @@ class NcclGroup:
         stream.synchronize()
 
     def close(self) -> None:
-        """See `Group.close`."""
         self._communicator.destroy()
 
 

@@ -98,7 +98,6 @@ async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Par
 
 
 def parse(body: bytes, model: type[Parsed]) -> Parsed:
-    """Parse JSON as `model`."""
     try:
         return msgspec.json.decode(body, type=model)
     except msgspec.ValidationError as error:
@@ -171,7 +170,6 @@ def _event(data: Mapping[str, object]) -> bytes:
 
 
 def refused_response(refused: RouteError) -> JSONResponse:
-    """Build the response to a refused request."""
     field = refused.field and shortened(refused.field)
     body = {"error": {"field": field, "message": shortened(refused.message)}}
     return JSONResponse(body, status_code=refused.status)

@@ -72,7 +72,6 @@ class TrainBatch:
 
     @property
     def turn_count(self) -> int:
-        """Number of turns with sampled tokens."""
         return int(turn_starts(self.sampled_BT).sum())
 
     def count(self, config: LossConfig) -> float:
@@ -132,7 +131,6 @@ class TrainBatch:
         return [self.rows(part.tolist()) for part in parts]
 
     def to(self, device: str | torch.device) -> "TrainBatch":
-        """Move all tensors to `device`."""
         return self._changed(lambda _, t: t.to(device))
 
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> "TrainBatch":

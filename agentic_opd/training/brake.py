@@ -70,7 +70,6 @@ class Version:
 
     @property
     def mean(self) -> float:
-        """Mean score of the tasks."""
         return fmean(self.scores.values())
 
 
@@ -219,7 +218,6 @@ class Brake:
         return True
 
     def falls(self, version: Version) -> list[Fall]:
-        """Compare a version with every kept one."""
         return [compare(version, then) for then in self.kept]
 
     def is_bad(self, falls: Sequence[Fall]) -> bool:

@@ -124,10 +124,8 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Return the place of a step's checkpoint."""
     return folder / f"step-{step:06d}"
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step in a checkpoint's name."""
     return int(checkpoint.name.removeprefix("step-"))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser; its help lists the settings."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
     )

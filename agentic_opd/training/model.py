@@ -109,7 +109,6 @@ class MovingAverage:
         return dict(self._averages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore saved averages."""
         if state.keys() != self._averages.keys():
             raise ValueError("the saved average is of other parameters")
         for name, value in state.items():
@@ -182,7 +181,6 @@ def without_aliases(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def base_of(model: Any) -> Any:
-    """Return the model without its adapter wrapper."""
     return model.get_base_model() if hasattr(model, "merge_adapter") else model
 
 

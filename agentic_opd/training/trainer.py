@@ -434,7 +434,6 @@ class LossWeights:
         return {"rates": self._rates, "best": self._best}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore a saved state."""
         self._rates, self._best = state["rates"], state["best"]
 
 

@@ -27,7 +27,6 @@ docs/closing_the_loop.md describes the file. Ctrl-C stops all parts: the trainer
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd up",
         description=_DESCRIPTION,
@@ -79,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> UpConfig:
-    """Read and validate the settings file."""
     wrong: list[str] = []
     config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
     refuse(wrong)

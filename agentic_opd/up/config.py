@@ -121,7 +121,6 @@ class UpConfig(BaseModel):
 
     @property
     def policies(self) -> list[ServerConfig]:
-        """The servers of the policy."""
         return [server for server in self.servers.values() if server.serves == "policy"]
 
     @model_validator(mode="after")

@@ -102,7 +102,6 @@ class GroupChecker:
         """Entries of a scored row, from the first `distill_topk` or non-empty row in the file."""
 
     def read(self, value: object) -> Checked:
-        """Read a group and collect all its problems."""
         group, problems = _read(value)
         if isinstance(value, dict):
             fields = cast(dict[str, Any], value)

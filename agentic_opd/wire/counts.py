@@ -23,14 +23,12 @@ class TurnCounts:
         return self.outcomes[TurnOutcome.SCORED]
 
     def add(self, records: Iterable[TurnRecord]) -> None:
-        """Count the turns of `records`."""
         for record in records:
             self.turns += 1
             self.hints += record.hint is not None
             self.outcomes[record.outcome] += 1
 
     def merge(self, other: "TurnCounts") -> None:
-        """Add the counts of `other`."""
         self.turns += other.turns
         self.hints += other.hints
         self.outcomes.update(other.outcomes)
@@ -65,7 +63,6 @@ class RolloutCounts:
         self.scored_tokens += len(rollout.row_positions)
 
     def merge(self, other: "RolloutCounts") -> None:
-        """Add the counts of `other`."""
         for one in fields(self):
             if one.name != "records":
                 setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
@@ -83,7 +80,6 @@ class RunCounts:
         self.distilled = False
 
     def add(self, group: ScoredGroup) -> None:
-        """Count one group."""
         of_task = self.by_task.setdefault(group.task_id or "", RolloutCounts())
         for rollout, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
             of_task.add(rollout, is_first=is_first)

@@ -180,7 +180,6 @@ class GroupFile:
         self._seen(group)
 
     def close(self) -> None:
-        """Close the file and release its lock."""
         self._lines.close()
         self._lock.release()
 
@@ -227,5 +226,4 @@ def _read_group(line: bytes, path: Path) -> ScoredGroup:
 
 
 def default_output_folder(mode: str) -> Path:
-    """Return the default output folder of `mode`."""
     return Path("runs") / mode

@@ -258,7 +258,6 @@ class VerdictCounts:
 
     @property
     def all_passed(self) -> bool:
-        """Whether every check passed."""
         return self.passed == self.total
 
 
@@ -481,7 +480,6 @@ class ScoredGroup:
 
     @property
     def scores(self) -> list[float]:
-        """Scores, one per sequence."""
         return [rollout.score for rollout in self.rollouts]
 
     @property

@@ -80,7 +80,6 @@ class DoctorSetup(Setup):
         return PolicyEndpoint(f"{http.base_url}/v1", model, SecretStr(http.api_key) if http.api_key else None)
 
     async def close(self) -> None:
-        """Close all connections."""
         for http in self.connections:
             await http.close()
 

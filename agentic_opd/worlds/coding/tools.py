@@ -183,7 +183,6 @@ class _AgentTool:
     run: Callable[..., Awaitable[str]]
 
     def spec(self, name: str) -> dict[str, Any]:
-        """Return the tool in OpenAI's format."""
         properties = {key: {"type": "string", "description": text} for key, text in self.parameters.items()}
         parameters = {
             "type": "object",

@@ -74,7 +74,6 @@ class CodingSession:
         return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
 
     async def run_program(self, program: Program) -> ProgramRun:
-        """Run an agent program to its end."""
         return await run_program(self._sandbox, program)
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
@@ -82,7 +81,6 @@ class CodingSession:
         return None
 
     async def judged_files(self) -> dict[str, bytes]:
-        """Return the files in the work directory."""
         return await get_files(self._sandbox)
 
     async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:

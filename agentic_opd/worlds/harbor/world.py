@@ -128,7 +128,6 @@ class HarborSession:
         return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
 
     async def run_program(self, program: Program) -> ProgramRun:
-        """Run an agent program to its end."""
         return await run_program(self._container, program)
 
     async def judged_files(self) -> dict[str, bytes]:

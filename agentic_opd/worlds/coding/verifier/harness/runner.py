@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run one job."""
     job: Job = marshal.loads(sys.stdin.buffer.read())
     out_fd = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

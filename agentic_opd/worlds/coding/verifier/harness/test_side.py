@@ -32,7 +32,7 @@ class Remote:
     def __init__(self, process: SolutionProcess, path: tuple[str, ...] = (), number: int | None = None) -> None:
         self._process, self._path, self._number = process, path, number
 
-    def __call__(self) -> Remote:  # noqa: D102 - the class says it
+    def __call__(self) -> Remote:
         self._process.instances += 1
         return Remote(self._process, self._path, self._process.instances)
 
