@@ -54,8 +54,6 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _ScoredTurn:
-    """A scored turn of a file."""
-
     rollout: ScoredRollout
     record: TurnRecord
     precision: str | None

@@ -204,8 +204,6 @@ class ToolResult:
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
-
     FINISHED = "finished"
     """The model ended a turn without calling a tool."""
     MAX_TURNS = "max_turns"
@@ -298,8 +296,6 @@ class ProgramRun:
 
 
 class VerifyOutcome(StrEnum):
-    """How the hidden tests ended."""
-
     RAN = "ran"
     """All tests completed; some may have failed."""
     NO_SOLUTION = "no_solution"

@@ -84,8 +84,6 @@ class AcceptedHint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The hint of a turn."""
-
     accepted: AcceptedHint
     read: AcceptedHint | None
     """The hint that the teacher reads: `accepted`, or the settings' replacement; None: it reads no hint."""
@@ -102,8 +100,6 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class NoHint:
-    """The outcome of a turn without a hint."""
-
     outcome: TurnOutcome
     why: str | None = None
     judgement: Judgement = Judgement()

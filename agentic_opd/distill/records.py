@@ -89,8 +89,6 @@ class TurnStats:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStats:
-    """Statistics of one episode."""
-
     sampled_tokens: int
     turns: tuple[TurnStats, ...]
 

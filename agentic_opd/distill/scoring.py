@@ -115,8 +115,6 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class NotScored:
-    """The outcome of a turn whose hint the teacher did not score."""
-
     outcome: TurnOutcome
     why: str
     request: TeacherRequest | None = None

@@ -39,8 +39,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished choice."""
-
     index: int
     completion: Completion
     message: Message

@@ -28,8 +28,6 @@ _SESSION_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,})$")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request."""
-
     session: str | None = None
     """The session that the client names for the gateway."""
     agent_session: str | None = None

@@ -47,8 +47,6 @@ _VERSION_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """The status of a session, as shown to its client."""
-
     session_id: str
     name: str | None
     state: SessionState

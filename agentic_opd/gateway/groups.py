@@ -41,8 +41,6 @@ RETRY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A closed session."""
-
     row: SessionRow
     tree: TurnTree | None = None
     """The session's turns; None: read them from the journal."""

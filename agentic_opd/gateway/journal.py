@@ -87,8 +87,6 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """The journal's record of a session."""
-
     session_id: str
     owner: str
     """Digest of the client's key."""
@@ -115,8 +113,6 @@ class _Unwritten(NamedTuple):
 
 
 class Journal:
-    """The journal of one gateway."""
-
     def __init__(self, path: Path, *, only_read: bool = False) -> None:
         """Open the journal, or create it readable by the current user only.
 

@@ -122,8 +122,6 @@ AUTO = ToolChoice()
 
 
 class GivenImage(NamedTuple):
-    """A picture in a request."""
-
     digest: str
     data: bytes
     at: str

@@ -23,8 +23,6 @@ from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
 @dataclass(slots=True, eq=False)
 class OpenSession:
-    """An open session."""
-
     row: SessionRow
     used: float
     """Time of the last answer's end, or of opening, in seconds since 1970."""
@@ -84,8 +82,6 @@ class Place(NamedTuple):
 
 
 class TurnKey(NamedTuple):
-    """A turn of an open session."""
-
     session_id: str
     turn_id: int
 

@@ -101,8 +101,6 @@ class _Origin(NamedTuple):
 
 @dataclass(slots=True)
 class TurnTree:
-    """The turns of one session."""
-
     turns: dict[int, RecordedTurn] = field(default_factory=dict[int, RecordedTurn])
     _parents: set[int] = field(default_factory=set[int])
     _followed: set[int] = field(default_factory=set[int])

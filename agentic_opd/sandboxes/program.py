@@ -30,8 +30,6 @@ _OUTPUT_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run, with its task and variables."""
-
     command: str
     """A shell command; it runs in the work directory."""
     task: str

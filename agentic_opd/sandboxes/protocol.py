@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one sandbox."""
-
     memory_mb: int = 1024
     """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory.
 

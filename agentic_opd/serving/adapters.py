@@ -31,8 +31,6 @@ Reader = Literal["policy", "base", "teacher"]
 
 
 class Weights(NamedTuple):
-    """The weights that process a request."""
-
     version: int | None = None
     """The adapter's version. None for the base weights, whose version the engine reports."""
     adapter: LoRARequest | None = None
@@ -40,8 +38,6 @@ class Weights(NamedTuple):
 
 @dataclass(slots=True)
 class Adapters:
-    """The adapters that the engine has loaded."""
-
     most: int = 0
     """Largest number of adapters at a time, the teacher's included; 0 if vLLM was started without LoRA."""
     max_rank: int = 0

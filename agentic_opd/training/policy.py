@@ -36,8 +36,6 @@ class Ways:
 
 
 class ForwardPass(NamedTuple):
-    """Result of a forward pass."""
-
     chosen_BTK: Tensor
     """Logprobs (nats) in float32."""
     computed_tokens: int

@@ -62,8 +62,6 @@ class Probe:
 
 
 class Pushed(NamedTuple):
-    """Result of a push."""
-
     size_bytes: int
     """Bytes of weights that each server read."""
     difference: float | None

@@ -51,8 +51,6 @@ class _Running:
 
 
 class Supervisor:
-    """Runs the parts until the trainer has ended."""
-
     def __init__(self, parts: Sequence[LoopPart], config: UpConfig) -> None:
         self.config = config
         logs = config.output_dir / "logs"

@@ -39,8 +39,6 @@ _ADD: Function = {
 
 @dataclass(frozen=True, slots=True)
 class FunctionCase:
-    """What the world knows of a task."""
-
     functions: Mapping[str, Function]
     """Name -> BFCL's schema."""
     answers: Sequence[Answer]

@@ -108,8 +108,6 @@ class _NamedChoice(OpenModel):
 
 
 class StreamOptions(ClosedModel):
-    """The field `stream_options`."""
-
     include_usage: bool = False
     include_obfuscation: bool | None = None
     continuous_usage_stats: Literal[False] | None = None

@@ -19,8 +19,6 @@ from agentic_opd.worlds.sql.files import hidden_databases, is_ordered, read_ques
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Databases and right query of a task."""
-
     shown: Source
     hidden: tuple[Source, ...]
     sql: str

@@ -169,8 +169,6 @@ def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A dataset's format."""
-
     fields: FieldMap
     make_task: Callable[[str, RowValues], Task]
     """(task id, row) -> task; raises DatasetError if the row lacks a field."""
