@@ -97,16 +97,22 @@ def load_renderer(
             return _template_renderer(tokenizer, config, tool_format, stop_ids or _stop_ids_of_files(tokenizer))
         if tool_format != "template":
             raise ConfigError(f"{problem}: tool_format {tool_format} needs renderer: default")
-        make: Any = create_renderer
-        renderer: Any = make(WithoutUnknown(tokenizer), config)
-        if getattr(renderer.config, "thinking_retention", "all") is None:
-            renderer.effective_thinking_retention = "all"
+        renderer = _of_family(tokenizer, config)
     except ConfigError:
         raise
     except Exception as error:  # A custom class may raise any exception.
         raise ConfigError(f"{problem}: {error}") from error
     stopping: Any = StoppingAt(renderer, stop_ids)
     return stopping if stop_ids else renderer
+
+
+def _of_family(tokenizer: Any, config: Any) -> Any:
+    """Create a model family's renderer, which keeps earlier reasoning unless its options decide that."""
+    make: Any = create_renderer
+    renderer = make(WithoutUnknown(tokenizer), config)
+    if getattr(renderer.config, "thinking_retention", "all") is None:
+        renderer.effective_thinking_retention = "all"
+    return renderer
 
 
 def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
@@ -220,10 +226,7 @@ def with_template_options(
         other: Any = copy(inner)
         other.config = changed
     else:
-        make: Any = create_renderer
-        other = make(WithoutUnknown(tokenizer), changed)
-        if getattr(changed, "thinking_retention", "all") is None:
-            other.effective_thinking_retention = "all"
+        other = _of_family(tokenizer, changed)
     stopping: Any = StoppingAt(other, renderer.get_stop_token_ids())
     return (stopping if isinstance(renderer, StoppingAt) else other), chosen
 
