@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from agentic_opd.core.text import read_json
+
 _JSON = json.JSONDecoder()
 
 
@@ -254,7 +256,7 @@ def with_declared_types(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]]
         arguments[key] = text
         if (declared.get("properties") or {}).get(key, {}).get("type") != "string":
             with suppress(ValueError, RecursionError):
-                arguments[key] = json.loads(text)
+                arguments[key] = read_json(text)
     return replace(call, arguments=arguments, status=ToolCallParseStatus.OK)
 
 
