@@ -65,13 +65,14 @@ def terminal(command: str) -> ToolCall:
     return call("terminal", command=command)
 
 
-def attack(place: Place, calls: Sequence[ToolCall], timeout_s: float = 10.0) -> tuple[list[str], Verification]:
-    """What the tools answered, and the verdict on what was left; nothing has escaped."""
+def attack(place: Place, calls: Sequence[ToolCall], *, first_s: float = 60.0) -> tuple[list[str], Verification]:
+    """What the tools answered (the first within `first_s`), and the verdict on what was left; nothing has escaped."""
+    limits = [CodingConfig(tool_timeout_s=first_s), *[CodingConfig(tool_timeout_s=60.0)] * (len(calls) - 1)]
 
     async def main() -> tuple[list[ToolResult], Verification]:
         async with place.new_sandbox() as sandbox:
             await put_files(sandbox, {"solution.py": HONEST})
-            results = [await run_tool(one, sandbox, CodingConfig(tool_timeout_s=timeout_s)) for one in calls]
+            results = [await run_tool(one, sandbox, limit) for one, limit in zip(calls, limits, strict=True)]
             files = await get_files(sandbox)
         return results, await verify(TASK, place.new_sandbox, files, 20.0)
 
@@ -164,9 +165,8 @@ def test_daemons_end_with_their_command(place: Place) -> None:
 
 @in_each
 def test_a_fork_bomb_leaves_the_sandbox_usable(place: Place) -> None:
-    said, verdict = attack(
-        place, [terminal(f"bomb() {{ bomb | bomb & }}; bomb; sleep 60 # {MARK}"), terminal("echo ok")], 2.0
-    )
+    bomb = terminal(f"bomb() {{ bomb | bomb & }}; bomb; sleep 600 # {MARK}")
+    said, verdict = attack(place, [bomb, terminal("echo ok")], first_s=2.0)
     assert said[1] == "ok"
     earns_its_half(verdict)
 
