@@ -112,8 +112,7 @@ def test_a_measured_lift_is_the_first_column(browser: Browser, measured: tuple[P
         assert "passed right after it: 8 of 8 with the hint, 1 of 8 without" in said
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
 def test_nothing_keeps_anyone_out(
     browser: Browser, pair: Path, measured: tuple[Path, Any], tmp_path: Path, scheme: Any, width: int
 ) -> None:

@@ -168,8 +168,7 @@ def test_colours_follow_the_system_and_the_button(browser: Browser, demo: DemoRu
     assert min(before, after) < 60
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
 def test_nothing_keeps_anyone_out(
     browser: Browser, demo: DemoRun, tokens: list[Scored], scheme: Any, width: int
 ) -> None:
