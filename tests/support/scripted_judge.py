@@ -1,12 +1,13 @@
 """A judge on loopback that answers as a test wants: OpenAI's protocol, another mind."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.loopback import on_loopback
 
 HINT = "Handle the naïve case first, then 数 and the rest."
 POSITIVE = "\\boxed{1}\n[HINT_START]" + HINT + "[HINT_END]"
@@ -37,30 +38,5 @@ def judge_server(answer: Callable[[dict[str, Any]], list[str] | int | None]) -> 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", models)
-    loop = asyncio.new_event_loop()
-    started = threading.Event()
-    port: list[int] = []
-    runner = web.AppRunner(app)
-
-    async def start() -> None:
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port.append(runner.addresses[0][1])
-        started.set()
-
-    def serve() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    assert started.wait(10)
-    try:
-        yield f"http://127.0.0.1:{port[0]}/v1"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+    with on_loopback(app) as url:
+        yield f"{url}/v1"

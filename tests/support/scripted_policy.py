@@ -3,16 +3,16 @@
 It stands before the server: `/generate` is scripted, and so is chat with a `talk`; the rest goes on to the server.
 """
 
-import asyncio
 import base64
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from aiohttp import ClientSession, web
+
+from tests.support.loopback import on_loopback
 
 
 class Said(NamedTuple):
@@ -94,27 +94,5 @@ def scripted_policy(upstream: str, script: Script, talk: Talk | None = None) -> 
     if talk is not None:
         app.router.add_post("/v1/chat/completions", front.chat)
     app.router.add_route("*", "/{path:.*}", front.rest)
-    loop, started, port = asyncio.new_event_loop(), threading.Event(), list[int]()
-    runner = web.AppRunner(app)
-
-    async def start() -> None:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port.append(runner.addresses[0][1])
-        started.set()
-
-    def serve() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    assert started.wait(10)
-    try:
-        yield f"http://127.0.0.1:{port[0]}"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+    with on_loopback(app) as url:
+        yield url
