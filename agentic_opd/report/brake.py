@@ -19,7 +19,9 @@ def brake_notes(file: Path, turns: Iterable[TurnRecord]) -> list[str]:
         rows = [read_json(line) for line, _ in whole_lines(file)]
         verdicts = {row["version"]: row for row in rows if "mean" in row}
         return [_roll_back(verdicts, row, versions) for row in rows if row["verdict"] == "rolled_back"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise PlaceError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise PlaceError(f"{str(file)!r} holds no verdicts of a trainer's brake: {error!r}") from error
 
 

@@ -78,7 +78,7 @@ def opd_loss(
             `contrast_reference: batch` the current logits take their place.
 
     Raises:
-        AlignmentError: the logits have other shapes.
+        AlignmentError: the logits have other shapes, or fewer tokens than an id of the batch needs.
         ConfigError: the batch, or the start's logits, lack what a setting needs.
     """
     config = config or LossConfig()
@@ -103,6 +103,8 @@ def opd_loss(
 def _chosen(logits: Tensor, batch: TrainBatch) -> Tensor:
     """Return the logprobs [B, T, 1 + K] of each sampled token and of the ids of its row; 0 elsewhere."""
     ids_BTK = torch.cat((batch.tokens_BT[..., None], batch.teacher_ids_BTK), -1)
+    if (highest := int(ids_BTK.max())) >= logits.shape[-1]:  # On a GPU such an id would end the process.
+        raise AlignmentError(f"the batch has the token id {highest}, but the logits are of {logits.shape[-1]} tokens")
     wanted_BT = batch.sampled_BT.clone()
     wanted_BT[:, 0] = False
     attended_BT = batch.attended_BT

@@ -33,3 +33,5 @@ def test_a_roll_back_is_a_sentence_with_its_figures_and_turns(tmp_path: Path) ->
     file.write_text("[]\n")
     with pytest.raises(PlaceError, match="holds no verdicts of a trainer's brake"):
         brake_notes(file, turns)
+    with pytest.raises(PlaceError, match=r"cannot read '.*none.jsonl': No such file"):
+        brake_notes(tmp_path / "none.jsonl", turns)

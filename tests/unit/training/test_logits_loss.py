@@ -170,6 +170,8 @@ def test_what_a_setting_needs_and_lacks_is_named() -> None:
             opd_loss(logits, batch, LossConfig(**settings))  # type: ignore[arg-type]
     with pytest.raises(AlignmentError, match=r"expected \[16, \d+\] padded or \[1, \d+\] packed"):
         opd_loss(logits[:2], batch)
+    with pytest.raises(AlignmentError, match=r"the batch has the token id \d+, but the logits are of 5 tokens"):
+        opd_loss(logits[..., :5], batch)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf"), None, True])
