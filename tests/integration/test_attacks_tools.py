@@ -212,6 +212,7 @@ def test_a_deleted_work_directory_fails_nothing_but_itself(place: Place) -> None
             call("write_file", path="solution.py", content=HONEST),
             call("read_file", path="solution.py"),
         ],
+        first_s=10.0,
     )
     assert said[1:] == ["wrote 1 lines to solution.py", HONEST.strip()] or HONEST in said[2]
     earns_its_half(verdict)
