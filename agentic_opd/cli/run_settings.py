@@ -12,7 +12,11 @@ _NOT_OF_THE_FILE = frozenset({"tokenizer_name", "custom_thinking_prompt"})
 
 
 def settings_of_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvConfig:
-    """Return the defaults, overridden by the settings of the file's run."""
+    """Return the defaults, overridden by the settings of the file's run.
+
+    Raises:
+        ConfigError: the run's file holds a value that is invalid in this version.
+    """
     from agentic_opd.report.read import read_settings, settings_path  # Imports numpy, which `--help` does not need.
 
     run = read_settings(settings_path(file))

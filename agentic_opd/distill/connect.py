@@ -131,6 +131,9 @@ async def connect_teacher(
 
     The server must serve `model_name` (None: any model) and give the same ids as `tokenizer`. `policy` is the policy
     server's info, if the teacher is another server.
+
+    Raises:
+        ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
     """
     async with AsyncExitStack() as undo:
         undo.push_async_callback(http.close)

@@ -157,7 +157,11 @@ class Distiller:
         self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks."""
+        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
+
+        Raises:
+            ConfigError: `teachers` names a kind that is not in `kinds`.
+        """
         unknown = [kind for kind in self.config.teachers if kind not in kinds]
         if unknown:
             known = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"

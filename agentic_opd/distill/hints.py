@@ -168,6 +168,11 @@ class Questions:
     control_tokens: Collection[str] = ()
 
     def question(self, pair: HindsightPair) -> str:
+        """Return the question about `pair`.
+
+        Raises:
+            AlignmentError: the pair has no evidence.
+        """
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()

@@ -213,6 +213,12 @@ class AgentProcess:
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
+        """Check the world and the servers, and build the web application.
+
+        Raises:
+            ConfigError: the world can't run programs.
+            ServerMismatchError: a server can't stream.
+        """
         if not isinstance(world, ProgramWorld) or not world.runs_programs:
             raise ConfigError(
                 f"{type(world).__name__} has no sandbox for env.agent_command: no hook of the world has a parameter "
@@ -288,6 +294,12 @@ class AgentProcess:
                         raise
 
     async def answer(self, asked: Asked, owner: str) -> Answer:
+        """Answer a program's request; see `Gateway.answer`.
+
+        Raises:
+            ClientError: the request can't be answered, or the episode has used up its turns.
+            ServerError: the policy's server failed.
+        """
         capture, config = self._captures.get(owner), self._config
         if capture is None:
             raise ClientError(409, "the episode is over", code="session_ended")

@@ -67,6 +67,11 @@ class Client:
 
 
 def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) -> Client:
+    """Read the headers of a request.
+
+    Raises:
+        ClientError: 400, a header of the gateway has an invalid value.
+    """
     headers = {name.lower(): value for name, value in reversed([*headers.items()])}  # The first of equal names.
     turn_type = headers.get("x-turn-type")
     if turn_type not in (None, "main", "side"):

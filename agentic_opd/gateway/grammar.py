@@ -46,6 +46,9 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
     """Return the structural tag by which an answer calls tools as `choice` demands.
 
     `required` and `named` give calls and nothing else; without them, a call may follow a text and ends the answer.
+
+    Raises:
+        ClientError: 400, the model's calls have no `form`.
     """
     is_forced = choice.kind in ("required", "named")
     if form is None:

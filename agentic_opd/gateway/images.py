@@ -48,7 +48,11 @@ class RequestImages:
         return tuple(self._given.values())
 
     def content(self, role: str, parts: Sequence[str | ImageUri], separator: str = "") -> Message:
-        """Return the fields of a message for its texts and pictures."""
+        """Return the fields of a message for its texts and pictures.
+
+        Raises:
+            ClientError: 400, a picture is not in the request, can't be read, or is in a message of another role.
+        """
         uris = [part for part in parts if isinstance(part, ImageUri)]
         if not uris:
             return {"content": separator.join(part for part in parts if isinstance(part, str))}
@@ -93,7 +97,12 @@ def image_digests(asked: Asked) -> list[str]:
 
 
 async def image_tokens(asked: Asked, server: PluginClient, folder: ImageFolder) -> ImageTokens | None:
-    """Send the pictures of a request to the policy's server, and store those that it takes; None without pictures."""
+    """Send the pictures of a request to the policy's server, and store those that it takes; None without pictures.
+
+    Raises:
+        ClientError: the policy reads text only, or its server does not take a picture.
+        OutputError, ServerError: the disk or the server failed.
+    """
     digests = image_digests(asked)
     if not digests:
         return None

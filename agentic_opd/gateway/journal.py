@@ -252,7 +252,11 @@ class Journal:
         await self.run(lambda: self._db.execute(query, (group.group_id, body)))
 
     async def group(self, group_id: str) -> ScoredGroup | None:
-        """Return a stored group; None if the journal does not hold it."""
+        """Return a stored group; None if the journal does not hold it.
+
+        Raises:
+            OutputError: the stored group can't be read.
+        """
         query = "SELECT body FROM groups WHERE group_id = ?"
         row = await self.run(lambda: self._db.execute(query, (group_id,)).fetchone())
         try:
@@ -308,7 +312,11 @@ class Journal:
         return None if row is None else _session(row)
 
     def turns(self, session_id: str) -> list[RecordedTurn]:
-        """Return a session's turns, in order of completion."""
+        """Return a session's turns, in order of completion.
+
+        Raises:
+            OutputError: a stored turn can't be read.
+        """
         rows = self._db.execute("SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id", (session_id,))
         try:
             return [_TURN.validate_json(body) for (body,) in rows]

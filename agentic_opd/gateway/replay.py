@@ -62,6 +62,9 @@ class Replay(CustomWorld):
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.
 
         A gateway may be writing the journal.
+
+        Raises:
+            ConfigError: there is no such journal, or the settings name no judge.
         """
         self._path, self._most = Path(journal), turns
         if not self._path.is_file():
@@ -93,7 +96,11 @@ class Replay(CustomWorld):
         raise ToolError("the conversation is replayed, and no call is run")
 
     async def verify(self, task: Task, state: Any, messages: Sequence[Message]) -> tuple[float, str]:
-        """Return the judge's mean vote on the new turn, scaled from 0 to 1."""
+        """Return the judge's mean vote on the new turn, scaled from 0 to 1.
+
+        Raises:
+            ServerError: The judge failed, or none of its answers in `_ROUNDS` rounds holds a vote.
+        """
         recorded: _Recorded = task.data
         turn = next((one for one in reversed(messages) if one["role"] == "assistant"), None)
         shown = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"

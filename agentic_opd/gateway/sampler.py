@@ -97,7 +97,11 @@ class Sampler:
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, asked: Asked, context: int) -> None:
-        """Refuse a request that certainly exceeds the context, before any expensive work."""
+        """Refuse a request that certainly exceeds the context, before any expensive work.
+
+        Raises:
+            ClientError: 400, the request is too long.
+        """
         earlier = asked.earlier_reasoning
         size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
         if (tokens := max(asked.parts, size // _MOST_CHARS)) >= context:
@@ -146,6 +150,9 @@ class Sampler:
 
         If the template rewrites earlier messages, the whole prompt is rendered anew and continues no turn. A long
         request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
+
+        Raises:
+            ClientError: 400, the messages can't be rendered.
         """
         if images is None and image_digests(asked):
             raise ClientError(400, f"{asked.at}: pictures are not read here", asked.at, "no_images")

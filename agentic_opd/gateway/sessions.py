@@ -278,6 +278,9 @@ def with_answers(asked: Asked, paths: Mapping[str, Path], session: str | None) -
 
     `paths` has the path to the turn of each answer in `asked.answers`; `session` is the id of the session that it
     continues.
+
+    Raises:
+        ClientError: 400, two references to one answer are apart, or no turn can follow the conversation.
     """
     if not asked.answers:
         return asked

@@ -97,7 +97,11 @@ class PluginClient:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def check_caps(self, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
-        """Check that requests of `context` tokens, of ids below `vocab_size`, with `top_k` logprobs are possible."""
+        """Check that requests of `context` tokens, of ids below `vocab_size`, with `top_k` logprobs are possible.
+
+        Raises:
+            ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
+        """
         info = self.info
         wrong: list[str] = []
         if info.max_model_len < context:
@@ -120,7 +124,11 @@ class PluginClient:
             raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
 
     async def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`."""
+        """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`.
+
+        Raises:
+            ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
+        """
         added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
         probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{added}"
         ours = list(tokenizer.encode(probe, add_special_tokens=False))
@@ -156,7 +164,11 @@ class PluginClient:
             )
 
     async def check_scores(self, top_k: int) -> None:
-        """Check that the server scores with `top_k` logprobs per position."""
+        """Check that the server scores with `top_k` logprobs per position.
+
+        Raises:
+            ServerMismatchError: the plugin is too old; or, without the plugin, the server refuses a test request.
+        """
         if self.info.has_plugin:
             if self.info.score_route < SCORE_ROUTE:
                 raise ServerMismatchError(

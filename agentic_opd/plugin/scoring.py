@@ -137,6 +137,9 @@ def read_prompt_logprobs(answer: Any, reading: Reading, vocab_size: int | None) 
     """Cut a reading's rows out of all rows of the prompt in the response of `/v1/completions`.
 
     A row is {id: {"logprob", "rank"}}: the top `top_k`, and the prompt's own token if it is not among them.
+
+    Raises:
+        AlignmentError: the response can't be read, or does not fit the reading.
     """
     request = reading.request
     scored_ids = request.token_ids[-request.num_scored :]

@@ -13,7 +13,11 @@ BRAKE_FILE = "brake.jsonl"
 
 
 def brake_notes(file: Path, turns: Iterable[TurnRecord]) -> list[str]:
-    """Return a sentence about each roll-back of the trainer that wrote `file`, and the turns of withdrawn versions."""
+    """Return a sentence about each roll-back of the trainer that wrote `file`, and the turns of withdrawn versions.
+
+    Raises:
+        PlaceError: the file can't be read, or holds something other than verdicts.
+    """
     versions = [turn.weight_version for turn in turns if turn.weight_version is not None]
     try:
         rows = [read_json(line) for line, _ in whole_lines(file)]

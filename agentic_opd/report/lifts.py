@@ -97,7 +97,11 @@ def lifts_path(groups: Path) -> Path:
 
 
 def write_lifts(path: Path, lifts: Lifts) -> None:
-    """Write the file atomically."""
+    """Write the file atomically.
+
+    Raises:
+        OutputError: the file can't be written.
+    """
     by_hint = lifts_by(lifts.turns, lambda turn: hint_key(turn.hint))
     by_evidence = lifts_by(lifts.turns, lambda turn: evidence_key(turn.evidence))
     about = asdict(lifts)
@@ -115,7 +119,11 @@ _FILE = TypeAdapter(Lifts)
 
 
 def read_lifts(path: Path) -> Lifts | None:
-    """Read the file; return None if it does not exist."""
+    """Read the file; return None if it does not exist.
+
+    Raises:
+        PlaceError: the file can't be read.
+    """
     try:
         return _FILE.validate_python(read_json(path.read_bytes()))
     except FileNotFoundError:

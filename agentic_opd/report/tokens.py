@@ -19,7 +19,11 @@ never uses."""
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer by its hub name or folder, without a model and without code from the hub."""
+    """Load a tokenizer by its hub name or folder, without a model and without code from the hub.
+
+    Raises:
+        ConfigError: the tokenizer can't be loaded.
+    """
     from transformers import AutoTokenizer  # Takes seconds, and `--help` does not need it.
 
     try:

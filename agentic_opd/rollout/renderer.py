@@ -302,7 +302,11 @@ _CALL = {"command": "ls"}
 
 
 def check_round_trip(chat: ChatFormat) -> None:
-    """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout."""
+    """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout.
+
+    Raises:
+        RendererError: a tool call is not parsed back from its tokens, or its answer can't be rendered.
+    """
     if not chat.tools:
         return
     name = chat.tools[0]["function"]["name"]

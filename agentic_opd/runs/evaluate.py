@@ -103,7 +103,11 @@ class EvalSample:
 
 
 def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
-    """Return the metrics of a whole evaluation, which has the same number of samples, at least one, for every task."""
+    """Return the metrics of a whole evaluation, which has the same number of samples, at least one, for every task.
+
+    Raises:
+        AlignmentError: there are no samples, or tasks differ in their number of samples.
+    """
     passed: dict[str, list[bool]] = {}
     for sample in samples:
         passed.setdefault(sample.task.task_id, []).append(sample.passed)
@@ -122,7 +126,11 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that k of n samples, c of which passed, include one (Chen et al., 2021, eq. 1)."""
+    """Return the probability that k of n samples, c of which passed, include one (Chen et al., 2021, eq. 1).
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     return 1.0 - comb(n - c, k) / comb(n, k)

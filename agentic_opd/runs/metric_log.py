@@ -48,7 +48,11 @@ class WandbLog:
     """A run on Weights & Biases (or on disk, if WANDB_MODE is offline)."""
 
     def __init__(self, project: str, name: str | None, settings: Mapping[str, Any], group: str | None = None) -> None:
-        """Start the run without W&B's console output; `place` holds the run's URL or folder."""
+        """Start the run without W&B's console output; `place` holds the run's URL or folder.
+
+        Raises:
+            ConfigError: W&B refuses the run, for example because of a missing login.
+        """
         import wandb  # The import is slow, and needed only with W&B.
 
         quiet = wandb.Settings(silent=True)

@@ -126,12 +126,21 @@ class PrivateFolder:
 
     @property
     def path(self) -> Path:
+        """Its path.
+
+        Raises:
+            SandboxError: it does not exist yet, or was removed.
+        """
         if self._path is None:
             raise not_entered()
         return self._path
 
     async def make(self, fill: Callable[[Path], None]) -> None:
-        """Create it and call `fill` on it."""
+        """Create it and call `fill` on it.
+
+        Raises:
+            SandboxError: the file system refused; the folder is removed again.
+        """
         try:
             self._path = make_folder()
             fill(self._path)

@@ -110,7 +110,11 @@ async def start_host_process(
     pass_fds: Sequence[int] = (),
     before_start: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start `argv` in a new session, stderr into stdout; a cancelled start leaves no process."""
+    """Start `argv` in a new session, stderr into stdout; a cancelled start leaves no process.
+
+    Raises:
+        SandboxError: The program cannot be started.
+    """
 
     async def start() -> asyncio.subprocess.Process:
         if before_start is not None:

@@ -145,7 +145,11 @@ _TRIAL_TIMEOUT_S = 30.0
 async def try_out(
     run: Callable[[str, float], Awaitable[CommandResult]], failed: str, advice: Callable[[str], str] = lambda output: ""
 ) -> None:
-    """Run TRIAL. If it fails, the error begins with `failed` and ends with `advice` about the output."""
+    """Run TRIAL. If it fails, the error begins with `failed` and ends with `advice` about the output.
+
+    Raises:
+        SandboxError: The trial failed.
+    """
     result = await run(TRIAL, _TRIAL_TIMEOUT_S)
     if result.timed_out:
         why = f"a trivial command did not end within {_TRIAL_TIMEOUT_S:g} s"

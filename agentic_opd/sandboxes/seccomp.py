@@ -88,7 +88,11 @@ _BY_ARGUMENT_IN_TASKS = (
 
 @cache
 def syscall_filter() -> bytes:
-    """Return the filter as the kernel reads it (BPF)."""
+    """Return the filter as the kernel reads it (BPF).
+
+    Raises:
+        SandboxError: libseccomp is not installed.
+    """
     try:
         from pyseccomp import ALLOW, EQ, ERRNO, MASKED_EQ, Arg, SyscallFilter
     except (ImportError, RuntimeError) as missing:

@@ -55,6 +55,11 @@ def job_line(
 
 
 def read_answer(answer: bytes) -> CommandResult:
+    """Parse the supervisor's answer.
+
+    Raises:
+        SandboxError: It is not an answer, or some process could not be ended.
+    """
     try:
         fields = json.loads(answer)
         result = CommandResult(

@@ -156,7 +156,11 @@ class TaskContainer(DockerSandbox):
         user: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a shell command in the container as `user`; see `Sandbox.run`. Its processes may outlive it."""
+        """Run a shell command in the container as `user`; see `Sandbox.run`. Its processes may outlive it.
+
+        Raises:
+            SandboxError: The container does not work, or a watch has ended it.
+        """
         if self._keeper is None:
             raise not_entered()
         arguments = self._exec_arguments(command, user, variables or {}, has_input=stdin is not None)

@@ -21,7 +21,11 @@ _WRITTEN_BYTES = 2**16
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
-    """Write `files` (relative path -> text) into the work directory."""
+    """Write `files` (relative path -> text) into the work directory.
+
+    Raises:
+        SandboxError: They could not be written.
+    """
     if not files:
         return
     if isinstance(sandbox, HostedSandbox):

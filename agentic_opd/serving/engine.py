@@ -132,7 +132,11 @@ class PluginState:
         return bool(is_v2) and "prompt_logprob_token_ids" in SamplingParams.__struct_fields__
 
     def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token."""
+        """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.
+
+        Raises:
+            RouteError: the message names the id, or both lengths.
+        """
         if len(token_ids) >= self.max_model_len:
             raise RouteError(
                 name, f"{len(token_ids)} tokens are too many: at most {self.max_model_len - 1} fit max_model_len"

@@ -135,7 +135,11 @@ class SampledTokens(TypedDict):
 
 
 async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGenerator[SampledTokens]:
-    """Sample, and return the response in Atropos' format, or with `stream` an event for each engine step."""
+    """Sample, and return the response in Atropos' format, or with `stream` an event for each engine step.
+
+    Raises:
+        RouteError: the body is too large or malformed, names another model, or streams prompt logprobs.
+    """
     if len(raw) > MAX_PARAMETERS_BYTES:
         prompt_part = await read_body(state, raw, PromptPart)
         if len(raw) - memoryview(prompt_part.prompt).nbytes > MAX_PARAMETERS_BYTES:
@@ -184,6 +188,9 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
     """Convert a prompt to the engine's input.
 
     Accepted forms are a text, ids, `{"prompt": text}` and `{"prompt_token_ids": ids}`.
+
+    Raises:
+        RouteError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
     """
     name, images = "prompt", tuple[ImageRef, ...]()
     if isinstance(prompt, PromptObject):
@@ -211,6 +218,9 @@ def read_params(body: RoutedBody) -> SamplingParams:
     """Convert the rest of the body to vLLM's sampling parameters; null means the default.
 
     Without `max_tokens`, sampling is limited only by the context length.
+
+    Raises:
+        RouteError: a parameter is invalid; the error names it.
     """
     values: dict[str, Any] = {name: value for name in _HINTS if (value := getattr(body, name)) is not None}
     for name in values.keys() & _OBJECTS:
@@ -223,7 +233,11 @@ def read_params(body: RoutedBody) -> SamplingParams:
 
 
 def make_params(values: dict[str, Any]) -> SamplingParams:
-    """Build vLLM's sampling parameters."""
+    """Build vLLM's sampling parameters.
+
+    Raises:
+        RouteError: a parameter is invalid; the error names it if it can be determined.
+    """
     values = values if "max_tokens" in values else {**values, "max_tokens": None}
     try:
         return SamplingParams(**values, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)

@@ -40,7 +40,11 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receive the weights in the order of their names."""
+        """Receive the weights in the order of their names.
+
+        Raises:
+            RuntimeError: the worker has not joined a group, or the transfer failed.
+        """
         if self._gloo is None:
             raise RuntimeError("there is no group to receive weights from")
         received = list[tuple[str, torch.Tensor]]()

@@ -89,7 +89,11 @@ class HeldImages:
         return cls(placeholder, tokenizer.encode(placeholder, add_special_tokens=False)) if placeholder else cls()
 
     async def hold(self, engine: EngineClient, data: bytes) -> ImageAnswer:
-        """Decode a picture and keep it."""
+        """Decode a picture and keep it.
+
+        Raises:
+            RouteError: the model reads text only, or does not take this picture.
+        """
         if self.placeholder is None:
             raise RouteError(None, "the model reads text only: it takes no pictures")
         digest = sha256(data).hexdigest()
@@ -165,7 +169,11 @@ def _size(image: HeldImage) -> int:
 
 
 def decoded(data: bytes) -> Image.Image:
-    """Decode a picture to RGB; transparent parts become white."""
+    """Decode a picture to RGB; transparent parts become white.
+
+    Raises:
+        RouteError: the data is no whole picture of a known format, is animated, or has too many pixels.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:

@@ -95,7 +95,11 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
 
 
 def check_adapter(folder: Path, state: PluginState) -> None:
-    """Refuse an adapter that the engine can't hold."""
+    """Refuse an adapter that the engine can't hold.
+
+    Raises:
+        RouteError: vLLM was started without LoRA, the adapter's rank is too high, or its configuration can't be read.
+    """
     if not state.adapters.most:
         message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
         raise RouteError("path", message, 409)
@@ -205,6 +209,9 @@ def check_files(checkpoint: Path, root: Path | None) -> None:
 
     Opening a FIFO or a device may block forever. vLLM's loaders open other files than weights too, and hold the
     interpreter lock meanwhile.
+
+    Raises:
+        RouteError: a file is not allowed; the message names it.
     """
     for file in sorted(checkpoint.iterdir()):
         try:
@@ -273,7 +280,11 @@ def _without_head(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor of a checkpoint by name; only the files' headers are read."""
+    """Return the shape of each tensor of a checkpoint by name; only the files' headers are read.
+
+    Raises:
+        RouteError: a file is corrupt, truncated, or not a regular file.
+    """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:

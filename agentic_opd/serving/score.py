@@ -144,7 +144,11 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
 
 
 def check_limits(body: ScoreBody, state: PluginState) -> None:
-    """Refuse sequences that this server can't score."""
+    """Refuse sequences that this server can't score.
+
+    Raises:
+        RouteError: a limit is exceeded; the error names the field.
+    """
     check_top_k("top_k", body.top_k, state)
     for index, sequence in enumerate(body.sequences):
         name = f"sequences[{index}]"
@@ -162,7 +166,11 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
 
 
 def check_ids_of(body: ScoreBody, state: PluginState) -> None:
-    """Refuse `ids_of` that this server can't score, or that do not fit the sequences."""
+    """Refuse `ids_of` that this server can't score, or that do not fit the sequences.
+
+    Raises:
+        RouteError: the message says what is wrong.
+    """
     for index, sequence in enumerate(body.sequences):
         name = f"sequences[{index}].ids_of"
         if sequence.ids_of and not state.named_ids:
@@ -184,7 +192,11 @@ def check_ids_of(body: ScoreBody, state: PluginState) -> None:
 
 
 def check_top_k(name: str, top_k: int, state: PluginState) -> None:
-    """Refuse a `top_k` above the server's limit or the vocabulary's size."""
+    """Refuse a `top_k` above the server's limit or the vocabulary's size.
+
+    Raises:
+        RouteError: `top_k` is too large; the message names the option that raises the limit.
+    """
     most = min(state.max_logprobs, state.vocab_size)
     if top_k > most:
         raise RouteError(
@@ -201,6 +213,9 @@ async def score_all(
 
     Returns:
         One entry per sequence, in order; None for those that are not wanted.
+
+    Raises:
+        Exception: the first failure of a sequence.
     """
     tasks: list[asyncio.Task[ScoredRows] | None] = []
 
@@ -229,7 +244,11 @@ async def score_sequence(
     adapter: LoRARequest | None = None,
     named_RN: NDArray[np.int32] | None = None,
 ) -> ScoredRows:
-    """Score a sequence, also at the ids `named_RN`; score it again without the cache if that covered requested rows."""
+    """Score a sequence, also at the ids `named_RN`; score it again without the cache if that covered requested rows.
+
+    Raises:
+        VLLMServerError: the engine's rows do not match the sequence.
+    """
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):

@@ -98,6 +98,11 @@ async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Par
 
 
 def parse(body: bytes, model: type[Parsed]) -> Parsed:
+    """Parse JSON as `model`.
+
+    Raises:
+        RouteError: the body is not valid; the error names the first wrong field.
+    """
     try:
         return msgspec.json.decode(body, type=model)
     except msgspec.ValidationError as error:
@@ -182,7 +187,11 @@ def shortened(text: str) -> str:
 
 
 async def check_key(request: Request, keys: Sequence[str]) -> None:
-    """Check a request's bearer token against the server's keys; without keys all requests are accepted."""
+    """Check a request's bearer token against the server's keys; without keys all requests are accepted.
+
+    Raises:
+        RouteError: 401, the token is missing or wrong.
+    """
     if not _has_key(request.headers, keys):
         await discard(request, request.stream())
         raise RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)

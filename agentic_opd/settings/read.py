@@ -57,7 +57,11 @@ def read_settings(
 
 
 def refuse(wrong: Sequence[str]) -> None:
-    """Raise the collected errors, if there are any."""
+    """Raise the collected errors, if there are any.
+
+    Raises:
+        ConfigError: `wrong` is not empty.
+    """
     if wrong:
         raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
 

@@ -283,7 +283,11 @@ def _kill(process: Process) -> None:
 
 
 def read_scores(samples: Path, version: int) -> dict[str, float]:
-    """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone."""
+    """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone.
+
+    Raises:
+        EvaluationFailedError: the file can't be read, holds no sample, or other weights sampled one.
+    """
     scores: dict[str, list[float]] = {}
     try:
         for line, _ in whole_lines(samples):

@@ -37,6 +37,9 @@ def save_checkpoint(
 
     Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept, and
     those of the steps in `kept`.
+
+    Raises:
+        OutputError: the checkpoint can't be written.
     """
     target = checkpoint_folder(folder, at.step)
     fresh = target.with_name(f"{target.name}.new")

@@ -19,6 +19,9 @@ def selected_logprobs(logits_BTV: Tensor, ids_BTK: Tensor) -> Tensor:
     Row 0 has no preceding logits and is 0. The result is float64 for float64 logits, else float32. Beyond the logits
     and their gradient, memory grows with K: the normaliser is computed chunk by chunk in the forward pass, and the
     softmax is recomputed in the backward pass. Rows that the caller ignores may hold any id.
+
+    Raises:
+        ValueError: the shapes disagree.
     """
     if logits_BTV.ndim != 3 or ids_BTK.ndim != 3 or logits_BTV.shape[:2] != ids_BTK.shape[:2]:
         raise ValueError(f"expected logits [B, T, V] and ids [B, T, K], got {logits_BTV.shape} and {ids_BTK.shape}")

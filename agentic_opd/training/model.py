@@ -21,7 +21,11 @@ _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index
 
 
 def pick_device(name: str) -> str:
-    """Resolve `auto` to cuda or cpu, and check that cuda is available if it is named."""
+    """Resolve `auto` to cuda or cpu, and check that cuda is available if it is named.
+
+    Raises:
+        ConfigError: `name` is a cuda device, but torch finds no GPU.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -109,6 +113,11 @@ class MovingAverage:
         return dict(self._averages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore saved averages.
+
+        Raises:
+            ValueError: they belong to other parameters.
+        """
         if state.keys() != self._averages.keys():
             raise ValueError("the saved average is of other parameters")
         for name, value in state.items():

@@ -452,7 +452,11 @@ def kl_to_start(batch: TrainBatch) -> float:
 
 
 def special_ids(model: str) -> list[int]:
-    """Return the ids of the special tokens of a checkpoint's tokenizer."""
+    """Return the ids of the special tokens of a checkpoint's tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer can't be loaded.
+    """
     from transformers import AutoTokenizer
 
     try:

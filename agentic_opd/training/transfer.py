@@ -58,6 +58,9 @@ class WeightSender:
         """Send the weights to all servers as `version`; return the bytes that each server received.
 
         `withdrawn_from`: as in `WeightPusher.push`.
+
+        Raises:
+            ServerError: a server failed to receive them.
         """
         sent = list(weights.values())
         dtypes, shapes = [str(one.dtype).removeprefix("torch.") for one in sent], [list(one.shape) for one in sent]

@@ -38,7 +38,11 @@ def packed(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(value: Any, place: str) -> Any:
-    """Return a group of any origin with its rows as lists, if it has them as text; `place` names it in errors."""
+    """Return a group of any origin with its rows as lists, if it has them as text; `place` names it in errors.
+
+    Raises:
+        WireError: the texts can't be read.
+    """
     about = value.get("group_overrides") if isinstance(value, dict) else None
     if not isinstance(about, dict) or _NAME not in about:
         return value

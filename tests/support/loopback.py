@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback, in a thread of its own."""
+"""An HTTP server on loopback that runs in a thread beside the test."""
 
 import asyncio
 import threading

@@ -158,6 +158,9 @@ class HarborWorld:
         """Store the settings; nothing is started or read yet.
 
         `config` is a `CodingConfig` that is also a `HarborConfig`.
+
+        Raises:
+            ConfigError: the sandbox backend has no containers on this machine.
         """
         assert isinstance(config, CodingConfig)
         assert isinstance(config, HarborConfig)
@@ -277,7 +280,11 @@ class HarborWorld:
         await self._engine.remove_leftovers()
 
     async def check(self) -> None:
-        """Remove leftovers of killed runs, and start a container of the first task."""
+        """Remove leftovers of killed runs, and start a container of the first task.
+
+        Raises:
+            SandboxError: containers do not work here.
+        """
         await self.check_engine()
         if not self._tasks:
             await self.read_tasks()

@@ -97,7 +97,11 @@ def _field(entry: Any, place: str, *names: str) -> str:
 
 
 def shown_database(folder: Path, name: str) -> Path:
-    """Return the path of the database that the policy sees."""
+    """Return the path of the database that the policy sees.
+
+    Raises:
+        ConfigError: The file does not exist.
+    """
     for suffix in _SUFFIXES:
         if (path := folder / name / f"{name}{suffix}").is_file():
             return path

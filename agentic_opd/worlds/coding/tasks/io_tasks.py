@@ -58,6 +58,9 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
 
     `unwrap`: if all outputs of a function are lists of one element, replace each by its element, as APPS' rows of plain
     functions need.
+
+    Raises:
+        DatasetError: The row has no tests, or they do not have one of the three forms.
     """
     if values.has("public_tests") or values.has("private_tests"):
         return _listed_cases(values)
@@ -198,7 +201,11 @@ _USUAL_MODULES = (
 
 
 def io_task(task_id: str, values: RowValues) -> Task:
-    """Convert a row with inputs and outputs to a task."""
+    """Convert a row with inputs and outputs to a task.
+
+    Raises:
+        DatasetError: A field is missing or broken, or there is no test.
+    """
     question, starter, solution = values.need("prompt"), values.text("starter_code"), _solution(values)
     in_class = "class Solution" in (starter or solution or "")
     tests = read_tests(values, unwrap=not in_class)

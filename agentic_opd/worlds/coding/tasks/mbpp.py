@@ -28,7 +28,11 @@ MBPP_FIELDS = FieldMap(
 
 
 def mbpp_task(task_id: str, values: RowValues) -> Task:
-    """Convert a row of MBPP, in the full or the sanitized form, to a task."""
+    """Convert a row of MBPP, in the full or the sanitized form, to a task.
+
+    Raises:
+        DatasetError: A field is missing or broken, or there is no test.
+    """
     prompt, solution = values.need("prompt"), values.text("reference_solution")
     if not values.has("test_list") and not values.has("challenge_test_list"):
         raise values.missing("test_list")

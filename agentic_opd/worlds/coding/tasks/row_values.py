@@ -22,7 +22,11 @@ class FieldMap:
     """Names that the settings map; their fields must be present."""
 
     def mapped_by(self, mapping: Mapping[str, str]) -> "FieldMap":
-        """Return this map overridden by `mapping` (our name, or a field's usual name -> the row's field)."""
+        """Return this map overridden by `mapping` (our name, or a field's usual name -> the row's field).
+
+        Raises:
+            DatasetError: A name is unknown, or two names mean the same.
+        """
         candidates, mapped = dict(self.candidates), set[str]()
         for given, field in mapping.items():
             name = self._our_name(given)
