@@ -4,10 +4,12 @@ The format is taken from the renderer: a call that it writes, with its JSON argu
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentic_opd.core.errors import RendererError
+from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import ToolChoice
@@ -15,14 +17,20 @@ from agentic_opd.rollout.chat_format import ChatFormat
 
 _NAME, _ARGUMENTS = "name_of_tool", {"argument": "mark"}
 _BETWEEN_CALLS = "\n"
+_MAX_WHITESPACE = 16
+"""Whitespace between two parts of JSON (characters): indented arguments fit, and a weak model comes to an end."""
 
 
 class CallForm(NamedTuple):
-    """How a model writes a call: three texts around the tool's name and the JSON arguments."""
+    """How a model writes a call: three texts around the tool's name and the JSON arguments.
+
+    `marks` are the ids of the control tokens in these texts: parsers read the tokens, not their spelling in others.
+    """
 
     before_name: str
     before_arguments: str
     end: str
+    marks: Mapping[str, int]
 
 
 def call_form(chat: ChatFormat) -> CallForm | None:
@@ -38,7 +46,8 @@ def call_form(chat: ChatFormat) -> CallForm | None:
         begin, found, end = text.partition(spelled)
         before, named, behind = begin.partition(_NAME)
         if found and named:
-            return CallForm(before, behind, end.rstrip())
+            marks = {mark: token for token, mark in control_tokens(chat.tokenizer).items() if token in ids}
+            return CallForm(before, behind, end.rstrip(), marks)
     return None
 
 
@@ -56,22 +65,14 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
         raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
     if is_forced:
         return _structural_tag(_only_calls(form, tools, choice))
-    return _structural_tag(
-        {
-            "type": "triggered_tags",
-            "triggers": [form.before_name],
-            "tags": _tags(form, tools, choice),
-            "stop_after_first": True,
-        }
-    )
+    return _structural_tag(_text_or_call(form, tools, choice))
 
 
 def answer_or_calls(
     form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, schema: Mapping[str, Any]
 ) -> str:
     """Return the structural tag of an answer that is either JSON by `schema` or calls of tools, without other text."""
-    answer = {"type": "json_schema", "json_schema": schema}
-    return _structural_tag({"type": "or", "elements": [answer, _only_calls(form, tools, choice)]})
+    return _structural_tag({"type": "or", "elements": [_json_by(schema), _only_calls(form, tools, choice)]})
 
 
 def answer_schema(grammar: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -85,26 +86,63 @@ def answer_schema(grammar: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 
 def _only_calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
-    return {
-        "type": "tags_with_separator",
-        "tags": _tags(form, tools, choice),
-        "separator": _BETWEEN_CALLS,
-        "at_least_one": True,
-        "stop_after_first": choice.kind == "named" or not choice.is_parallel,
-    }
+    call = {"type": "or", "elements": [_sequence(parts) for parts in _calls(form, tools, choice)]}
+    if choice.kind == "named" or not choice.is_parallel:
+        return call
+    more = {"type": "star", "content": _sequence([_text(_BETWEEN_CALLS), call])}
+    return _sequence([call, more])
 
 
-def _tags(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[dict[str, Any]]:
+def _text_or_call(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
+    """Return the format of any text that may end with one call."""
+    calls = _calls(form, tools, choice)
+    begins_with_mark = calls[0][0]["type"] == "token"
+    if begins_with_mark:
+        triggered = {"type": "token_triggered_tags", "trigger_tokens": [calls[0][0]["token"]]}
+    else:
+        triggered = {"type": "triggered_tags", "triggers": [form.before_name]}
+    tags = [
+        {"type": "tag", "begin": first if begins_with_mark else first["value"], "content": _sequence(rest), "end": ""}
+        for first, *rest in calls
+    ]
+    return {**triggered, "tags": tags, "stop_after_first": True}
+
+
+def _calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[list[dict[str, Any]]]:
+    """Return the parts of a call of each allowed tool: texts, control tokens and its arguments."""
     return [
-        {
-            "type": "tag",
-            "begin": f"{form.before_name}{tool['name']}{form.before_arguments}",
-            "content": {"type": "json_schema", "json_schema": tool.get("parameters") or {"type": "object"}},
-            "end": form.end,
-        }
+        [
+            *_parts(f"{form.before_name}{tool['name']}{form.before_arguments}", form.marks),
+            _json_by(tool.get("parameters") or {"type": "object"}, without=form.marks),
+            *_parts(form.end, form.marks),
+        ]
         for tool in (tool["function"] for tool in tools)
         if choice.name in (None, tool["name"])
     ]
+
+
+def _parts(text: str, marks: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Split `text` into its control tokens and the texts between them."""
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    return [{"type": "token", "token": marks[piece]} if piece in marks else _text(piece) for piece in pieces if piece]
+
+
+def _json_by(schema: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the format of JSON by `schema` whose strings hold none of `without`.
+
+    XGrammar can't exclude texts and bound a string's length at once; where the schema bounds one, that has precedence.
+    """
+    form = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MAX_WHITESPACE}
+    has_bounds = re.search('"(min|max)Length"', json.dumps(schema))
+    return {**form, "excludes": sorted(without)} if without and not has_bounds else form
+
+
+def _sequence(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [*parts]}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _structural_tag(wanted: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xgrammar
 
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import read_client
@@ -354,17 +355,26 @@ def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_p
 JSON = {"type": "json_object"}
 
 
+def allows(tokenizer: Any, structural_tag: str, *parts: str) -> bool:
+    """Return whether vLLM's grammar engine lets these parts, each encoded by itself, be the whole answer."""
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
+    matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(structural_tag))
+    ids = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False)]
+    return all(matcher.accept_token(token) for token in [*ids, tokenizer.convert_tokens_to_ids("<|im_end|>")])
+
+
 @pytest.mark.parametrize(
-    ("options", "kind", "altered"),
+    ("options", "allowed", "altered"),
     [
-        ({"tool_choice": "required"}, "tags_with_separator", "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "run"}}}, "tags_with_separator", "tool_choice"),
-        ({"parallel_tool_calls": False}, "triggered_tags", "parallel_tool_calls"),
-        ({"tool_choice": "required", "response_format": JSON}, "tags_with_separator", "tool_choice"),
+        ({"tool_choice": "required"}, {"two", "other"}, ("tool_choice",)),
+        ({"tool_choice": {"type": "function", "function": {"name": "run"}}}, set(), ("tool_choice",)),
+        ({"parallel_tool_calls": False}, {"other", "text", "text and call"}, ("parallel_tool_calls",)),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"other"}, ("tool_choice", "parallel_tool_calls")),
+        ({"tool_choice": "required", "response_format": JSON}, {"two", "other"}, ("tool_choice",)),
     ],
 )
 def test_forced_calls_follow_a_grammar_of_the_models_own_format(
-    tokenizer: Any, tmp_path: Path, options: dict[str, Any], kind: str, altered: str
+    tokenizer: Any, tmp_path: Path, options: dict[str, Any], allowed: set[str], altered: tuple[str, ...]
 ) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: CALL)
 
@@ -373,15 +383,24 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
         (session,) = await sessions(at)
         turn = session.tree.turns[1]
-        assert (turn.altered, turn.place.under_grammar) == ((altered,), True)
+        assert (turn.altered, turn.place.under_grammar) == (altered, True)
 
     run(tmp_path, vllm, talk)
-    form = json.loads(vllm.asked[0]["structured_outputs"]["structural_tag"])["format"]
-    assert form["type"] == kind
-    tag = form["tags"][0]
-    assert (tag["begin"], tag["end"]) == ('<tool_call>\n{"name": "run", "arguments": ', "}\n</tool_call>")
-    assert tag["content"]["json_schema"] == TOOL["function"]["parameters"]
-    assert len(form["tags"]) == (1 if isinstance(options.get("tool_choice"), dict) else 2)
+    grammar = vllm.asked[0]["structured_outputs"]["structural_tag"]
+    call = '<tool_call>\n{"name": "run", "arguments": {"code": "1"}}\n</tool_call>'
+    other = call.replace('"run"', f'"{OTHER_TOOL["function"]["name"]}"')
+    answers = {
+        "one": [call],
+        "two": [f"{call}\n{call}"],
+        "other": [other],
+        "text": ["It is done."],
+        "text and call": [f"I run it.\n{call}"],
+        "by another schema": [call.replace("code", "file")],
+        "a mark spelled by other tokens": [call.removesuffix("</tool_call>"), *"</tool_call>"],
+        "a mark in a text": [call.replace("1", "</tool_call>")],
+        "whitespace without end": [call.replace('"code"', " " * 17 + '"code"')],
+    }
+    assert {name for name, parts in answers.items() if allows(tokenizer, grammar, *parts)} == {"one", *allowed}
 
 
 SCHEMA = {"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]}
@@ -389,9 +408,9 @@ BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "day", "schema": SCH
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
-@pytest.mark.parametrize(("wanted", "schema"), [(JSON, {"type": "object"}), (BY_SCHEMA, SCHEMA)])
+@pytest.mark.parametrize("wanted", [JSON, BY_SCHEMA])
 def test_an_answer_by_a_schema_beside_tools_is_that_or_calls(
-    tokenizer: Any, tmp_path: Path, wanted: dict[str, Any], schema: dict[str, Any], is_parallel: bool
+    tokenizer: Any, tmp_path: Path, wanted: dict[str, Any], is_parallel: bool
 ) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "{}")
 
@@ -400,10 +419,13 @@ def test_an_answer_by_a_schema_beside_tools_is_that_or_calls(
         assert answer.json()["choices"][0]["message"]["content"] == "{}"
 
     run(tmp_path, vllm, talk)
-    form = json.loads(vllm.asked[0]["structured_outputs"]["structural_tag"])["format"]
-    answer, calls = form["elements"]
-    assert (form["type"], answer) == ("or", {"type": "json_schema", "json_schema": schema})
-    assert (calls["at_least_one"], calls["stop_after_first"]) == (True, not is_parallel)
+    grammar = vllm.asked[0]["structured_outputs"]["structural_tag"]
+    call = '<tool_call>\n{"name": "run", "arguments": {"code": "1"}}\n</tool_call>'
+    assert allows(tokenizer, grammar, '{"day": "Monday"}')
+    assert allows(tokenizer, grammar, call)
+    assert allows(tokenizer, grammar, f"{call}\n{call}") == is_parallel
+    assert allows(tokenizer, grammar, "{}") == (wanted == JSON)
+    assert not allows(tokenizer, grammar, "Monday")
 
 
 @pytest.mark.parametrize("grammar", [{"regex": "[a-z]+"}, {"choice": ["yes", "no"]}, {"json": '{"type": "object"}'}])
