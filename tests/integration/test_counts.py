@@ -70,8 +70,8 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
             in_hand = len(handed_out(proxy.exchanges)) - trained(tmp_path)
             second = stack.enter_context(training(tmp_path, proxy, vllm_url, f"--weights_dir={weights}", "--resume"))
             training_until(lambda: trained(tmp_path) >= 3 * GROUPS, second)
-            api.kill()
-            before = proxy.settled()
+            with proxy.between_exchanges() as before:
+                api.kill()
             assert api.received() == len(accepted(before))
         with trajectory_api(tmp_path / "second.log", api_port) as api:
             training_until(lambda: trained(tmp_path) >= 4 * GROUPS, second)

@@ -276,8 +276,8 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
         running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
         with trajectory_api(tmp_path / "first.log", port) as api:
             until(lambda: len(handed_out(proxy.exchanges)) >= 6)
-            api.kill()
-            before = proxy.settled()
+            with proxy.between_exchanges() as before:
+                api.kill()
             assert api.received() == len(sent(before))
         with trajectory_api(tmp_path / "second.log", port) as api:
             counts = running.result(120)

@@ -8,7 +8,6 @@ import gzip
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +47,9 @@ class RecordingProxy:
     """What the plugin says of itself in place of the truth: a server that was started with fewer flags."""
     release: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    under_way: set[object] = field(default_factory=set[object])
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    under_way: int = 0
+    is_closed: bool = False
 
     def of(self, path: str) -> list[Exchange]:
         """The exchanges of one route."""
@@ -59,17 +60,18 @@ class RecordingProxy:
         """The requests of one route that were answered by a stream, and its events."""
         return [(one.request, one.answer) for one in self.of(path) if one.is_stream]
 
-    def settled(self) -> list[Exchange]:
-        """All exchanges, once those that are under way have ended: after the server was killed, no other follows."""
-        with self.lock:
-            waited_for = set(self.under_way)
-        deadline = time.monotonic() + 60
-        while True:
-            with self.lock:
-                if not waited_for & self.under_way:
-                    return list(self.exchanges)
-            assert time.monotonic() < deadline, "an exchange does not end"
-            time.sleep(0.01)
+    @contextmanager
+    def between_exchanges(self) -> Generator[list[Exchange]]:
+        """Begin no exchange while the body runs, which gets all earlier ones: a kill in it loses no answer."""
+        with self.changed:
+            self.is_closed = True
+            assert self.changed.wait_for(lambda: not self.under_way, 60), "an exchange does not end"
+        try:
+            yield list(self.exchanges)
+        finally:
+            with self.changed:
+                self.is_closed = False
+                self.changed.notify_all()
 
     def forward(
         self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
@@ -78,14 +80,15 @@ class RecordingProxy:
 
         A stream is written to what `begin_stream` gives, and its end is seen by the connection's.
         """
-        this = object()
-        with self.lock:
-            self.under_way.add(this)
+        with self.changed:
+            self.changed.wait_for(lambda: not self.is_closed)
+            self.under_way += 1
         try:
             return self._ask(method, path, body, headers, begin_stream)
         finally:
-            with self.lock:
-                self.under_way.discard(this)
+            with self.changed:
+                self.under_way -= 1
+                self.changed.notify_all()
 
     def _ask(
         self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
