@@ -65,8 +65,9 @@ class Served:
         until(lambda: self.ask(f"/sessions/{session}")["state"] != "closed", 120)
         ended = self.ask(f"/sessions/{session}")
         assert ended["state"] == "written", end_of(self.log)
-        lines = [json.loads(line) for line in (self.folder / "groups.jsonl").read_text().splitlines()]
-        (group,) = [line for line in lines if line["group_overrides"]["item_id"] == ended["id"]]
+        lines = (self.folder / "groups.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines if ended["id"] in line]  # Another's may be half written.
+        (group,) = [group for group in found if group["group_overrides"]["item_id"] == ended["id"]]
         return group
 
 
