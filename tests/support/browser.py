@@ -13,6 +13,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_S = 120.0
+"""For what takes a second at most where nothing else runs."""
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def chromium() -> Generator[Browser]:
     if program is None:
         pytest.skip(f"none of {', '.join(NAMES)} is installed; scripts/setup --tests installs Chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_S * 1000)
         try:
             yield browser
         finally:
@@ -63,7 +65,7 @@ class Report:
 
     def wait_until(self, expression: str) -> None:
         """Wait for a JavaScript expression to be true; the page's policy forbids Playwright's own way of waiting."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, f"never true: {expression}"
             self.page.wait_for_timeout(20)
@@ -93,6 +95,7 @@ class Report:
 def opened(browser: Browser, path: Path, place: str = "", width: int = 1280, **context: Any) -> Generator[Report]:
     """The report in a tab of its own; at the end it must have asked for nothing and complained of nothing."""
     tab = browser.new_context(viewport={"width": width, "height": 860}, **context)
+    tab.set_default_timeout(PATIENCE_S * 1000)
     report = Report(tab.new_page(), path.as_uri())
     page = report.page
     page.on("console", lambda message: report.complaints.append(f"{message.type}: {message.text}"))
