@@ -95,11 +95,17 @@ def test_a_session_is_token_exact_judged_and_scored(gateway: Served, proxy: Reco
 def test_a_stream_is_the_same_session_and_comes_piece_by_piece(gateway: Served, proxy: RecordingProxy) -> None:
     before = len(seen(proxy))
     usage = {"stream_options": {"include_usage": True}, "logprobs": True}
-    chunks = list(gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage))
+    proxy.to_hold.append("/generate")
+    proxy.release.clear()
+    chunks = list[Any]()
+    for chunk in gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage):
+        chunks.append(chunk)
+        if any(choice.logprobs for choice in chunk.choices):
+            proxy.release.set()
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
     told = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
-    assert len(told) > 1, "an answer comes in pieces (how many, the load of the machine decides)"
+    assert len(told) > 1, "the first event's tokens come before the second event"
     ((prompt, (ids,)),) = seen(proxy)[before:]
     assert sum(map(len, told)) == len(ids), "each token is told, whether it is text or part of a call"
     assert chunks[-1].usage.completion_tokens == len(ids)

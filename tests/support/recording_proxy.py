@@ -40,7 +40,7 @@ class RecordingProxy:
     to_lose: list[str] = field(default_factory=list)
     """Paths: the next answer of each never reaches the client, though the server gave it. No batch is no answer."""
     to_hold: list[str] = field(default_factory=list)
-    """Paths: the next answer of each waits until `release` is set."""
+    """Paths: the next answer of each waits until `release` is set, a stream behind its first event."""
     hidden: tuple[str, ...] = ()
     """Paths that begin so are not there, as on a server without the plugin."""
     info: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -115,15 +115,13 @@ class RecordingProxy:
             is_lost = path in self.to_lose and self.exchanges[-1].answer != {"batch": None}
             if is_lost:
                 self.to_lose.remove(path)
-            is_held = path in self.to_hold
-            if is_held:
-                self.to_hold.remove(path)
-        if is_held:
+        if self._takes(self.to_hold, path):
             self.release.wait(60)
         return None if is_lost else (status, answer)
 
     def _pass_stream(self, path: str, body: bytes, reply: http.client.HTTPResponse, client: BufferedIOBase) -> None:
         events: list[Any] = []
+        is_held = self._takes(self.to_hold, path)
         for line in reply:
             if line.startswith(b"data: {"):
                 events.append(json.loads(line.removeprefix(b"data: ")))
@@ -132,6 +130,17 @@ class RecordingProxy:
                     self.exchanges.append(Exchange(path, parsed(body), reply.status, events, is_stream=True))
             client.write(line)
             client.flush()
+            if is_held and events and not line.strip():
+                self.release.wait(60)
+                is_held = False
+
+    def _takes(self, paths: list[str], path: str) -> bool:
+        """Take a path off a list, if it is there."""
+        with self.lock:
+            is_there = path in paths
+            if is_there:
+                paths.remove(path)
+        return is_there
 
 
 def seen(proxy: RecordingProxy) -> list[tuple[list[int], list[list[int]]]]:
