@@ -145,19 +145,22 @@ def test_paths_are_no_commands(place: Place) -> None:
 
 @in_each
 def test_daemons_end_with_their_command(place: Place) -> None:
-    unmarked = "while :; do date >> alive; sleep 0.05; done"
-    loop = f"{unmarked} # {MARK}"
+    loop = "while :; do date >> alive-{}; sleep 0.05; done"
+    marked = f"{loop.format(1)} # {MARK}"
+    both = "until [ -s alive-1 ] && [ -s alive-2 ]; do sleep 0.05; done"
     # The pattern does not find itself; a process that is dead, and not yet waited for, has no command line.
     left = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '{MARK[:-1]}[{MARK[-1]}]'; true"
     said, verdict = attack(
         place,
         [
-            terminal(f"setsid nohup bash -c '{loop}' > /dev/null 2>&1 & (trap '' HUP TERM; {unmarked}) & sleep 0.3"),
-            terminal(f"wc -l < alive; sleep 0.5; wc -l < alive; {left}"),
+            terminal(
+                f"setsid nohup bash -c '{marked}' > /dev/null 2>&1 & (trap '' HUP TERM; {loop.format(2)}) & {both}"
+            ),
+            terminal(f"cat alive-* | wc -l; sleep 0.5; cat alive-* | wc -l; {left}"),
         ],
     )
     before, after, processes = said[1].split()
-    assert int(before) > 0
+    assert int(before) >= 2
     assert before == after
     assert processes == "0"
     earns_its_half(verdict)
