@@ -18,7 +18,7 @@ from agentic_opd.core.types import ProgramRun, Task, ToolCall, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.folders import PREFIX, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
-from agentic_opd.sandboxes.protocol import Sandbox
+from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import run_tool
@@ -36,6 +36,17 @@ from tests.support.sandboxes import gone, processes_with
 from tests.support.waiting import until
 
 SLEEP = f"sleep 57{os.getpid()}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever starts on this machine meanwhile removes what killed runs have left in its temporary folder."""
+    folder = tmp_path_factory.mktemp("tmp")
+    folder.chmod(0o777)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -77,7 +88,10 @@ def test_input_arrives_byte_by_byte(backend: Backend) -> None:
 
 
 def test_time_is_limited_and_what_was_said_is_kept(backend: Backend) -> None:
-    result, after = backend.run_all(f"echo begun; setsid {SLEEP} & {SLEEP}", "echo still works", timeout_s=5.0)
+    async def use(box: Sandbox) -> tuple[CommandResult, CommandResult]:
+        return await box.run(f"echo begun; setsid {SLEEP} & {SLEEP}", 5.0), await box.run("echo still works", 60.0)
+
+    result, after = backend.use(use)
     assert result.timed_out
     assert result.text == "begun\n"
     assert after.text == "still works\n"
@@ -258,7 +272,7 @@ def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend
         pytest.skip("only containers are started ahead")
     ahead = Backend("docker", {**backend.settings, "sandbox_warm": 2})
     pid = stop_environment(ahead, signal.SIGKILL, SLEEP, containers=2)
-    until(lambda: not ahead.containers(pid), 30)
+    until(lambda: not ahead.containers(pid), 120)
     asyncio.run(check_sandbox(backend.factory()))
     assert backend.traces(pid) == []
 
@@ -348,8 +362,13 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
     ]
 
     async def use(box: Sandbox) -> list[str]:
-        config = CodingConfig(tool_timeout_s=5.0, tool_output_max_chars=400)
-        return [(await run_tool(ToolCall("c", *call, raw=""), box, config)).content for call in calls]
+        patient = CodingConfig(tool_timeout_s=60.0, tool_output_max_chars=400)
+        hasty = CodingConfig(tool_timeout_s=2.0, tool_output_max_chars=400)
+        limits = [*[patient] * (len(calls) - 1), hasty]
+        return [
+            (await run_tool(ToolCall("c", *call, raw=""), box, config)).content
+            for call, config in zip(calls, limits, strict=True)
+        ]
 
     see = "Use terminal with `ls -la` to see what is there."
     assert backend.use(use) == [
@@ -359,7 +378,7 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
         "2\ncat: nothing: No such file or directory\n[exit code 1]",
         f"Error: there is no file 'nothing'. {see}",
         "Error: 'lib/b.py/c' cannot be written: File exists. Write below the current directory.",
-        "Error: timed out after 5 s; the command was stopped.",
+        "Error: timed out after 2 s; the command was stopped.",
     ]
 
 

@@ -53,7 +53,7 @@ class Backend:
 
         return asyncio.run(main())
 
-    def run_all(self, *commands: str, timeout_s: float = 20.0, **changes: Any) -> list[CommandResult]:
+    def run_all(self, *commands: str, timeout_s: float = 60.0, **changes: Any) -> list[CommandResult]:
         """Run the commands one after the other in one sandbox."""
 
         async def use(sandbox: Sandbox) -> list[CommandResult]:
@@ -92,7 +92,7 @@ def swerex_server(log: Path) -> Iterator[dict[str, Any]]:
     with log.open("w") as output:
         server = subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, "OPD_TEST_SECRET": SECRET})
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not _listens(port):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the SWE-ReX server did not start: {log.read_text()[-2000:]}")
@@ -100,7 +100,7 @@ def swerex_server(log: Path) -> Iterator[dict[str, Any]]:
         yield {"sandbox_swerex_url": f"http://127.0.0.1:{port}", "sandbox_swerex_token": token}
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def _listens(port: int) -> bool:
@@ -130,7 +130,7 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str, contain
     command = f"echo > file; setsid {marker} & {marker}"
     argv = [sys.executable, "-c", _ENVIRONMENT, settings, command]
     environment = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     # Two that are nothing but the marker: not the environment or a shell, whose command lines hold it too.
     while sum(line.strip() == marker for line in processes_with(marker)) < 2:
         if environment.poll() is not None or time.monotonic() > deadline:
@@ -138,7 +138,7 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str, contain
             raise RuntimeError(f"the command did not start: {environment.communicate()[1]}")
         time.sleep(0.05)
     if containers:
-        until(lambda: len(backend.containers(environment.pid)) > containers, 30, environment)
+        until(lambda: len(backend.containers(environment.pid)) > containers, 120, environment)
     environment.send_signal(how)
-    environment.communicate(timeout=30)
+    environment.communicate(timeout=120)
     return environment.pid

@@ -62,8 +62,8 @@ def processes_with(marker: str) -> list[str]:
 
 
 def gone(marker: str) -> bool:
-    """Whether no process of `marker` is left, after five seconds at most."""
-    deadline = time.monotonic() + 5
+    """Whether no process of `marker` is left, after half a minute at most: it would run for hours."""
+    deadline = time.monotonic() + 30
     while processes_with(marker):
         if time.monotonic() > deadline:
             return False
