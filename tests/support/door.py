@@ -3,7 +3,6 @@
 import json
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -20,13 +19,14 @@ class Request(NamedTuple):
 
 
 class Door(socketserver.ThreadingUnixStreamServer):
-    """`/slow` is answered in two pieces, half a second apart, all else at once."""
+    """`/slow` is answered in two pieces, the second once anything else is asked for, which is answered at once."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         self.requests: list[Request] = []
         self.before_answer: Callable[[], object] = lambda: None
+        self.goes_on = threading.Event()
         super().__init__(str(folder / SOCKET_NAME), _Handler)
         (folder / SOCKET_NAME).chmod(0o666)
 
@@ -45,7 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/slow":
             self.wfile.write(b"begun\n")
             self.wfile.flush()
-            time.sleep(0.5)
+            self.server.goes_on.wait(60)
+        self.server.goes_on.set()
         self.wfile.write(json.dumps({"path": self.path}).encode())
         self.close_connection = True
 
