@@ -230,8 +230,11 @@ except asyncio.CancelledError: pass
 
 
 def test_an_environment_that_fails_after_the_trainer_is_done_spoils_nothing(loop: Loop) -> None:
+    place = loop.folder / "pid"
+    is_there = f"not os.path.exists({str(place)!r}) or os.path.exists('/proc/' + open({str(place)!r}).read())"
+    fails = f"import os, time\nwhile {is_there}: time.sleep(0.02)\ntime.sleep(0.5)\nraise SystemExit(1)"
     loop.server()
-    loop.add("tasks", "environment", "import time; time.sleep(1.0); raise SystemExit(1)")
-    loop.add("trainer", "trainer", "")
+    loop.add("tasks", "environment", fails)
+    loop.add("trainer", "trainer", f"import os; open({str(place)!r}, 'w').write(str(os.getpid()))")
     loop.run()
     assert loop.told().count("tasks start") == 1
