@@ -83,7 +83,7 @@ def test_a_wrong_port_ends_it_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
     started = time.monotonic()
     code, made = distill(tmp_path, "http://127.0.0.1:9/v1", group())
     assert (code, made) == (1, [])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30, "else it would be asked for a minute"
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
