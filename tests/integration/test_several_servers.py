@@ -86,7 +86,7 @@ def test_episodes_are_shared_and_scored_where_they_were_sampled(vllm_server: Sha
     with ExitStack() as stack:
         proxies = [stack.enter_context(recording_proxy(url)) for url in [vllm_server.base_url] * 2]
         config = config_for([proxy.url for proxy in proxies], tmp_path)
-        done = commands.run("agentic_opd.env", "process", "--config", str(config), timeout_s=240)
+        done = commands.run("agentic_opd.env", "process", "--config", str(config), timeout_s=1200)
         assert done.returncode == 0, done.stdout + done.stderr
     begun = [episodes_begun(sampled(proxy)) for proxy in proxies]
     assert sum(begun) == GROUPS * GROUP_SIZE  # So no episode went on at another server than it began at.
