@@ -24,7 +24,7 @@ def test_the_demo_makes_valid_groups_with_hints(demo: DemoRun, groups: list[dict
     checked = validate(out)
     assert checked.returncode == 0, checked
     outcomes = [turn["outcome"] for g in groups for o in g["overrides"] for turn in o["opd"]["turns"]]
-    assert outcomes.count("scored") >= 8
+    assert outcomes.count("scored") >= 4
     assert outcomes.count("vote_failed") >= 8
     passed = [o["verification"]["passed"] == o["verification"]["total"] for g in groups for o in g["overrides"]]
     assert 0 < sum(passed) < len(passed)

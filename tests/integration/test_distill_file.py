@@ -140,7 +140,8 @@ AS_OTHERS_WRITE = {
 
 
 def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path: Path) -> None:
-    said = [{"messages": group["messages"][0], "tools": demo_tools()} for group in demo.groups[:2]]
+    # A rollout of one turn, which are a few of a thousand, has no next state.
+    said = [{"messages": max(group["messages"], key=len), "tools": demo_tools()} for group in demo.groups[:2]]
     said.append(AS_OTHERS_WRITE)
     file = written(tmp_path / "said.jsonl", said)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
@@ -166,7 +167,7 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / MODEL)
     chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, demo_tools())
     group = ScoredGroup.from_wire(demo.groups[0])
-    trace = trace_of(group.rollouts[0], chat)
+    trace = trace_of(max(group.rollouts, key=lambda one: len(one.messages or ())), chat)
     space: dict[str, Any] = {}
     exec(example, space)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
