@@ -146,7 +146,6 @@ class Trainer:
                     if self.step > 0:
                         await self._save()
                     raise asyncio.CancelledError
-                self._is_busy = True
                 await self._step(groups)
                 if self.step % config.save_every == 0 or self.step == config.total_steps:
                     await self._save()
@@ -263,6 +262,7 @@ class Trainer:
         if self.world.is_first and not self._is_stopping:
             try:
                 received = await self.client.batch(self.step)
+                self._is_busy = True  # The others may have the batch before a stop: they would wait in its step.
                 groups = [group for group in received if not self.brake.is_withdrawn(group)]
                 self._withdrawn += len(received) - len(groups)
             except asyncio.CancelledError:

@@ -127,12 +127,17 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("waits_for_batch", "stops", "saved"), [(0, 1, 1), (0, 2, 0), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("waits_for_batch", "pause_s", "stops", "saved"), [(0, 0.0, 1, 1), (0, 0.1, 1, 1), (0, 0.1, 2, 0), (1, 0.1, 1, 1)]
+)
 def test_a_stopped_trainer_finishes_its_step_and_saves(
-    waits_for_batch: int, stops: int, saved: int, tmp_path: Path
+    waits_for_batch: int, pause_s: float, stops: int, saved: int, tmp_path: Path
 ) -> None:
-    """In a step: after it. Stopped again in it: at once, and weights between two steps are no checkpoint."""
-    config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=20)
+    """In a step, which begins when a batch is there: after it. Stopped again in it: at once, and weights between two
+    steps are no checkpoint.
+    """
+    passes = 20 if saved else 10_000
+    config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=passes)
     trainer = Trainer(config)
     client = ScriptedClient(trainer.config, [[make_group(trainer.model)]])
     trainer.client = client
@@ -140,7 +145,8 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
     async def run() -> None:
         running = asyncio.create_task(trainer.run())
         await client.asked[waits_for_batch].wait()
-        await asyncio.sleep(0.1)
+        if pause_s:
+            await asyncio.sleep(pause_s)
         for _ in range(stops):
             trainer.stop()
         with pytest.raises(asyncio.CancelledError):
