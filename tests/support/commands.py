@@ -169,6 +169,10 @@ def start(
 class Done(subprocess.CompletedProcess[str]):
     """A command that has ended; as a text, how, and what it said: the message of an assertion on it."""
 
+    def __init__(self, process: Any, argv: Sequence[str], stdout: str, stderr: str) -> None:
+        super().__init__(argv, process.returncode, stdout, stderr)
+        self.pid: int = process.pid
+
     def __str__(self) -> str:
         shown = " ".join(map(str, self.args))
         return f"exit code {self.returncode} of {shown}\n{self.stderr}\n{self.stdout[-2000:]}"
@@ -185,4 +189,4 @@ def run(module: str, *arguments: str, timeout_s: float = 600.0, **more: Any) -> 
                 raise
         out.seek(0)
         error.seek(0)
-        return Done([module, *arguments], process.returncode, out.read(), error.read())
+        return Done(process, [module, *arguments], out.read(), error.read())

@@ -1,7 +1,6 @@
 """The environment's modes as a person runs them with configs/demo.yaml, and the files that they write."""
 
 import json
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ def process_command(server_url: str, out: Path, *flags: str) -> list[str]:
     return command("process", server_url, *own, *flags)
 
 
-def process(server_url: str, out: Path, *flags: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def process(server_url: str, out: Path, *flags: str, **variables: str) -> commands.Done:
     """Run it to its end."""
     return commands.run(*process_command(server_url, out, *flags), **variables)
 
@@ -42,7 +41,7 @@ def exit_code_of(main: Callable[[], int]) -> int:
         return int(ended.code or 0)
 
 
-def validate(out: Path) -> "subprocess.CompletedProcess[str]":
+def validate(out: Path) -> commands.Done:
     """`python -m agentic_opd.validate` on a file."""
     return commands.run("agentic_opd.validate", str(out), timeout_s=120)
 

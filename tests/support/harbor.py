@@ -37,11 +37,8 @@ def world(tasks: Path, **changes: Any) -> HarborWorld:
     return HarborWorld(AgentEnvConfig(**settings(tasks, **changes)))
 
 
-def containers(owner: int | str) -> list[str]:
-    """The names of the containers of a process, or of those whose image's name begins with `owner`."""
-    form = "{{.Names}} {{.Image}}"
-    listed = [*shlex.split(ENGINE), "ps", "-a", "--filter", f"label={LABEL}", "--format", form]
-    lines = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
-    found = [line.split() for line in lines]
-    start = f"{PREFIX}{owner}-" if isinstance(owner, int) else owner
-    return [name for name, image in found if (name if isinstance(owner, int) else image).startswith(start)]
+def containers(pid: int) -> list[str]:
+    """The names of the containers of a process."""
+    listed = [*shlex.split(ENGINE), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    return [name for name in names if name.startswith(f"{PREFIX}{pid}-")]
