@@ -42,7 +42,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         ),
     ):
         argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)
-        done = commands.run(*argv, timeout_s=150, real=True)
+        done = commands.run(*argv, real=True)
         assert done.returncode == 0, done
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
@@ -59,7 +59,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert len(list(weights.glob("step-*"))) == 2
         more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
         again = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", *more)
-        stopped = commands.run(*again, timeout_s=150, kind="train")
+        stopped = commands.run(*again, kind="train")
         assert stopped.returncode == 1, stopped
         assert "does not compute what the trainer does" in stopped.stderr
 
@@ -77,9 +77,9 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(
         process = commands.start(*argv, stderr=commands.PIPE, start_new_session=True, kind="train", real=processes > 1)
         log = tmp_path / "train" / "metrics.jsonl"
         try:
-            until(lambda: log.exists() and log.stat().st_size > 0, 120, process)
+            until(lambda: log.exists() and log.stat().st_size > 0, 600, process)
             os.kill(process.pid, signal.SIGTERM)
-            code = process.wait(60)  # torchrun's own is 1, or that of an abort as its threads end
+            code = process.wait(300)  # torchrun's own is 1, or that of an abort as its threads end
             assert code == 130 if processes == 1 else code in (1, -signal.SIGABRT)
         finally:
             assert process.stderr is not None
@@ -89,6 +89,6 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(
         assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
         more = ("--resume", f"--total_steps={before + 1}")
         argv = trainer(tmp_path, api.url, fake_server.base_url, *settings, *more)
-        done = commands.run(*argv, timeout_s=150, kind="train")
+        done = commands.run(*argv, kind="train")
         assert done.returncode == 0, done
         assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))
