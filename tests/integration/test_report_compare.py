@@ -80,7 +80,7 @@ def test_both_runs_can_be_looked_at(compared: Report, groups: list[dict[str, Any
 
 @pytest.fixture(scope="module")
 def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ResampledTurn]]:
-    """The demo run with lifts beside it, from 1 of 8 to 8 of 8 turn by turn."""
+    """The demo run with lifts beside it, from 8 of 8 to 1 of 8 turn by turn."""
     file = tmp_path_factory.mktemp("measured") / "groups.jsonl"
     shutil.copy(demo.path, file)
     places = [
@@ -90,7 +90,7 @@ def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         for at, turn in enumerate(overrides["opd"]["turns"])
         if turn["hint"] is not None
     ]
-    turns = [ResampledTurn(*place, ("tool",), 8, 1 + i % 8, 1) for i, place in enumerate(places)]
+    turns = [ResampledTurn(*place, ("tool",), 8, 8 - i % 8, 1) for i, place in enumerate(places)]
     write_lifts(lifts_path(file), Lifts(8, 1.0, "policy", 0, len(turns), tuple(turns)))
     make(file, "--tokenizer", MODEL)
     return file.with_suffix(".html"), turns
