@@ -35,9 +35,15 @@ def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) 
         stop(process)
 
 
-def kill(process: Any) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def is_killed_in_a_step(process: Any, folder: Path, proxy: RecordingProxy) -> bool:
+    """Kill the trainer if it has a batch in hand; it stands still while that is looked up."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    with proxy.between_exchanges() as seen:
+        is_in_step = len(handed_out(seen)) > trained(folder)
+    os.killpg(process.pid, signal.SIGKILL if is_in_step else signal.SIGCONT)
+    if is_in_step:
+        process.wait()
+    return is_in_step
 
 
 def trained(folder: Path) -> int:
@@ -65,13 +71,13 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
         with trajectory_api(tmp_path / "first.log", api_port) as api:
             with training(tmp_path, proxy, vllm_url, f"--weights_dir={weights}") as first:
                 training_until(lambda: trained(tmp_path) >= 2 * GROUPS, first)
-                training_until(lambda: len(handed_out(proxy.exchanges)) > trained(tmp_path), first)
-                kill(first)
+                training_until(lambda: is_killed_in_a_step(first, tmp_path, proxy), first)
             in_hand = len(handed_out(proxy.exchanges)) - trained(tmp_path)
             second = stack.enter_context(training(tmp_path, proxy, vllm_url, f"--weights_dir={weights}", "--resume"))
             training_until(lambda: trained(tmp_path) >= 3 * GROUPS, second)
             with proxy.between_exchanges() as before:
                 api.kill()
+                proxy.disconnect()
             assert api.received() == len(accepted(before))
         with trajectory_api(tmp_path / "second.log", api_port) as api:
             training_until(lambda: trained(tmp_path) >= 4 * GROUPS, second)

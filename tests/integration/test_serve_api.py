@@ -275,9 +275,10 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
     with recording_proxy(f"http://127.0.0.1:{port}") as proxy, ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
         with trajectory_api(tmp_path / "first.log", port) as api:
-            until(lambda: len(handed_out(proxy.exchanges)) >= 6)
+            until(lambda: len(sent(proxy.exchanges)) > len(handed_out(proxy.exchanges)) >= 6)
             with proxy.between_exchanges() as before:
                 api.kill()
+                proxy.disconnect()
             assert api.received() == len(sent(before))
         with trajectory_api(tmp_path / "second.log", port) as api:
             counts = running.result(120)
@@ -461,7 +462,7 @@ def test_what_is_finished_is_sent_and_the_place_given_back_when_a_request_is_can
     async def run(url: str) -> None:
         serving = asyncio.create_task(loop.serve(url))
         await asyncio.to_thread(until, lambda: not proxy.to_hold)
-        await asyncio.sleep(0.5)  # More groups are finished meanwhile.
+        await asyncio.to_thread(until, lambda: (tmp_path / "groups.jsonl").read_bytes().count(b"\n") > 2)
         serving.cancel()
         await asyncio.wait([serving])
         assert serving.cancelled()

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ class RecordingProxy:
     changed: threading.Condition = field(default_factory=threading.Condition)
     under_way: int = 0
     is_closed: bool = False
+    connections: set[socket.socket] = field(default_factory=set[socket.socket])
+    """Those of its clients."""
 
     def of(self, path: str) -> list[Exchange]:
         """The exchanges of one route."""
@@ -72,6 +75,12 @@ class RecordingProxy:
             with self.changed:
                 self.is_closed = False
                 self.changed.notify_all()
+
+    def disconnect(self) -> None:
+        """Let the clients' connections end, as those of a killed server, so that none leads to the next one."""
+        for connection in self.connections.copy():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)  # Answers that are being written come to their end.
 
     def forward(
         self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
@@ -164,6 +173,14 @@ def parsed(body: bytes) -> Any:
 def handler_of(proxy: RecordingProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            proxy.connections.add(self.connection)
+
+        def finish(self) -> None:
+            proxy.connections.discard(self.connection)
+            super().finish()
 
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
