@@ -34,6 +34,11 @@ def varied(value: Any, random: Random) -> Any:
     return value if value > 0 else value * random.uniform(0.7, 1.3)
 
 
+def grows(group: dict[str, Any], index: int) -> bool:
+    """Whether what is repeated is short enough to come near to TOKENS."""
+    return len(group["tokens"][index]) - group["overrides"][index]["opd"]["turns"][0]["span"][0] < 0.3 * TOKENS
+
+
 def scored_share(group: dict[str, Any], index: int) -> float:
     rows = group["distill_token_ids"][index]
     return sum(map(bool, rows)) / len(rows)
@@ -73,7 +78,7 @@ def large_file(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     # Chance decides how much of a run is scored; one with little of it had nine rollouts with any.
     rollouts = sorted(
-        ((group, index) for group in demo.groups for index in range(len(group["tokens"]))),
+        ((group, at) for group in demo.groups for at in range(len(group["tokens"])) if grows(group, at)),
         key=lambda one: -scored_share(*one),
     )[:8]
     path = folder / "groups.jsonl"
