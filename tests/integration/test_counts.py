@@ -63,7 +63,7 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
     api_port = free_port()
 
     def training_until(holds: Callable[[], bool], process: Any) -> None:
-        until(holds, 180, process, log.read_text)
+        until(holds, 600, process, log.read_text)
 
     with ExitStack() as stack:
         proxy = stack.enter_context(recording_proxy(f"http://127.0.0.1:{api_port}"))
@@ -82,10 +82,10 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
         with trajectory_api(tmp_path / "second.log", api_port) as api:
             training_until(lambda: trained(tmp_path) >= 4 * GROUPS, second)
             rooted.lose_engine()
-            env.wait_for("waiting for vLLM")
+            env.wait_for("waiting for vLLM", 600)
             rooted.start()
-            assert second.wait(180) == 0, log.read_text()
-            assert env.process.wait(60) == 0, env.said()
+            assert second.wait(600) == 0, log.read_text()
+            assert env.process.wait(600) == 0, env.said()
             left = api.left_over()
             after = proxy.exchanges[len(before) :]
             assert api.received() == len(accepted(after))
