@@ -38,6 +38,8 @@ def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) 
 def is_killed_in_a_step(process: Any, folder: Path, proxy: RecordingProxy) -> bool:
     """Kill the trainer if it has a batch in hand; it stands still while that is looked up."""
     os.killpg(process.pid, signal.SIGSTOP)
+    state = Path(f"/proc/{process.pid}/stat")  # A line that it is writing comes to its end before.
+    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", process=process)
     with proxy.between_exchanges() as seen:
         is_in_step = len(handed_out(seen)) > trained(folder)
     os.killpg(process.pid, signal.SIGKILL if is_in_step else signal.SIGCONT)
