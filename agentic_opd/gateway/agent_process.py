@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -282,10 +283,10 @@ class AgentProcess:
         while True:
             attempt += 1
             with self._capture(task, server_url, sampling, learn_from_altered) as capture:
-                rollout = _ProgramRollout(task, capture, self._program(task, capture.key))
                 try:
+                    run, so_far = partial(self._run, task, capture), partial(capture.episode, task)
                     place = world.program_session(task, mounts)
-                    episode = await verified(task, rollout, place, world, self._config)
+                    episode = await verified(run, so_far, place, task, world, self._config)
                     if episode.verification is None:
                         return episode
                     return replace(episode, verification=replace(episode.verification, made_by=capture.made_by))
@@ -374,6 +375,28 @@ class AgentProcess:
             self._sessions.remove(session)
             del self._captures[owner]
 
+    async def _run(self, task: Task, capture: _Capture, session: ProgramSession) -> Episode:
+        """Run the program, and build the episode from its requests.
+
+        Raises:
+            AgentError: its requests hold nothing to learn from.
+        """
+        await capture.files.begin(session)
+        run = await session.run_program(self._program(task, capture.key))
+        await capture.session.quiet.wait()
+        await capture.files.look(capture.last_turn)
+        if capture.failure is not None:
+            return Episode(task, (), StopReason.SERVER_ERROR, error=capture.failure)
+        episode = capture.episode(task, _stop_of(run, capture.refused), run)
+        if episode is None:
+            asked = f"{capture.requests} requests" if capture.requests else "no request"
+            how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
+            raise AgentError(
+                f"env.agent_command made {asked} on task {task.task_id!r}, of which nothing can be learned ({how}). "
+                f"It printed: {run.output[-1000:]!r}"
+            )
+        return episode
+
     def _program(self, task: Task, key: str) -> Program:
         config = self._config.model_copy(update=dict(task.limits))
         assert config.agent_command is not None
@@ -386,41 +409,6 @@ class AgentProcess:
             config.agent_variables,
             pythons=[str(path.absolute() / "bin" / "python3") for path in config.agent_mounts],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _ProgramRollout:
-    """The run of a program as a `rollout.loop.RunningEpisode`."""
-
-    task: Task
-    capture: _Capture
-    program: Program
-
-    async def run(self, session: ProgramSession) -> Episode:
-        """Run the program, and build the episode from its requests.
-
-        Raises:
-            AgentError: its requests hold nothing to learn from.
-        """
-        capture = self.capture
-        await capture.files.begin(session)
-        run = await session.run_program(self.program)
-        await capture.session.quiet.wait()
-        await capture.files.look(capture.last_turn)
-        if capture.failure is not None:
-            return Episode(self.task, (), StopReason.SERVER_ERROR, error=capture.failure)
-        episode = capture.episode(self.task, _stop_of(run, capture.refused), run)
-        if episode is None:
-            asked = f"{capture.requests} requests" if capture.requests else "no request"
-            how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
-            raise AgentError(
-                f"env.agent_command made {asked} on task {self.task.task_id!r}, of which nothing can be learned "
-                f"({how}). It printed: {run.output[-1000:]!r}"
-            )
-        return episode
-
-    def so_far(self, stop: StopReason) -> Episode | None:
-        return self.capture.episode(self.task, stop)
 
 
 def _stop_of(run: ProgramRun, refused: StopReason | None) -> StopReason:

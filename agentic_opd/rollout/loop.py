@@ -147,43 +147,7 @@ class AgentLoop:
         )
 
 
-SessionT = TypeVar("SessionT", bound=WorldSession, contravariant=True)
-
-
-class RunningEpisode(Protocol[SessionT]):
-    """An episode in progress; `verified` runs it once."""
-
-    async def run(self, session: SessionT) -> Episode:
-        """Produce the episode in its session.
-
-        Raises:
-            SandboxError: the session's sandbox died.
-        """
-        ...
-
-    def so_far(self, stop: StopReason) -> Episode | None:
-        """Return the episode so far; None before its first turn."""
-        ...
-
-
-@dataclass
-class _OwnLoop:
-    """The built-in loop as a `RunningEpisode`."""
-
-    task: Task
-    policy: SamplingPolicy
-    conversation: Conversation
-    config: RolloutConfig
-    user_reply: UserReply | None
-    on_answered: OnAnswered | None
-    loop: AgentLoop | None = None
-
-    async def run(self, session: WorldSession) -> Episode:
-        self.loop = AgentLoop(self.task, self.conversation, session, self.config, self.user_reply, self.on_answered)
-        return await self.loop.run(self.policy)
-
-    def so_far(self, stop: StopReason) -> Episode | None:
-        return self.loop.episode(stop) if self.loop is not None and self.conversation.num_turns else None
+SessionT = TypeVar("SessionT", bound=WorldSession)
 
 
 async def run_episode(
@@ -206,31 +170,44 @@ async def run_episode(
     """
     config = config.model_copy(update=dict(task.limits))
     conversation = Conversation(chat.with_tools(task.tools), first_messages(world, task))
-    rollout = _OwnLoop(task, policy, conversation, config, user_reply, on_answered)
-    return await verified(task, rollout, world.session(task), world, config)
+    loop: AgentLoop | None = None
+
+    async def run(session: WorldSession) -> Episode:
+        nonlocal loop
+        loop = AgentLoop(task, conversation, session, config, user_reply, on_answered)
+        return await loop.run(policy)
+
+    def so_far(stop: StopReason) -> Episode | None:
+        return loop.episode(stop) if loop is not None and conversation.num_turns else None
+
+    return await verified(run, so_far, world.session(task), task, world, config)
 
 
 async def verified(
-    task: Task,
-    rollout: RunningEpisode[SessionT],
+    run: Callable[[SessionT], Awaitable[Episode]],
+    so_far: Callable[[StopReason], Episode | None],
     place: AbstractAsyncContextManager[SessionT],
+    task: Task,
     world: World,
     config: RolloutConfig,
 ) -> Episode:
-    """Run a rollout in its session `place`, then verify and reward the result; returns and raises as `run_episode`."""
+    """Run an episode in its session `place`, then verify and reward the result; returns and raises as `run_episode`.
+
+    `so_far` returns the episode if its sandbox died on the way; None before its first turn.
+    """
     try:
         async with place as session:
-            episode = await rollout.run(session)
+            episode = await run(session)
             if episode.error is not None:
                 return episode
             left = await session.collect(episode.messages)
         verification = await world.verify(task, left)
     except SandboxError as error:
         await world.check()  # On a machine where no sandbox works, raise instead of returning zero rewards.
-        so_far = rollout.so_far(StopReason.SANDBOX_DIED)
-        if so_far is None:
+        unfinished = so_far(StopReason.SANDBOX_DIED)
+        if unfinished is None:
             raise
-        return await _without_reward(so_far, world, error)
+        return await _without_reward(unfinished, world, error)
     turns, worked = max(len(episode.turns), episode.requests), episode.tool_calls - episode.tool_errors
     reward = compute_reward(verification, turns, worked, episode.broken_turns, config)
     return replace(episode, verification=verification, reward=reward)
