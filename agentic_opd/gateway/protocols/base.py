@@ -6,7 +6,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
@@ -17,6 +17,11 @@ from agentic_opd.plugin.sampling import SampledToken
 
 Event = Begun | Piece | Finished
 
+Value = TypeVar("Value")
+_WITHOUT_EFFECT = "without effect"
+WithoutEffect = Annotated[Value | None, _WITHOUT_EFFECT]
+"""Type of a field that changes nothing about the answer here."""
+
 
 class CommonBody(Sampling):
     """Fields that the protocols share."""
@@ -24,30 +29,22 @@ class CommonBody(Sampling):
     model: str | None = None
     """Any name is served."""
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    user: str | None = None
-    store: bool | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("metadata", "service_tier", "user", "store", "safety_identifier", "prompt_cache_key"),
-            *("prompt_cache_retention", "priority", "request_id", "cache_salt"),
-        )
-    )
-    """Fields that change nothing about the answer here."""
+    metadata: WithoutEffect[dict[str, Any]] = None
+    service_tier: WithoutEffect[str] = None
+    user: WithoutEffect[str] = None
+    store: WithoutEffect[bool] = None
+    safety_identifier: WithoutEffect[str] = None
+    prompt_cache_key: WithoutEffect[str] = None
+    prompt_cache_retention: WithoutEffect[str] = None
+    priority: WithoutEffect[int] = None
+    request_id: WithoutEffect[str] = None
+    cache_salt: WithoutEffect[str] = None
 
     def log_without_effect(self, protocol: str) -> None:
         """Name the given fields without effect in the log."""
-        ignored(
-            protocol, (name for name in self.model_fields_set & self.without_effect if getattr(self, name) is not None)
-        )
+        fields = type(self).model_fields
+        idle = (name for name in self.model_fields_set if _WITHOUT_EFFECT in fields[name].metadata)
+        ignored(protocol, (name for name in idle if getattr(self, name) is not None))
 
 
 class WireProtocol(ABC):

@@ -12,7 +12,7 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
-from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
     ClosedModel,
@@ -60,7 +60,7 @@ class _ChatMessage(OpenModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_ChatPart] | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning: WithoutEffect[str] = None
     name: str | None = None
     tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
@@ -135,20 +135,15 @@ class _ChatBody(CommonBody):
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
-    verbosity: str | None = None
-    prediction: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
-    cache_control: dict[str, Any] | None = None
+    verbosity: WithoutEffect[str] = None
+    prediction: WithoutEffect[dict[str, Any]] = None
+    modalities: WithoutEffect[list[Literal["text"]]] = None
+    cache_control: WithoutEffect[dict[str, Any]] = None
     reasoning: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    usage: dict[str, Any] | None = None
-    provider: dict[str, Any] | None = None
-    include_reasoning: bool | None = None
-
-    without_effect = CommonBody.without_effect.union(
-        ("verbosity", "prediction", "modalities", "cache_control", "reasoning", "thinking", "usage", "provider"),
-        ("include_reasoning", "parallel_tool_calls"),
-    )
+    thinking: WithoutEffect[dict[str, Any]] = None
+    usage: WithoutEffect[dict[str, Any]] = None
+    provider: WithoutEffect[dict[str, Any]] = None
+    include_reasoning: WithoutEffect[bool] = None
 
     def choice(self) -> ToolChoice:
         """Return the choice of tools."""

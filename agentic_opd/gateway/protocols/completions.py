@@ -9,7 +9,7 @@ from pydantic import Field
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.protocols.chat import StreamOptions, usage
 from agentic_opd.gateway.request import Asked, check_choices, make_asked, read_body
 from agentic_opd.gateway.sampler import Begun
@@ -23,15 +23,13 @@ _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class _CompletionBody(CommonBody):
     prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
     n: Annotated[int, Field(ge=1)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: WithoutEffect[Annotated[int, Field(ge=1)]] = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
     return_token_ids: bool | None = None
-
-    without_effect = CommonBody.without_effect | {"best_of"}
 
 
 def _ids(prompt: Sequence[Any]) -> Iterator[int]:

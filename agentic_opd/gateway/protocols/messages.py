@@ -17,7 +17,7 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
-from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
     Asked,
@@ -59,7 +59,7 @@ class _Block(OpenModel):
     type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
     text: str | None = None
     source: _ImageSource | None = None
-    thinking: str | None = None
+    thinking: WithoutEffect[str] = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -135,21 +135,16 @@ class _MessagesBody(CommonBody):
     output_config: _OutputConfig | None = None
     stop_sequences: list[StopString] | None = None
     thinking: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    mcp_servers: list[Any] | None = None
-    context_management: dict[str, Any] | None = None
-    betas: list[str] | None = None
-    speed: str | None = None
-    container: str | dict[str, Any] | None = None
-    inference_geo: str | None = None
-    diagnostics: dict[str, Any] | None = None
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
-
-    without_effect = CommonBody.without_effect.union(
-        ("thinking", "cache_control", "mcp_servers", "context_management", "betas", "speed", "container"),
-        ("inference_geo", "diagnostics", "user_profile_id", "workspace_id"),
-    )
+    cache_control: WithoutEffect[dict[str, Any]] = None
+    mcp_servers: WithoutEffect[list[Any]] = None
+    context_management: WithoutEffect[dict[str, Any]] = None
+    betas: WithoutEffect[list[str]] = None
+    speed: WithoutEffect[str] = None
+    container: WithoutEffect[str | dict[str, Any]] = None
+    inference_geo: WithoutEffect[str] = None
+    diagnostics: WithoutEffect[dict[str, Any]] = None
+    user_profile_id: WithoutEffect[str] = None
+    workspace_id: WithoutEffect[str] = None
 
 
 def _conversation(body: _MessagesBody, images: RequestImages) -> list[Message]:

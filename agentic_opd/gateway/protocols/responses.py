@@ -19,7 +19,7 @@ from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
-from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
     REFERENCE,
@@ -120,30 +120,25 @@ class _ResponsesBody(CommonBody):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: WithoutEffect[dict[str, Any]] = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: WithoutEffect[int] = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_ToolItem] | None = None
     tool_choice: Literal["auto", "none", "required"] | _ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
     reasoning: _Reasoning | None = None
-    include: list[str] | None = None
+    include: WithoutEffect[list[str]] = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     conversation: None = None
     prompt: None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
-    context_management: list[Any] | dict[str, Any] | None = None
-    access_programs: dict[str, Any] | None = None
-
-    without_effect = CommonBody.without_effect.union(
-        ("prompt_cache_options", "max_tool_calls", "include", "stream_options", "client_metadata", "moderation"),
-        ("context_management", "access_programs"),
-    )
+    prompt_cache_options: WithoutEffect[dict[str, Any]] = None
+    client_metadata: WithoutEffect[dict[str, Any]] = None
+    moderation: WithoutEffect[dict[str, Any]] = None
+    context_management: WithoutEffect[list[Any] | dict[str, Any]] = None
+    access_programs: WithoutEffect[dict[str, Any]] = None
 
 
 def _add_item(
