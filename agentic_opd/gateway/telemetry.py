@@ -1,5 +1,7 @@
 """The gateway's Prometheus metrics. They contain no conversation text and no keys."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -10,59 +12,36 @@ class Telemetry:
     """Metrics of one gateway, in a separate registry."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        name = "agentic_opd_gateway_"
-        self.requests = Counter(f"{name}requests", "responses by HTTP status", ["status"], registry=registry)
-        self.hung_up = Counter(
-            f"{name}hung_up", "requests whose client disconnected before the end of the response", registry=registry
+        self.registry = CollectorRegistry()
+        of_gateway = {"namespace": "agentic_opd_gateway", "registry": self.registry}
+        counter, gauge = partial(Counter, **of_gateway), partial(Gauge, **of_gateway)
+        histogram = partial(Histogram, buckets=_SECONDS, **of_gateway)
+        self.requests = counter("requests", "responses by HTTP status", ["status"])
+        self.hung_up = counter("hung_up", "requests whose client disconnected before the end of the response")
+        self.turns = counter("turns", "finished turns", ["type"])
+        self.tokens = counter("tokens", "tokens of prompts and completions", ["kind"])
+        self.rewritten = counter(
+            "rewritten_histories", "requests that created a branch because the client rewrote the history"
         )
-        self.turns = Counter(f"{name}turns", "finished turns", ["type"], registry=registry)
-        self.tokens = Counter(f"{name}tokens", "tokens of prompts and completions", ["kind"], registry=registry)
-        self.rewritten = Counter(
-            f"{name}rewritten_histories",
-            "requests that created a branch because the client rewrote the history",
-            registry=registry,
+        self.unlike = counter(
+            "unlike_streams", "streamed turns whose final result differs from what was streamed first"
         )
-        self.unlike = Counter(
-            f"{name}unlike_streams",
-            "streamed turns whose final result differs from what was streamed first",
-            registry=registry,
-        )
-        self.open = Gauge(f"{name}open_sessions", "open sessions", registry=registry)
-        self.waiting = Gauge(
-            f"{name}sessions_to_write", "closed sessions whose group is not written yet", registry=registry
-        )
-        self.sessions = Counter(f"{name}sessions", "closed sessions by final state", ["state"], registry=registry)
-        self.unsent = Gauge(
-            f"{name}groups_to_send", "groups that the trajectory API has not accepted yet", registry=registry
-        )
-        self.sent = Counter(f"{name}groups_sent", "items that the trajectory API accepted", registry=registry)
-        self.skipped = Counter(
-            f"{name}groups_skipped", "items that the trainer cannot accept, by reason", ["reason"], registry=registry
-        )
-        self.lost = Counter(f"{name}groups_lost", "groups lost by a restart of the trajectory API", registry=registry)
-        self.outcomes = Counter(f"{name}turn_outcomes", "judged turns by outcome", ["outcome"], registry=registry)
-        self.version = Gauge(
-            f"{name}weight_version", "version of the weights that a policy server has", ["server"], registry=registry
-        )
-        self.rollbacks = Gauge(
-            f"{name}weight_rollbacks",
+        self.open = gauge("open_sessions", "open sessions")
+        self.waiting = gauge("sessions_to_write", "closed sessions whose group is not written yet")
+        self.sessions = counter("sessions", "closed sessions by final state", ["state"])
+        self.unsent = gauge("groups_to_send", "groups that the trajectory API has not accepted yet")
+        self.sent = counter("groups_sent", "items that the trajectory API accepted")
+        self.skipped = counter("groups_skipped", "items that the trainer cannot accept, by reason", ["reason"])
+        self.lost = counter("groups_lost", "groups lost by a restart of the trajectory API")
+        self.outcomes = counter("turn_outcomes", "judged turns by outcome", ["outcome"])
+        self.version = gauge("weight_version", "version of the weights that a policy server has", ["server"])
+        self.rollbacks = gauge(
+            "weight_rollbacks",
             "times that a trainer's brake replaced a server's weights by earlier ones, since the server's start",
             ["server"],
-            registry=registry,
         )
-        self.first_token_s = Histogram(
-            f"{name}first_token_seconds",
-            "seconds from a request to its first token",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.answer_s = Histogram(
-            f"{name}answer_seconds",
-            "seconds from a request to the end of its response",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        self.first_token_s = histogram("first_token_seconds", "seconds from a request to its first token")
+        self.answer_s = histogram("answer_seconds", "seconds from a request to the end of its response")
 
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
