@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from operator import not_
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from agentic_opd.core.errors import AlignmentError
 
@@ -38,6 +40,11 @@ MOST_NATS = 1000.0
 
 MOST_SCORE = 1e6
 """Largest absolute value of a score or reward; keeps a group's statistics finite in float32."""
+
+MOST_ID = 2**63 - 1
+
+Index = Annotated[int, Field(strict=True, ge=0, le=MOST_ID)]
+"""A position, a count or a token id, as pydantic reads it from JSON."""
 
 
 def check_lengths(what: str, **lengths: int) -> None:
@@ -267,11 +274,11 @@ sequence of the group trains on it; it was requested as a side turn; or its samp
 
 @dataclass(frozen=True, slots=True)
 class ContextTurn:
-    """An assistant message of a conversation that is context only."""
+    """An assistant message of a conversation that is context only; the annotations are its form on the wire."""
 
-    message_index: int
+    message_index: Annotated[Index, Field(alias="message")]
     why: WhyContext
-    altered: tuple[str, ...] = ()
+    altered: Annotated[tuple[str, ...], Field(exclude_if=not_)] = ()
     """Sampling parameters that changed the distribution, if `why` is `altered_sampling`."""
 
 
@@ -344,11 +351,14 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """A picture among the tokens of a sequence: the sha256 of its file, and the positions of its tokens."""
+    """A picture among the tokens of a sequence: the sha256 of its file, and the positions of its tokens.
 
-    digest: str
-    offset: int
-    length: int
+    The annotations are its form on the wire.
+    """
+
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    offset: Index
+    length: Annotated[Index, Field(ge=1)]
 
     @property
     def end(self) -> int:

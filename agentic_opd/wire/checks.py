@@ -13,9 +13,8 @@ from typing import Annotated, Any, NamedTuple, cast
 from pydantic import FailFast, Field, TypeAdapter
 
 from agentic_opd.core.errors import WireError
-from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
+from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_ID, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
 from agentic_opd.wire.group import (
-    MOST_ID,
     SAME_LOGPROB,
     SUM_SLACK,
     ControlReading,

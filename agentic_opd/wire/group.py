@@ -36,6 +36,7 @@ from agentic_opd.core.types import (
     DistillArrays,
     Episode,
     EvidenceKind,
+    Index,
     Message,
     PlacedImage,
     ProgramRun,
@@ -45,7 +46,6 @@ from agentic_opd.core.types import (
     Trace,
     TurnOutcome,
     Vote,
-    WhyContext,
     check_lengths,
 )
 
@@ -66,8 +66,6 @@ SAME_LOGPROB = 1e-6
 
 SUM_SLACK = 1e-3
 """Tolerance above 0 for a logprob, and above 1 for the sum of a row's probabilities: logprobs are written rounded."""
-
-MOST_ID = 2**63 - 1
 
 
 def _no_flags(value: Any) -> Any:
@@ -96,7 +94,6 @@ def shown(value: object) -> str:
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 80
 
-Index = Annotated[int, Field(strict=True, ge=0, le=MOST_ID)]
 Number = Annotated[float, Field(strict=True, ge=-MOST_SCORE, le=MOST_SCORE, allow_inf_nan=False)]
 Logprob = Annotated[float, Field(strict=True, ge=-MOST_NATS, le=SUM_SLACK, allow_inf_nan=False)]
 
@@ -407,17 +404,8 @@ class ScoredRollout:
     def overrides(self) -> dict[str, Any]:
         """Return the sequence's entry of `overrides`, without fields that are None."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
-        if self.context_turns:
-            opd["context_turns"] = [
-                {
-                    "message": one.message_index,
-                    "why": one.why,
-                    **({"altered": list(one.altered)} if one.altered else {}),
-                }
-                for one in self.context_turns
-            ]
-        if self.images:
-            opd["images"] = [{"digest": one.digest, "offset": one.offset, "length": one.length} for one in self.images]
+        rest = _SequenceOpd(context_turns=self.context_turns, images=self.images)
+        opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
         known = _OF_SEQUENCE.written(self, opd or None)
         return {**known, **({} if self.is_rewarded else {"reward": None}), **self.other}
 
@@ -556,30 +544,12 @@ _OPTIONAL = [name for name in TurnRecord.__dataclass_fields__ if name not in (*_
 
 
 @dataclass(frozen=True, slots=True)
-class _ContextEntry:
-    """`ContextTurn` under the wire's names."""
-
-    message: Index
-    why: WhyContext
-    altered: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _ImageEntry:
-    """`PlacedImage` with checked fields."""
-
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    offset: Index
-    length: Annotated[Index, Field(ge=1)]
-
-
-@dataclass(frozen=True, slots=True)
 class _SequenceOpd:
     """`overrides[i]["opd"]`."""
 
-    turns: tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None = None
-    context_turns: tuple[_ContextEntry, ...] = ()
-    images: tuple[_ImageEntry, ...] = ()
+    turns: Annotated[tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None, Field(exclude=True)] = None
+    context_turns: Annotated[tuple[ContextTurn, ...], _IF_ANY] = ()
+    images: Annotated[tuple[PlacedImage, ...], _IF_ANY] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -757,8 +727,8 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             messages=line.messages[index] if line.messages else None,
             rows=DistillArrays(ids[index], logprobs[index]) if ids and logprobs else None,
             turns=opd.turns,
-            context_turns=tuple(ContextTurn(one.message, one.why, one.altered) for one in opd.context_turns),
-            images=tuple(PlacedImage(one.digest, one.offset, one.length) for one in opd.images),
+            context_turns=opd.context_turns,
+            images=opd.images,
             **known,
             other=overrides,
         )
