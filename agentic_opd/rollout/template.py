@@ -217,29 +217,25 @@ class TemplateRenderer(DefaultRenderer):
 
     # -------------------------------------------------------------------------------------------- template properties
 
-    def _can_render(self, *roles: str) -> bool:
+    def _rendered(self, *messages: Message) -> str | None:
+        """Return the template's text; None if it can't render the messages."""
         try:
-            self._template([{"role": role, "content": "a"} for role in roles], tokenize=False)
+            return str(self._template(list(messages), tokenize=False))
         except Exception:  # noqa: BLE001 - a chat template may raise any exception
-            return False
-        return True
+            return None
+
+    def _can_render(self, *roles: str) -> bool:
+        return self._rendered(*({"role": role, "content": "a"} for role in roles)) is not None
 
     def _writes_texts(self) -> bool:
         """Return whether the template writes a content that is a text; templates of vision models may need parts."""
-        try:
-            return _BEGIN in str(self._template([{"role": "user", "content": _BEGIN}], tokenize=False))
-        except Exception:  # noqa: BLE001 - as above
-            return False
+        return _BEGIN in (self._rendered({"role": "user", "content": _BEGIN}) or "")
 
     def _can_render_call(self, call_id: str, arguments: object) -> bool:
         call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         answer = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "a"}
-        try:
-            self._template([{"role": "user", "content": "u"}, turn, answer], tokenize=False)
-        except Exception:  # noqa: BLE001 - as above
-            return False
-        return True
+        return self._rendered({"role": "user", "content": "u"}, turn, answer) is not None
 
     def _closing_token(self) -> int | None:
         """Return the first control token that the template writes after an assistant's content."""
