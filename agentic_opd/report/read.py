@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths, sampled_spans
+from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
@@ -48,9 +48,6 @@ class TeacherTop:
     counts_S: NDArray[np.uint8]
     ids: NDArray[np.int64]
     logprobs: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        check_lengths("teacher's top", counts=int(self.counts_S.sum()), ids=len(self.ids), logprobs=len(self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +82,6 @@ class ShownRollout:
     """About the group; None if it was not distilled, or another program wrote the file."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
-
-    def __post_init__(self) -> None:
-        check_lengths(
-            "rollout",
-            sampled=len(self.sampled_S),
-            student=len(self.student_S),
-            baseline=len(self.baseline_S),
-            teacher=len(self.teacher.counts_S),
-        )
 
     @property
     def is_scored_S(self) -> NDArray[np.bool_]:
