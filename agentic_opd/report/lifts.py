@@ -4,16 +4,14 @@
 `groups.jsonl`; the report reads it.
 """
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentic_opd.core.errors import OutputError, PlaceError
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks
 from agentic_opd.core.text import read_json
 
@@ -82,37 +80,9 @@ def lift_of(turns: Sequence[ResampledTurn]) -> Lift:
     return Lift(len(turns), with_hint, without, difference(without, with_hint))
 
 
-def lifts_by(turns: Iterable[ResampledTurn], key: Callable[[ResampledTurn], str]) -> dict[str, Lift]:
-    """Return the lift for each value of `key`, the largest first."""
-    groups: dict[str, list[ResampledTurn]] = defaultdict(list)
-    for turn in turns:
-        groups[key(turn)].append(turn)
-    lifts = {name: lift_of(own) for name, own in groups.items()}
-    return dict(sorted(lifts.items(), key=lambda item: -item[1].lift.value))
-
-
 def lifts_path(groups: Path) -> Path:
     """Return the path of the lifts of a file of groups."""
     return (groups.with_suffix("") if groups.suffix == ".gz" else groups).with_suffix(".hints.json")
-
-
-def write_lifts(path: Path, lifts: Lifts) -> None:
-    """Write the file atomically.
-
-    Raises:
-        OutputError: the file can't be written.
-    """
-    by_hint = lifts_by(lifts.turns, lambda turn: hint_key(turn.hint))
-    by_evidence = lifts_by(lifts.turns, lambda turn: evidence_key(turn.evidence))
-    about = asdict(lifts)
-    for name, found in (("by_hint", by_hint), ("by_evidence", by_evidence)):
-        about[name] = {text: lift._asdict() for text, lift in found.items()}
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 _FILE = TypeAdapter(Lifts)

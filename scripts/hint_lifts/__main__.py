@@ -26,7 +26,7 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.plugin.info import fetch_info
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts, write_lifts
+from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts
 from agentic_opd.report.read import read_run
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings
@@ -43,6 +43,7 @@ from hint_lifts.resample import (
     of_version,
     resample,
 )
+from hint_lifts.written import write_lifts
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hint_lifts.written import write_lifts
 from playwright.sync_api import Browser
 
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, write_lifts
+from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path
 from tests.support import commands
 from tests.support.browser import Report, opened
 from tests.support.places import MODEL

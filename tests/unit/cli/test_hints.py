@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from hint_lifts.written import write_lifts
 
 from agentic_opd.cli.hints import main
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, write_lifts
+from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path
 from tests.unit.report.sample import HINT, group, write
 
 

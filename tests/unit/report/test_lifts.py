@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from hint_lifts.written import lifts_by, write_lifts
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.intervals import difference, mean_of_tasks, wilson
@@ -10,10 +11,8 @@ from agentic_opd.report.lifts import (
     ResampledTurn,
     hint_key,
     lift_of,
-    lifts_by,
     lifts_path,
     read_lifts,
-    write_lifts,
 )
 
 
