@@ -163,7 +163,7 @@ def _template_renderer(
         WithoutUnknown(tokenizer),
         config.model_copy(update={"tool_parser": of_renderers}),
         FORMATS.get(name),
-        in_text=tool_format != "template",
+        WRITTEN[name] if tool_format != "template" else None,
         lists_tools=tool_format != "prompt",
         stop_token_ids=stop_token_ids,
     )

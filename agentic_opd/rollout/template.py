@@ -1,8 +1,8 @@
 """Render conversations with a tokenizer's own chat template, for any model: `renderer: default`.
 
-The template writes the text, and a `ToolFormat` parses tool calls from sampled text. For a template without tools
-(`tool_format: text`), the system prompt describes the tools, calls are written into the assistant's text, and results
-become user messages.
+The template writes the text, and a reader of `tool_formats` parses tool calls from sampled text. For a template without
+tools (`tool_format: text`), the system prompt describes the tools, calls are written into the assistant's text, and
+results become user messages.
 
 In: messages and tools. Out: `RenderedTokens`, and `ParsedResponse` of sampled ids.
 """
@@ -24,7 +24,8 @@ from agentic_opd.rollout.tool_formats import (
     OF_TEXT_VALUES,
     RESULT_CLOSE,
     RESULT_OPEN,
-    ToolFormat,
+    Reader,
+    Writer,
     instructions,
     with_declared_types,
     written_result,
@@ -41,9 +42,9 @@ class TemplateRenderer(DefaultRenderer):
         self,
         tokenizer: Any,
         config: DefaultRendererConfig,
-        tool_format: ToolFormat | None,
+        read: Reader | None,
+        write: Writer | None = None,
         *,
-        in_text: bool,
         lists_tools: bool = True,
         stop_token_ids: Sequence[int],
     ) -> None:
@@ -52,13 +53,13 @@ class TemplateRenderer(DefaultRenderer):
         Args:
             tokenizer: A tokenizer with a chat template.
             config: The template's variables, and the name of a parser of `renderers`.
-            tool_format: Parses tool calls. None: that parser does, or calls can't be parsed.
-            in_text: The template does not support tools, and they are written in `tool_format`.
-            lists_tools: The system prompt lists them in that case.
+            read: Parses tool calls. None: that parser does, or calls can't be parsed.
+            write: Writes tool calls, because the template does not support tools.
+            lists_tools: The system prompt lists the tools in that case.
             stop_token_ids: Stop tokens in addition to the template's closing token.
         """
         super().__init__(tokenizer, config)
-        self._format, self._in_text, self._lists_tools = tool_format, in_text, lists_tools
+        self._read, self._write, self._lists_tools = read, write, lists_tools
         self._template: Any = tokenizer.apply_chat_template
         if not self._writes_texts():
             self._template = _with_parts(tokenizer.apply_chat_template)
@@ -75,7 +76,7 @@ class TemplateRenderer(DefaultRenderer):
     @property
     def supports_tools(self) -> bool:
         """Whether tool calls can be parsed."""
-        return self._format is not None or super().supports_tools
+        return self._read is not None or super().supports_tools
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the stop tokens; the template's closing token comes first."""
@@ -109,7 +110,7 @@ class TemplateRenderer(DefaultRenderer):
 
     def _text(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
         variables = {**(self.config.model_extra or {}), "add_generation_prompt": add_generation_prompt}
-        if tools and not self._in_text:
+        if tools and self._write is None:
             variables["tools"] = list(tools)
         return self._template(self._for_template(messages, tools), tokenize=False, **variables)
 
@@ -135,12 +136,12 @@ class TemplateRenderer(DefaultRenderer):
 
     def _for_template(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Message]:
         """Return the messages in a form that the template supports."""
-        taken: list[Message] = [self._as_text(one) if self._in_text else self._with_arguments(one) for one in messages]
+        write = self._write
+        taken: list[Message] = [_as_text(one, write) if write else self._with_arguments(one) for one in messages]
         if not self._takes_any_id:
             taken = [_with_short_ids(one) for one in taken]
-        if self._in_text and self._lists_tools and tools:
-            assert self._format is not None
-            told = instructions(self._format, tools)
+        if write and self._lists_tools and tools:
+            told = instructions(write, tools)
             if taken and taken[0]["role"] == "system":
                 taken[0] = {**taken[0], "content": f"{taken[0]['content']}\n\n{told}"}
             else:
@@ -168,34 +169,13 @@ class TemplateRenderer(DefaultRenderer):
         # Templates that write one argument at a time, as Qwen3-Coder's, fail on the text of a broken call.
         return parsed if self._takes_text or isinstance(parsed, dict) else {"arguments": arguments}
 
-    def _as_text(self, message: Message) -> Message:
-        """Return a message without fields that need a template with tools."""
-        if message["role"] == "tool":
-            content = without_control_tokens((RESULT_OPEN, RESULT_CLOSE), message["content"] or "")
-            return {"role": "user", "content": written_result(content)}
-        calls = message.get("tool_calls")
-        if not calls:
-            return {key: value for key, value in message.items() if key != "tool_calls"}
-        assert self._format is not None
-        assert self._format.example is not None
-        written = [self._written_call(call["function"]) for call in calls]
-        return {"role": "assistant", "content": "\n".join(filter(None, (message["content"], *written)))}
-
-    def _written_call(self, function: dict[str, Any]) -> str:
-        assert self._format is not None
-        assert self._format.example is not None
-        arguments = _parsed_arguments(function["arguments"])
-        if not isinstance(arguments, dict):  # An unparsable call keeps its text.
-            return str(arguments)
-        return self._format.example(function["name"], arguments)
-
     # ---------------------------------------------------------------------------------------------- sampled ids -> turn
 
     def parse_response(
         self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
         """Parse a turn: reasoning, if the prompt or the model opened `<think>`, content, and calls."""
-        if self._format is None:
+        if self._read is None:
             parsed = super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
             if self.config.tool_parser in OF_TEXT_VALUES:
                 parsed.tool_calls = [with_declared_types(call, tools or ()) for call in parsed.tool_calls]
@@ -210,7 +190,7 @@ class TemplateRenderer(DefaultRenderer):
         text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
         if thought.text is not None:
             text = text.partition("</think>")[2]
-        content, calls = self._format.read(text)
+        content, calls = self._read(text)
         for special in self._tokenizer.all_special_tokens:
             content = content.replace(special, "")
         return ParsedResponse(content=content, reasoning_content=thought.text or None, tool_calls=calls)
@@ -258,6 +238,22 @@ def _with_parts(template: Any) -> Any:
         )
 
     return apply
+
+
+def _as_text(message: Message, write: Writer) -> Message:
+    """Return a message without fields that need a template with tools."""
+    if message["role"] == "tool":
+        content = without_control_tokens((RESULT_OPEN, RESULT_CLOSE), message["content"] or "")
+        return {"role": "user", "content": written_result(content)}
+    calls = message.get("tool_calls")
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    written: list[str] = []
+    for function in (call["function"] for call in calls):
+        arguments = _parsed_arguments(function["arguments"])
+        is_read = isinstance(arguments, dict)  # An unparsable call keeps its text.
+        written.append(write(function["name"], arguments) if is_read else str(arguments))
+    return {"role": "assistant", "content": "\n".join(filter(None, (message["content"], *written)))}
 
 
 def _marked(message: Message) -> Message:

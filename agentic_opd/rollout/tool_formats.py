@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any, NamedTuple
 
@@ -28,25 +28,15 @@ class Read(NamedTuple):
     calls: list[ParsedToolCall]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """A text format of tool calls."""
-
-    read: Callable[[str], Read]
-    example: Callable[[str, Mapping[str, Any]], str] | None = None
-    """Writes one call; None: this format is only read."""
+Reader = Callable[[str], Read]
+Writer = Callable[[str, Mapping[str, Any]], str]
+"""Writes a call of a tool, by its name, with arguments."""
 
 
-def instructions(written: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tool description for the system prompt of a model whose chat template does not support tools.
-
-    Args:
-        written: A format that can be written.
-        tools: Tool specifications in OpenAI's format.
-    """
-    assert written.example is not None
+def instructions(write: Writer, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tool description for the system prompt of a model whose chat template does not support tools."""
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    example = written.example("NAME", {"ARGUMENT": "VALUE"})
+    example = write("NAME", {"ARGUMENT": "VALUE"})
     return (
         f"# Tools\n\nYou can call these tools:\n{shown}\n\nTo call a tool, write its name and its arguments like "
         f"this:\n{example}\nThe result is the next message, in {RESULT_OPEN} and {RESULT_CLOSE}."
@@ -64,7 +54,7 @@ def written_result(content: str) -> str:
 # ------------------------------------------------------------------------------------------------------- JSON formats
 
 
-def _json_after(marker: str, close: str = "") -> Callable[[str], Read]:
+def _json_after(marker: str, close: str = "") -> Reader:
     """Return a parser of an object or a list of objects after each `marker`, a pattern such as `<tool_call>`."""
     opening = re.compile(marker)
 
@@ -178,7 +168,7 @@ _BEGUN_CALL = re.compile(r"[A-Za-z_][\w.]*\(")
 _CONSTANTS = {"null": None, "true": True, "false": False}
 
 
-def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read]:
+def _pythonic(open_mark: str = "", close_mark: str = "") -> Reader:
     """Return a parser of `[name(argument=value), ...]`: the whole text, or the text between two marks.
 
     Between marks, the list may also be one call per line without brackets.
@@ -263,12 +253,9 @@ def with_declared_types(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]]
 # ----------------------------------------------------------------------------------------------------------- by name
 
 
-def _as_json(name: str, arguments: Mapping[str, Any]) -> str:
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-
-
 def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"<tool_call>\n{_as_json(name, arguments)}\n</tool_call>"
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _bare_call(name: str, arguments: Mapping[str, Any]) -> str:
@@ -279,32 +266,31 @@ def _python_text(name: str, arguments: Mapping[str, Any]) -> str:
     return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
-_HERMES = ToolFormat(_json_after("<tool_call>", close="</tool_call>"), _hermes_call)
-_BARE_JSON = ToolFormat(_bare_json, _bare_call)
-_IN_TOOL_CALLS = ToolFormat(_json_after("<tool_calls>", close="</tool_calls>"))
+_HERMES = _json_after("<tool_call>", close="</tool_call>")
+_IN_TOOL_CALLS = _json_after("<tool_calls>", close="</tool_calls>")
 
-FORMATS: dict[str, ToolFormat] = {
+FORMATS: dict[str, Reader] = {
     "hermes": _HERMES,
     "qwen3_json": _HERMES,
     "granite4": _HERMES,
     "ernie45": _HERMES,
-    "longcat": ToolFormat(_json_after("<longcat_tool_call>", close="</longcat_tool_call>")),
-    "granite": ToolFormat(_json_after(r"<\|tool_call\|>|<tool_call>")),
-    "granite-20b-fc": ToolFormat(_json_after("<function_call>")),
-    "internlm": ToolFormat(_json_after(r"<\|action_start\|><\|plugin\|>", close="<|action_end|>")),
+    "longcat": _json_after("<longcat_tool_call>", close="</longcat_tool_call>"),
+    "granite": _json_after(r"<\|tool_call\|>|<tool_call>"),
+    "granite-20b-fc": _json_after("<function_call>"),
+    "internlm": _json_after(r"<\|action_start\|><\|plugin\|>", close="<|action_end|>"),
     "jamba": _IN_TOOL_CALLS,
     "hunyuan_a13b": _IN_TOOL_CALLS,
-    "phi4_mini_json": ToolFormat(_json_after(r"functools(?=\[)")),
-    "xlam": ToolFormat(_xlam),
-    "llama3_json": _BARE_JSON,
-    "llama4_json": _BARE_JSON,
-    "mistral": ToolFormat(_mistral),
-    "pythonic": ToolFormat(_pythonic(), _python_text),
-    "llama4_pythonic": ToolFormat(_pythonic("<|python_start|>", "<|python_end|>")),
-    "lfm2": ToolFormat(_pythonic("<|tool_call_start|>", "<|tool_call_end|>")),
-    "olmo3": ToolFormat(_pythonic("<function_calls>", "</function_calls>")),
+    "phi4_mini_json": _json_after(r"functools(?=\[)"),
+    "xlam": _xlam,
+    "llama3_json": _bare_json,
+    "llama4_json": _bare_json,
+    "mistral": _mistral,
+    "pythonic": _pythonic(),
+    "llama4_pythonic": _pythonic("<|python_start|>", "<|python_end|>"),
+    "lfm2": _pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": _pythonic("<function_calls>", "</function_calls>"),
 }
-"""Name -> format. Names of the same format share one object."""
+"""Name -> reader of the format."""
 
 OF_RENDERERS = {
     "qwen3_coder": "qwen3.5",
@@ -318,5 +304,5 @@ OF_RENDERERS = {
 OF_TEXT_VALUES = ("qwen3.5", "glm")
 """Parsers of `renderers` for formats that write each argument as text; see `with_declared_types`."""
 
-WRITTEN = ("hermes", "llama3_json", "pythonic")
+WRITTEN: dict[str, Writer] = {"hermes": _hermes_call, "llama3_json": _bare_call, "pythonic": _python_text}
 """Formats that `tool_format: text` can write."""

@@ -50,7 +50,7 @@ TWO_CALLS = [
 
 @pytest.mark.parametrize(("name", "text", "content"), TWO_CALLS)
 def test_two_calls_are_read(name: str, text: str, content: str) -> None:
-    read = FORMATS[name].read(text)
+    read = FORMATS[name](text)
     assert [(call.name, call.arguments) for call in read.calls] == [WEATHER, TIME]
     assert {call.status for call in read.calls} == {Status.OK}
     assert read.content == content
@@ -58,7 +58,7 @@ def test_two_calls_are_read(name: str, text: str, content: str) -> None:
 
 @pytest.mark.parametrize("text", ['f(code="""a\n  b""")', '  f(\n    code="a\\n  b",\n  )\n', '[f(code="""a\n  b""")]'])
 def test_a_call_between_marks_may_have_several_lines(text: str) -> None:
-    (call,) = FORMATS["olmo3"].read(f"<function_calls>\n{text}\n</function_calls>").calls
+    (call,) = FORMATS["olmo3"](f"<function_calls>\n{text}\n</function_calls>").calls
     assert (call.name, call.arguments) == ("f", {"code": "a\n  b"})
 
 
@@ -79,7 +79,7 @@ def test_a_call_between_marks_may_have_several_lines(text: str) -> None:
     ],
 )
 def test_a_broken_call_says_how(name: str, text: str, status: Status) -> None:
-    (call,) = FORMATS[name].read(text).calls
+    (call,) = FORMATS[name](text).calls
     assert call.status is status
     assert call.raw
 
@@ -92,13 +92,13 @@ def test_a_broken_call_says_how(name: str, text: str, status: Status) -> None:
     ],
 )
 def test_text_without_a_call_stays_text(text: str) -> None:
-    assert {name: one.read(text) for name, one in FORMATS.items()} == dict.fromkeys(FORMATS, (text, []))
+    assert {name: one(text) for name, one in FORMATS.items()} == dict.fromkeys(FORMATS, (text, []))
 
 
 @given(text=st.text(alphabet=st.sampled_from("[](){}<>|\"'=,:_ \nfa1\\`") | st.characters()))
 def test_no_text_is_too_odd(text: str) -> None:
     for one in FORMATS.values():
-        one.read(text)
+        one(text)
 
 
 JSON_VALUES = st.recursive(
@@ -111,9 +111,8 @@ JSON_VALUES = st.recursive(
 @pytest.mark.parametrize("name", WRITTEN)
 @given(arguments=st.dictionaries(st.from_regex(r"[a-z][a-z_]{0,5}x", fullmatch=True), JSON_VALUES, max_size=3))
 def test_what_is_written_is_read_back(name: str, arguments: dict[str, Any]) -> None:
-    written = FORMATS[name].example
-    assert written is not None
-    (call,) = FORMATS[name].read(written("do_it", arguments)).calls
+    written = WRITTEN[name]
+    (call,) = FORMATS[name](written("do_it", arguments)).calls
     assert (call.name, call.arguments, call.status) == ("do_it", arguments, Status.OK)
     tool = {"type": "function", "function": {"name": "do_it", "description": "Does it.", "parameters": {}}}
-    assert "do_it" in instructions(FORMATS[name], [tool])
+    assert "do_it" in instructions(written, [tool])
