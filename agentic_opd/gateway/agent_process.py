@@ -14,7 +14,6 @@ last turn of the episode before the reading.
 
 import asyncio
 import contextlib
-import json
 import secrets
 import socket
 import time
@@ -23,7 +22,6 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,7 +32,7 @@ from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, prompt_key
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.sessions import OpenSession, Sessions, unknown_answer
@@ -147,7 +145,7 @@ class _Capture:
     _roots: set[int] = field(default_factory=set[int])
     """Ids of the first turns of the sequences that may become the episode."""
     _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
-    """Remaining number of answers that belong to `_roots`, by digest of their prompt."""
+    """Remaining number of answers that belong to `_roots`, by their prompt."""
 
     def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
         self.requests += 1
@@ -197,10 +195,7 @@ class _Capture:
 
 
 def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
-    found = blake2b(json.dumps([*tools], sort_keys=True).encode())
-    for message in messages:
-        found.update(blake2b(identity(message)).digest())
-    return found.digest()
+    return prompt_key(tools, {}) + b"".join(map(identity, messages))
 
 
 class AgentProcess:

@@ -168,10 +168,6 @@ class Choice:
         content = text.partition("</think>")[2].lstrip()
         return ParsedTurn({"role": "assistant", "content": content, "reasoning_content": reasoning}, ())
 
-    @property
-    def tokens(self) -> Sequence[SampledToken]:
-        return self._tokens
-
     def _parsed(self) -> ParsedTurn | None:
         try:
             ids = [token.token_id for token in self._tokens]

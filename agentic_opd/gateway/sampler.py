@@ -207,7 +207,9 @@ class Sampler:
             OutputError, ServerError: a turn could not be stored, or not be sampled.
         """
         prompt_ids = list(conversation.prompt())
-        room = _room(asked, len(prompt_ids), context)
+        room = context - len(prompt_ids)
+        if room < 1:
+            raise _too_long(asked, str(len(prompt_ids)), context)
         keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
         choices = [
             Choice(i, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop) for i in range(asked.n)
@@ -299,12 +301,6 @@ class Sampler:
         self._telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
         if finished.rewrote:
             self._telemetry.unlike.inc()
-
-
-def _room(asked: Asked, prompt_tokens: int, context: int) -> int:
-    if prompt_tokens >= context:
-        raise _too_long(asked, str(prompt_tokens), context)
-    return context - prompt_tokens
 
 
 def _too_long(asked: Asked, length: str, context: int) -> ClientError:
