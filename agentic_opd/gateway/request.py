@@ -347,8 +347,14 @@ def ignored(where: str, names: Iterable[str], why: str = "accepted, and without 
         logger.info("%s: %s", why, ", ".join(sorted(new)))
 
 
-def schema_of(schema: Mapping[str, Any] | None, at: str) -> dict[str, Any]:
-    """Return vLLM's parameters for an answer that follows a JSON schema; raises ClientError (400) without one."""
+def format_of(
+    kind: Literal["text", "json_object", "json_schema"], schema: Mapping[str, Any] | None, at: str
+) -> dict[str, Any]:
+    """Return vLLM's parameters for the format of an answer; raises ClientError (400) if a schema is needed at `at`."""
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"structured_outputs": {"json_object": True}}
     if not schema:
         raise ClientError(400, f"{at}: a JSON schema is needed", at)
     return {"structured_outputs": {"json": dict(schema)}}

@@ -20,9 +20,9 @@ from agentic_opd.gateway.request import (
     OpenModel,
     ToolChoice,
     check_choices,
+    format_of,
     make_asked,
     read_body,
-    schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
 from agentic_opd.plugin.sampling import SampledToken
@@ -154,12 +154,9 @@ class _ChatBody(CommonBody):
 
     def grammar(self) -> dict[str, Any]:
         """Return vLLM's parameters for `response_format`."""
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return {}
-        if wanted.type == "json_object":
-            return {"structured_outputs": {"json_object": True}}
-        return schema_of(wanted.json_schema and wanted.json_schema.schema_, "response_format.json_schema.schema")
+        wanted = self.response_format or _ResponseFormat(type="text")
+        schema = wanted.json_schema and wanted.json_schema.schema_
+        return format_of(wanted.type, schema, "response_format.json_schema.schema")
 
 
 @dataclass(slots=True)

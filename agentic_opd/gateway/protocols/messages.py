@@ -25,10 +25,10 @@ from agentic_opd.gateway.request import (
     OpenModel,
     StopString,
     ToolChoice,
+    format_of,
     ignored,
     make_asked,
     read_body,
-    schema_of,
 )
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
 
@@ -341,7 +341,7 @@ class AnthropicMessages(WireProtocol):
         images = RequestImages()
         config = read.output_config or _OutputConfig()
         wanted = config.format
-        grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")
+        grammar = {} if wanted is None else format_of(wanted.type, wanted.schema_, "output_config.format.schema")
         return make_asked(
             client.with_user_id((read.metadata or {}).get("user_id")),
             read,

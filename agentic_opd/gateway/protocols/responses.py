@@ -27,10 +27,10 @@ from agentic_opd.gateway.request import (
     FunctionSpec,
     OpenModel,
     ToolChoice,
+    format_of,
     ignored,
     make_asked,
     read_body,
-    schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
 from agentic_opd.gateway.turns import RecordedTurn
@@ -208,13 +208,12 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
     found: list[FunctionSpec] = []
     kinds: dict[str, str] = {}
     for index, item in enumerate(items):
-        if item.type == "function":
-            given = {"name": item.name, "description": item.description, "parameters": item.parameters}
+        if item.type in ("function", "custom"):
+            parameters = _CUSTOM if item.type == "custom" else item.parameters
+            given = {"name": item.name, "description": item.description, "parameters": parameters}
             found.append(read_body(FunctionSpec, given, "tools", index))
-        elif item.type == "custom":
-            given = {"name": item.name, "description": item.description, "parameters": _CUSTOM}
-            found.append(read_body(FunctionSpec, given, "tools", index))
-            kinds[found[-1].name] = "custom"
+            if item.type == "custom":
+                kinds[found[-1].name] = "custom"
         elif item.type == "namespace":
             for place, tool in enumerate(item.tools or ()):
                 spec = read_body(FunctionSpec, tool, "tools", index, "tools", place)
@@ -230,14 +229,6 @@ def _choice(read: _ResponsesBody) -> ToolChoice:
     if isinstance(given, _ChosenTool):
         return ToolChoice("named", given.name, parallel)
     return ToolChoice(given or "auto", None, parallel)
-
-
-def _grammar(wanted: _TextFormat | None) -> dict[str, Any]:
-    if wanted is None or wanted.type == "text":
-        return {}
-    if wanted.type == "json_object":
-        return {"structured_outputs": {"json_object": True}}
-    return schema_of(wanted.schema_, "text.format.schema")
 
 
 _ECHOED: dict[str, Any] = {
@@ -463,7 +454,8 @@ class OpenAIResponses(WireProtocol):
             _add_item(messages, item, index, num_instructions, images)
         read.log_without_effect("responses")
         tools, kinds = _tools(read.tools or ())
-        text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
+        text = (read.text and read.text.format) or _TextFormat(type="text")
+        effort = read.reasoning and read.reasoning.effort
         wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),
@@ -471,7 +463,7 @@ class OpenAIResponses(WireProtocol):
             messages,
             tools,
             at="input",
-            sampling=_grammar(text.format),
+            sampling=format_of(text.type, text.schema_, "text.format.schema"),
             choice=_choice(read),
             template={"reasoning_effort": effort} if effort else None,
             max_tokens=read.max_output_tokens,
