@@ -63,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def help_text() -> str:
-    """Return the text of `agentic-opd --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

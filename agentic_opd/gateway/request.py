@@ -130,8 +130,6 @@ class GivenImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A validated request."""
-
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     sampling: dict[str, Any]

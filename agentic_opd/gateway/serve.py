@@ -48,7 +48,6 @@ class WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Install no signal handlers."""
         yield
 
 

@@ -132,7 +132,6 @@ class Sessions:
         return [one for one in self if one.row.parent == session.session_id]
 
     def path(self, key: TurnKey) -> Path:
-        """Return the turns up to one."""
         return self._tree(key).path(key.turn_id)
 
     def place(self, owner: str, asked: Asked) -> Place:

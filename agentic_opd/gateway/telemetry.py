@@ -9,8 +9,6 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
 class Telemetry:
-    """Metrics of one gateway, in a separate registry."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         of_gateway = {"namespace": "agentic_opd_gateway", "registry": self.registry}
@@ -44,5 +42,4 @@ class Telemetry:
         self.answer_s = histogram("answer_seconds", "seconds from a request to the end of its response")
 
     def text(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

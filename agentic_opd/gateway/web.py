@@ -145,7 +145,6 @@ class ChatRoutes:
     """The routes of all protocols, with authentication."""
 
     def __init__(self, answers: Answers, owner: Owner, *, max_body_bytes: int, max_choices: int) -> None:
-        """Store the limits and start without requests."""
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
         self._parser = ThreadPoolExecutor(1, "requests")
@@ -174,7 +173,6 @@ class ChatRoutes:
         return await self.parsed(body, partial(protocol.read, client=client, counts=counts))
 
     async def answer(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
-        """Answer a request of a protocol, as JSON or as a stream."""
         start = time.monotonic()
         asked = await self._read(protocol, request)
         reply = protocol.reply(asked, self._answers.model, self._answers.tokenizer.decode)
@@ -191,7 +189,6 @@ class ChatRoutes:
         )
 
     async def count(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
-        """Count the tokens of a request's prompt."""
         asked = await self._read(protocol, request, counts=True)
         return JSONResponse({"input_tokens": await self._answers.count(asked)})
 

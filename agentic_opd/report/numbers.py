@@ -133,8 +133,6 @@ class GapRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All numbers of the overview."""
-
     groups: int
     rollouts: int
     passed: int | None

@@ -9,8 +9,6 @@ from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
 
 
 class RendererConfig(BaseModel):
-    """Settings of the renderer."""
-
     setting_group: ClassVar = AGENT
 
     renderer: Annotated[str, MOST_USED] = Field(

@@ -270,7 +270,6 @@ class WithoutUnknown:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode with the wrapped tokenizer."""
         return self._tokenizer(*args, **kwargs)
 
     def __len__(self) -> int:

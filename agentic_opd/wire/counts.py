@@ -11,15 +11,12 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 @dataclass(slots=True)
 class TurnCounts:
-    """Numbers of turns, hints and outcomes."""
-
     turns: int = 0
     hints: int = 0
     outcomes: Counter[TurnOutcome] = field(default_factory=Counter[TurnOutcome])
 
     @property
     def scored(self) -> int:
-        """Number of turns scored by the teacher."""
         return self.outcomes[TurnOutcome.SCORED]
 
     def add(self, records: Iterable[TurnRecord]) -> None:

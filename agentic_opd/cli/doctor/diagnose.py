@@ -47,8 +47,6 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", S
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line of output."""
-
     name: str
     status: Status
     text: str

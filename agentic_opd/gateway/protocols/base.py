@@ -81,7 +81,6 @@ class Reply(ABC):
     """The sampled tokens of each choice."""
 
     def take(self, event: Event) -> None:
-        """Add an event of the answer."""
         if isinstance(event, Begun):
             self.prompt_tokens, self.session_id = event.prompt_tokens, event.session_id
             return

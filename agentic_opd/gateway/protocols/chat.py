@@ -146,7 +146,6 @@ class _ChatBody(CommonBody):
     include_reasoning: WithoutEffect[bool] = None
 
     def choice(self) -> ToolChoice:
-        """Return the choice of tools."""
         given, parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(given, _NamedChoice):
             return ToolChoice("named", given.function.name, parallel)
@@ -236,13 +235,10 @@ def _message(finished: Finished) -> dict[str, Any]:
 
 
 class ChatCompletions(WireProtocol):
-    """The protocol of `POST /v1/chat/completions`."""
-
     path = "/v1/chat/completions"
     reply = _ChatReply
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
         read = read_body(_ChatBody, body)
         for index, message in enumerate(read.messages):
             if message.content is None and message.role not in ("assistant", "tool"):

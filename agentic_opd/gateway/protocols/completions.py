@@ -111,13 +111,10 @@ class _CompletionReply(Reply):
 
 
 class TextCompletions(WireProtocol):
-    """The protocol of `POST /v1/completions`."""
-
     path = "/v1/completions"
     reply = _CompletionReply
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
         read = read_body(_CompletionBody, body)
         prompt = read.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

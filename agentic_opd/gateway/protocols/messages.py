@@ -323,14 +323,11 @@ def _stop(finished: Finished) -> tuple[str, str | None]:
 
 
 class AnthropicMessages(WireProtocol):
-    """The protocol of `POST /v1/messages`."""
-
     path = "/v1/messages"
     count_path = "/v1/messages/count_tokens"
     reply = _MessagesReply
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
         read = read_body(_MessagesBody, body)
         if read.max_tokens is None and not counts:
             raise ClientError(400, "max_tokens: Field required", "max_tokens")
@@ -357,7 +354,6 @@ class AnthropicMessages(WireProtocol):
         )
 
     def error(self, error: ClientError) -> dict[str, Any]:
-        """See `WireProtocol.error`."""
         kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         message = error.message
         if error.code == CONTEXT_FULL:  # Anthropic's words, by which its clients know to compact.

@@ -437,13 +437,10 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
 
 
 class OpenAIResponses(WireProtocol):
-    """The protocol of `POST /v1/responses`."""
-
     path = "/v1/responses"
     reply = _ResponsesReply
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
         read = read_body(_ResponsesBody, body)
         include = read.include or ()
         messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
