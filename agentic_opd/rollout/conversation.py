@@ -1,12 +1,12 @@
 """One conversation as token ids: sampled ids never change, and new ids are appended to them.
 
 In: the first messages, then alternately a policy's `Completion` and the messages that answered it. Out: the ids of the
-next turn's prompt, a `Sample` for each turn, and the traces. If the chat template rewrites earlier messages,
+next turn's prompt, and the traces. If the chat template rewrites earlier messages,
 `branching_prompt` starts another sequence, rendered from the first message.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import (
@@ -16,20 +16,10 @@ from agentic_opd.core.types import (
     ContextTurn,
     Message,
     PlacedImage,
-    ToolCall,
     Trace,
     Turn,
 )
 from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sampled turn: its message, its tool calls, and its place in the tokens."""
-
-    message: Message
-    tool_calls: tuple[ToolCall, ...]
-    turn: Turn
 
 
 class Conversation:
@@ -104,8 +94,8 @@ class Conversation:
             self.turns, self._tokens, self._masks, self._logprobs, self._images = [], [], [], [], []
             return self.prompt()
 
-    def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> Sample:
-        """Add the turn that was sampled from `prompt()`; without its message `parsed`, it is parsed here.
+    def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> ParsedTurn:
+        """Add the turn that was sampled from `prompt()` to `turns`; without its message `parsed`, it is parsed here.
 
         Raises:
             RendererError: the completion can't be parsed; the conversation does not change.
@@ -131,7 +121,7 @@ class Conversation:
         self._prompt = None
         self.turns.append(turn)
         self.messages.append(parsed.message)
-        return Sample(parsed.message, parsed.tool_calls, turn)
+        return parsed
 
     def answer(self, messages: Sequence[Message]) -> None:
         """Add the answers to the last turn: tool results, or a user message."""

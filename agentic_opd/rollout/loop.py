@@ -16,12 +16,14 @@ from agentic_opd.core.types import (
     Reward,
     StopReason,
     Task,
+    ToolCall,
+    Turn,
     World,
     WorldSession,
 )
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
-from agentic_opd.rollout.conversation import Completion, Conversation, Sample
+from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.first_prompts import first_messages
 from agentic_opd.rollout.reward import compute_reward
 
@@ -97,14 +99,15 @@ class AgentLoop:
         self.changes.append(frozenset())
         try:
             async with fair_slot():
-                sample = self.conversation.add(completion)
+                calls = self.conversation.add(completion).tool_calls
         except RendererError as error:
             logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)
             self.conversation.add(completion, self.conversation.chat.unparsed(completion.token_ids))
             return StopReason.RENDER_ERROR
-        if sample.turn.truncated and sample.turn.end >= self.config.max_token_length:
+        turn = self.conversation.turns[-1]
+        if turn.truncated and turn.end >= self.config.max_token_length:
             return StopReason.CONTEXT_FULL
-        answers = await self.answers(sample)
+        answers = await self.answers(turn, calls)
         if not answers:
             return StopReason.FINISHED
         self.conversation.answer(answers)
@@ -113,21 +116,20 @@ class AgentLoop:
             self.on_answered(self.episode(StopReason.MAX_TURNS).recording, num_turns - 1)
         return StopReason.MAX_TURNS if num_turns >= self.config.max_turns else None
 
-    async def answers(self, sample: Sample) -> list[Message]:
+    async def answers(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Message]:
         """Return the tool results in the order of the calls, or the user's reply, or nothing."""
-        if sample.tool_calls:
-            results = [await self.session.run_tool(call) for call in sample.tool_calls]
+        if calls:
+            results = [await self.session.run_tool(call) for call in calls]
             self.changes[-1] = frozenset(place for place, result in enumerate(results) if result.is_change)
             self.tool_calls += len(results)
             self.tool_errors += sum(result.is_error for result in results)
             self.broken_turns += any(result.is_error for result in results)
             return [
                 {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": well_formed(result.content)}
-                for call, result in zip(sample.tool_calls, results, strict=True)
+                for call, result in zip(calls, results, strict=True)
             ]
-        if sample.turn.truncated:
-            length = sample.turn.end - sample.turn.start
-            text = f"Your message was cut off after {length} tokens. Continue in smaller steps."
+        if turn.truncated:
+            text = f"Your message was cut off after {turn.end - turn.start} tokens. Continue in smaller steps."
             return [{"role": "user", "content": text}]
         reply = await self.session.user_reply(self.conversation.messages)
         if reply is None and self.user_reply is not None:

@@ -106,7 +106,8 @@ def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
-        turn = _moved(replace(conversation.add(completion, ParsedTurn(messages[at], ())).turn, end=end), kept)
+        conversation.add(completion, ParsedTurn(messages[at], ()))
+        turn = _moved(replace(conversation.turns[-1], end=end), kept)
         turns.append(replace(turn, message_index=at, weight_version=versions.get((turn.start, turn.end))))
         conversation.answer(messages[at + 1 : following])
     context_turns = [*rollout.context_turns, *(ContextTurn(index, "not_sampled") for index in left_out)]

@@ -51,11 +51,11 @@ def test_it_grows_by_prompt_completion_and_answer(tokenizer: Any) -> None:
     conversation = begin(tokenizer)
     first = [*conversation.prompt()]
     done = said(conversation, "Done.")
-    sample = conversation.add(done)
+    conversation.add(done)
     conversation.answer([MORE])
     second = [*conversation.prompt()]
     assert second[: len(first) + len(done.token_ids)] == [*first, *done.token_ids]
-    assert tokenizer.decode(second[sample.turn.end :]).startswith("\n<|im_start|>user\nMore.")
+    assert tokenizer.decode(second[conversation.turns[-1].end :]).startswith("\n<|im_start|>user\nMore.")
     assert conversation.trace().tokens_T == (*first, *done.token_ids), (
         "a prompt that nothing was sampled from is left out"
     )

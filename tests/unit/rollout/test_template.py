@@ -355,7 +355,8 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
     ids = [*conversation.prompt()]
     assert chat.text(ids) == "user: < image> See <image><image><image>.<|im_end|>\nassistant:"
     sampled = tokenizer.encode("Yes<image>.<|im_end|>")  # No picture, though it is a picture's token.
-    turn = conversation.add(Completion(tuple(sampled), (-0.5,) * len(sampled))).turn
+    conversation.add(Completion(tuple(sampled), (-0.5,) * len(sampled)))
+    turn = conversation.turns[-1]
     assert chat.text(ids[: turn.last_user_end]) == "user: < image> See <image><image><image>."
     conversation.answer([{"role": "user", "content": f"{IMAGE_MARK}{IMAGE_MARK}", "images": ["b", "a"]}])
     whole = conversation.prompt()
