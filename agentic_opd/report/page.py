@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -87,16 +87,12 @@ def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], N
 
     `packed` is called after each packed rollout with the number packed so far.
     """
-    return _write(path, _page(runs, packed))
-
-
-def _write(path: Path, pieces: Iterable[str]) -> int:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("w", encoding="utf-8") as file:
-                file.writelines(pieces)
+                file.writelines(_page(runs, packed))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
