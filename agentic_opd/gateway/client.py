@@ -56,14 +56,8 @@ class Client:
 
     def with_cache_key(self, key: str | None) -> "Client":
         """Return the client with the session in `prompt_cache_key`, if this agent makes one a session."""
-        if (
-            not key
-            or len(key) > _LONGEST_NAME
-            or self.agent_session
-            or not self.agent.startswith(_CACHE_KEY_IS_SESSION)
-        ):
-            return self
-        return replace(self, agent_session=key)
+        is_needed = not self.agent_session and self.agent.startswith(_CACHE_KEY_IS_SESSION)
+        return replace(self, agent_session=key) if is_needed and key and len(key) <= _LONGEST_NAME else self
 
 
 def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) -> Client:

@@ -20,7 +20,6 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError, ServerRequestError
-from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, answer_or_calls, answer_schema, call_form, call_grammar
@@ -111,15 +110,13 @@ class Sampler:
         """Return the request with what depends on the model: effective template options, and a given prompt's text."""
         template = self._chats.effective(asked.template)
         asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
+        if asked.prompt is None:
+            return asked
+        text, parts, size = asked.prompt, 1, len(asked.prompt)
         if isinstance(asked.prompt, tuple):
             self._chats.check_ids(asked.prompt)
-        if asked.prompt is not None:
-            ids = isinstance(asked.prompt, tuple)
-            text = self._chats.base.text(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
-            message: Message = {"role": "user", "content": text}
-            size = 0 if ids else len(text)
-            return replace(asked, messages=(message,), parts=len(asked.prompt) if ids else 1, size=size)
-        return asked
+            text, parts, size = self._chats.base.text(asked.prompt), len(asked.prompt), 0
+        return replace(asked, messages=({"role": "user", "content": text},), parts=parts, size=size)
 
     async def count(self, asked: Asked, context: int, images: ImageTokens | None = None) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message."""

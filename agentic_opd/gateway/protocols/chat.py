@@ -67,9 +67,8 @@ class _ChatMessage(OpenModel):
 
     def plain(self, index: int, images: RequestImages) -> Message:
         """Return the message in the package's form: its content is always a string."""
-        parts = [self.content] if isinstance(self.content, str) else self._parts(index)
         message: Message = {"role": "system" if self.role == "developer" else self.role}
-        message |= images.content(self.role, parts)
+        message |= images.content(self.role, self._parts(index))
         thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thought}
         message |= {name: value for name, value in optional.items() if value is not None}
@@ -82,7 +81,8 @@ class _ChatMessage(OpenModel):
         return message
 
     def _parts(self, index: int) -> list[str | ImageUri]:
-        assert not isinstance(self.content, str)
+        if isinstance(self.content, str):
+            return [self.content]
         at = f"messages.{index}.content"
         return [
             ImageUri(part.image_url.url, f"{at}.{place}.image_url.url")

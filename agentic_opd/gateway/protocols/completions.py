@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -30,12 +30,6 @@ class _CompletionBody(CommonBody):
     echo: Literal[False] | None = None
     suffix: None = None
     return_token_ids: bool | None = None
-
-
-def _ids(prompt: Sequence[Any]) -> Iterator[int]:
-    for token in prompt:
-        assert isinstance(token, int)
-        yield token
 
 
 @dataclass(slots=True)
@@ -85,14 +79,12 @@ class _CompletionReply(Reply):
         """Return a choice, or its part after `num_earlier` tokens."""
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
         if self.asked.top_logprobs is not None:
-            choice["logprobs"] = self._columns(tokens, len(self.decode(self._ids_of(index)[:num_earlier])))
+            earlier = self.decode([token.token_id for token in self.tokens[index][:num_earlier]])
+            choice["logprobs"] = self._columns(tokens, len(earlier))
         if self.asked.echo["return_token_ids"]:
             choice["token_ids"] = [token.token_id for token in tokens]
             choice["prompt_token_ids"] = None if num_earlier else list(self.prompt_ids)
         return choice
-
-    def _ids_of(self, index: int) -> list[int]:
-        return [token.token_id for token in self.tokens[index]]
 
     def _columns(self, tokens: Sequence[SampledToken], offset: int) -> dict[str, Any]:
         texts = [self.decode([token.token_id]) for token in tokens]
@@ -134,7 +126,7 @@ class TextCompletions(WireProtocol):
             (),
             (),
             at="prompt",
-            prompt=prompt if isinstance(prompt, str) else tuple(_ids(prompt)),
+            prompt=prompt if isinstance(prompt, str) else tuple(cast(list[int], prompt)),
             n=check_choices(read.n, client),
             max_tokens=read.max_tokens or _DEFAULT_TOKENS,
             top_logprobs=read.logprobs,
