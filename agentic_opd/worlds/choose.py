@@ -28,8 +28,7 @@ def make_world(name: str, config: Any, system_prompt: str | None) -> World:
     if name == "harbor":
         return HarborWorld(config, system_prompt)
     if name == "sql":
-        held_out = (config.eval_fraction, config.eval_seed)
-        world = SqlWorld(config, *held_out, skip_broken=config.dataset_skip_broken)
+        world = SqlWorld(config, skip_broken=config.dataset_skip_broken)
         return HookedWorld(world, config, system_prompt)
     if name == "replay":  # It is in a room above this one.
         replay = import_module("agentic_opd.gateway.replay").Replay

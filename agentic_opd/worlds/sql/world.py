@@ -11,7 +11,6 @@ from typing import Any
 from agentic_opd.core.errors import WorldError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError, tool
-from agentic_opd.worlds.split import split_tasks
 from agentic_opd.worlds.sql.config import SqlConfig
 from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
 from agentic_opd.worlds.sql.files import hidden_databases, is_ordered, read_questions, shown_database
@@ -41,25 +40,28 @@ class SqlWorld(CustomWorld):
         "It is judged on other databases of the same schema."
     )
 
-    def __init__(
-        self, config: SqlConfig, eval_fraction: float = 0.1, eval_seed: int = 0, *, skip_broken: bool = False
-    ) -> None:
-        """Store the settings; nothing is read yet. `eval_seed` determines which share is held out for evaluation.
+    def __init__(self, config: SqlConfig, *, skip_broken: bool = False) -> None:
+        """Store the settings; nothing is read yet.
 
         With `skip_broken`, wrong entries of the file are left out with a warning.
         """
         self._config, self._skip_broken = config, skip_broken
-        self._held_out = (eval_fraction, eval_seed)
         self._cases: dict[str, Case] = {}
-        self._read: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
-        """Return the questions to train on."""
-        return self._of_file()[0]
-
-    def eval_tasks(self) -> list[Task]:
-        """Return the questions to evaluate on."""
-        return self._of_file()[1]
+        """Return the questions of the file."""
+        assert self._config.sql_file is not None
+        assert self._config.sql_databases is not None
+        path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
+        return [
+            self.make_task(
+                f"{path.stem}/{one.number:05}",
+                one.text,
+                Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
+                one.examples,
+            )
+            for one in read_questions(path, folder, skip_broken=self._skip_broken)
+        ]
 
     def start(self, task: Task) -> Desk:
         """Return the shown database, without an answer."""
@@ -112,24 +114,6 @@ class SqlWorld(CustomWorld):
         if task.task_id not in self._cases:
             raise WorldError(f"world sql: there is no task {task.task_id!r}")
         return self._cases[task.task_id]
-
-    def _of_file(self) -> tuple[list[Task], list[Task]]:
-        if self._read is not None:
-            return self._read
-        assert self._config.sql_file is not None
-        assert self._config.sql_databases is not None
-        path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
-        tasks = [
-            self.make_task(
-                f"{path.stem}/{one.number:05}",
-                one.text,
-                Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
-                one.examples,
-            )
-            for one in read_questions(path, folder, skip_broken=self._skip_broken)
-        ]
-        self._read = split_tasks(tasks, *self._held_out)
-        return self._read
 
     def make_task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
         """Return a task that this world can judge."""

@@ -181,4 +181,4 @@ def test_questions_of_a_file_have_them(tmp_path: Path) -> None:
     questions = [{"db_id": "shop", "question": "All?", "query": "SELECT a FROM t", "examples": EXAMPLES}]
     (tmp_path / "questions.json").write_text(json.dumps(questions))
     config = SqlConfig(sql_file=str(tmp_path / "questions.json"), sql_databases=str(tmp_path / "databases"))
-    assert [len(task.examples) for task in SqlWorld(config, 0.0, 0).tasks()] == [4]
+    assert [len(task.examples) for task in SqlWorld(config).tasks()] == [4]
