@@ -67,15 +67,19 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, b
         "| tar -cf - --no-recursion --hard-dereference --null --verbatim-files-from -T - 2>/dev/null"
     )
     run = sandbox.run_beside if isinstance(sandbox, BusySandbox) else sandbox.run
-    result = await run(command, _TIMEOUT_S)
+    return unpacked((await run(command, _TIMEOUT_S)).output)
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    """Return the regular files of a tar archive with names in UTF-8.
+
+    Complete members count if it ends early, or is no archive because the agent replaced `tar`.
+    """
     files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is not None and is_text(member.name):
-                    files[member.name.removeprefix("./")] = content.read()
-    except (tarfile.TarError, ValueError, OverflowError, OSError):
-        # The output ended early, or is no archive because the agent replaced `tar`; complete members count.
-        pass
+    ends_early = (tarfile.TarError, ValueError, OverflowError, OSError)
+    with contextlib.suppress(*ends_early), tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+        for member in opened:
+            content = opened.extractfile(member) if member.isreg() else None
+            if content is not None and is_text(member.name):
+                files[member.name.removeprefix("./")] = content.read()
     return files

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +47,8 @@ class LeftFiles(dict[str, bytes]):
     made_by: frozenset[int] | None = None
 
 
-class CodingSession:
-    """One episode's work directory; see `core.types.WorldSession`.
-
-    The judged files are those of `collect`: all regular files except caches, since a solution may run or read any of
-    them.
-    """
+class ToolSession:
+    """One episode in a sandbox with the four tools; see `core.types.WorldSession`, without `collect`."""
 
     def __init__(self, sandbox: Sandbox, config: CodingConfig, task: Task) -> None:
         """Start a session in a sandbox that already holds the task's files."""
@@ -65,27 +61,35 @@ class CodingSession:
         Changes count no matter how they were made: by the file tools, a heredoc, `sed` or a program.
         """
         if not self._has_begun:
-            self._authors.given(await get_files(self._sandbox))
+            self._authors.given(await self.judged_files())
             self._has_begun = True
-        result = await run_tool(call, self._sandbox, self._config)
+        result = await self._answer(call)
         if call.name in READING_TOOLS:
             return result
-        files = await get_files(self._sandbox)
+        files = await self.judged_files()
         return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
+
+    async def _answer(self, call: ToolCall) -> ToolResult:
+        return await run_tool(call, self._sandbox, self._config)
 
     async def run_program(self, program: Program) -> ProgramRun:
         return await run_program(self._sandbox, program)
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
-        """Return None: a coding episode has no user."""
+        """Return None: the task has no user."""
         return None
 
     async def judged_files(self) -> dict[str, bytes]:
+        """Return the regular files of the work directory except caches: a solution may run or read any of them."""
         return await get_files(self._sandbox)
+
+
+class CodingSession(ToolSession):
+    """One episode's work directory."""
 
     async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:
         """Return the files in the work directory, and the changes that survive in them."""
-        left = LeftFiles(await get_files(self._sandbox))
+        left = LeftFiles(await self.judged_files())
         if self._authors.changes:
             left.made_by = self._authors.left()
         return left
@@ -102,11 +106,9 @@ class CodingWorld:
         self._config = config
         self._new_sandbox = sandbox_factory(config)
 
-    @asynccontextmanager
-    async def session(self, task: Task) -> AsyncGenerator[CodingSession]:
+    def session(self, task: Task) -> AbstractAsyncContextManager[CodingSession]:
         """Open a session in a fresh sandbox that holds the task's files."""
-        async with self.program_session(task, ()) as session:
-            yield session
+        return self.program_session(task, ())
 
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[CodingSession]:

@@ -8,34 +8,31 @@ replace programs that the tests use: docs/harbor.md.
 """
 
 import asyncio
-import contextlib
-import io
 import os
 import shlex
 import shutil
-import tarfile
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
-from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes import pool
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
-from agentic_opd.sandboxes.program import Program, run_program
-from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount
+from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
+from agentic_opd.sandboxes.workdir import unpacked
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
+from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
+from agentic_opd.worlds.coding.world import ToolSession
 from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.harbor.images import Images
-from agentic_opd.worlds.harbor.tasks import HarborTask, Healthcheck, read_tasks
+from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
 from agentic_opd.worlds.harbor.verdict import judged, spoken
 from agentic_opd.worlds.split import split_tasks
 
@@ -101,34 +98,29 @@ class HarborLeft:
     verdict: Verification
 
 
-class HarborSession:
-    """One episode's container; see `core.types.WorldSession`."""
+class HarborSession(ToolSession):
+    """One episode's container."""
 
     def __init__(self, world: "HarborWorld", task: Task, container: TaskContainer) -> None:
+        super().__init__(container, world.config, task)
         self._world, self._task, self._container = world, task, container
-        self._authors, self._has_begun = Authors(task.prompt), False
+        self._has_begun = False  # The image may hold files.
         self._left_s = float(task.limits.get("agent_timeout_s", world.agent_timeout_s))
         """Seconds that commands of the agent may still take together."""
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call in the container, and record whether it changed files that the verdict may be about."""
+        """Run one call in the container, in the time that the agent has left."""
         if self._left_s <= 0:
             return ToolResult("Error: the time of this task is used up; no command runs any more.", is_error=True)
-        if not self._has_begun:
-            self._authors.given(await self.judged_files())
-            self._has_begun = True
+        return await super().run_tool(call)
+
+    async def _answer(self, call: ToolCall) -> ToolResult:
         config = self._world.config
         config = config.model_copy(update={"tool_timeout_s": min(config.tool_timeout_s, self._left_s)})
         start = time.monotonic()
         result = await run_tool(call, self._container, config)
         self._left_s -= time.monotonic() - start
-        if call.name in READING_TOOLS:
-            return result
-        files = await self.judged_files()
-        return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
-
-    async def run_program(self, program: Program) -> ProgramRun:
-        return await run_program(self._container, program)
+        return result
 
     async def judged_files(self) -> dict[str, bytes]:
         """Return the files of the work directory and the others changed since the episode began, by path.
@@ -136,11 +128,7 @@ class HarborSession:
         At most 200 files of at most 1 MiB; none if the image has no `find` and `tar`.
         """
         result = await self._container.run_beside(_CHANGED, _READ_TIMEOUT_S)
-        return await asyncio.to_thread(_unpacked, result.output)
-
-    async def user_reply(self, messages: Sequence[Message]) -> str | None:
-        """Return None: the task has no user."""
-        return None
+        return await asyncio.to_thread(unpacked, result.output)
 
     async def collect(self, messages: Sequence[Message] = ()) -> HarborLeft:
         """Run the tests, and return the verdict."""
@@ -200,11 +188,9 @@ class HarborWorld:
         self._tasks = tasks[: self.config.dataset_limit]
         return self._tasks
 
-    @asynccontextmanager
-    async def session(self, task: Task) -> AsyncGenerator[HarborSession]:
+    def session(self, task: Task) -> AbstractAsyncContextManager[HarborSession]:
         """Open a session in a fresh container of the task."""
-        async with self.program_session(task, ()) as session:
-            yield session
+        return self.program_session(task, ())
 
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[HarborSession]:
@@ -302,16 +288,15 @@ async def _wait_until_healthy(container: TaskContainer, task: HarborTask) -> Non
     if check is None:
         return
     begin, failures = time.monotonic(), 0
-    while (result := await _probe(container, check)).exit_code != 0 or result.is_over_limit:
+    while True:
+        result = await container.run_beside(check.command, check.timeout_sec)
+        if result.exit_code == 0 and not result.is_over_limit:
+            return
         is_starting = time.monotonic() - begin < check.start_period_sec
         failures += not is_starting
         if failures >= check.retries:
             raise WorldError(f"{task.folder.name}: the health check fails: {result.text.strip()[-500:]!r}")
         await asyncio.sleep(check.start_interval_sec if is_starting else check.interval_sec)
-
-
-async def _probe(container: TaskContainer, check: Healthcheck) -> CommandResult:
-    return await container.run_beside(check.command, check.timeout_sec)
 
 
 # ---------------------------------------------------------------------------------------------- folders of this machine
@@ -349,15 +334,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     if os.path.lexists(path):
         raise SandboxError(f"{path} of the agent can't be removed")
-
-
-def _unpacked(archive: bytes) -> dict[str, bytes]:
-    """Return the files of an archive; complete members count if it ends early or is none."""
-    files: dict[str, bytes] = {}
-    ends_early = (tarfile.TarError, ValueError, OverflowError, OSError)
-    with contextlib.suppress(*ends_early), tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
-        for member in opened:
-            content = opened.extractfile(member) if member.isreg() else None
-            if content is not None:
-                files[member.name.encode(errors="replace").decode()] = content.read()
-    return files
