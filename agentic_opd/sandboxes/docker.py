@@ -40,7 +40,7 @@ _OWN_PROCESSES = 8
 MOST_PROCESSES = 10_000
 """All containers run as one user, so its limit says little; the container's own does."""
 _ENGINE_TIMEOUT_S = 60.0
-NOT_RUN = (125, 126, 127)
+_NOT_RUN = (125, 126, 127)
 """Exit codes of a failed engine; a command may end with them too."""
 
 _PASSED_ON = (
@@ -232,22 +232,24 @@ class DockerSandbox:
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         if self._keeper is None:
             raise not_entered()
-        arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=stdin is not None)
+        arguments = self._arguments(command, timeout_s, has_input=stdin is not None)
         most, kills = self._limits.output_bytes, self._kills
         try:
             result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
         finally:
             await asyncio.shield(asyncio.create_task(self._end_all()))
-        if result.exit_code in NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
-            await self._need_engine(result)
+        await self._need_engine(result)
         return replace(result, memory_exceeded=self._kills > kills)
 
     async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
         """Run a shell command and end nothing else; see `BusySandbox.run_beside`."""
         if self._keeper is None:
             raise not_entered()
-        arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=False)
+        arguments = self._arguments(command, timeout_s, has_input=False)
         return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
+
+    def _arguments(self, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
+        return command_arguments(self._name, self._limits, command, timeout_s, has_input=has_input)
 
     async def _end_all(self, line: bytes = b"\n") -> None:
         """Kill every process but the first, and read how many the kernel has killed."""
@@ -261,10 +263,11 @@ class DockerSandbox:
         self._kills = int(ended[1])
 
     async def _need_engine(self, result: CommandResult) -> None:
-        """Raise SandboxError unless a command can be started: a command's output may look like the engine's."""
-        probe = await self._engine.run("exec", self._name, "true")
-        if probe.exit_code != 0:
-            raise self._engine.failed("exec", result)
+        """Raise SandboxError if the engine failed. A command's output may look so: a second one must fail too."""
+        if result.exit_code in _NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
+            probe = await self._engine.run("exec", self._name, "true")
+            if probe.exit_code != 0:
+                raise self._engine.failed("exec", result)
 
     async def _line(self) -> bytes:
         """Return the next line of the first process."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import size_mb
-from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, NOT_RUN, PROFILE, DockerSandbox
+from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, PROFILE, DockerSandbox
 from agentic_opd.sandboxes.folders import owner_tag
 from agentic_opd.sandboxes.host_process import kill_host_process, start_host_process
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered
@@ -163,7 +163,8 @@ class TaskContainer(DockerSandbox):
         """
         if self._keeper is None:
             raise not_entered()
-        arguments = self._exec_arguments(command, user, variables or {}, has_input=stdin is not None)
+        has_input = stdin is not None
+        arguments = self._arguments(command, timeout_s, has_input=has_input, user=user, variables=variables)
         most, kills, line = self._limits.output_bytes, self._kills, b"\n"
         try:
             result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
@@ -173,24 +174,23 @@ class TaskContainer(DockerSandbox):
                 await asyncio.shield(asyncio.create_task(self._end_all(line)))
             except SandboxError as error:
                 raise SandboxError(self._fault or str(error)) from error
-        if result.exit_code in NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
-            await self._need_engine(result)
+        await self._need_engine(result)
         return replace(result, memory_exceeded=result.exit_code != 0 and self._kills > kills)
-
-    async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
-        if self._keeper is None:
-            raise not_entered()
-        arguments = self._exec_arguments(command, None, {}, has_input=False)
-        return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
 
     async def check(self) -> None:
         """Remove leftovers of killed runs; images of tasks need no Python, so nothing is tried."""
         await self._engine.remove_leftovers()
 
-    def _exec_arguments(
-        self, command: str, user: str | None, variables: Mapping[str, str], *, has_input: bool
+    def _arguments(
+        self,
+        command: str,
+        timeout_s: float,
+        *,
+        has_input: bool,
+        user: str | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> list[str]:
-        given = {**self._place.variables, **variables}
+        given = {**self._place.variables, **(variables or {})}
         as_user = user or self._place.user
         return [
             *("exec", *(["--interactive"] if has_input else []), "--workdir", self._place.workdir),
