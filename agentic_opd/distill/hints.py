@@ -24,7 +24,7 @@ from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_co
 from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
-from agentic_opd.distill.judge import Judge
+from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
 MIN_HINT_CHARS = 10
@@ -209,7 +209,7 @@ def _title(evidence: Evidence) -> str:
 class JudgedBy:
     """The judge and its questions; if it is the policy's server, a run stops while it is unreachable."""
 
-    client: Judge
+    client: OpenAIJudge
     questions: Questions
     is_policy: bool
 

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import openai
 from pydantic import SecretStr
@@ -65,18 +65,6 @@ class JudgeReply(NamedTuple):
     latency_s: float
 
 
-class Judge(Protocol):
-    """The judge interface of the pipeline; `OpenAIJudge` implements it."""
-
-    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return `num_votes` independently sampled answers to `messages`."""
-        ...
-
-    async def close(self) -> None:
-        """Close connections."""
-        ...
-
-
 class OpenAIJudge:
     """Votes from `/chat/completions` of `base_url`, all in one request (`n`) if possible.
 
@@ -105,7 +93,7 @@ class OpenAIJudge:
         self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return exactly `num_votes` answers; "" replaces an answer that the endpoint did not return.
+        """Return exactly `num_votes` independently sampled answers; "" replaces one that the endpoint did not return.
 
         Raises:
             ServerRequestError: the endpoint refused the request (4xx).

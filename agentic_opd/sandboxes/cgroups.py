@@ -95,6 +95,7 @@ class MemoryGroup:
     """A limit by a cgroup. Processes that the kernel kills there are the sandbox's own."""
 
     pause_s = 0.1
+    """Seconds until `exceeded` should be asked again."""
 
     def __init__(self, place: GroupPlace, limit_mb: int) -> None:
         self._kills_file, self._kills = place.kills_file, 0

@@ -5,29 +5,11 @@ the memory of a sandbox's processes and ends the sandbox (watch.py). Both make t
 kernel's out-of-memory killer, and report when a sandbox exceeded its limit.
 """
 
-from typing import Protocol
-
 from agentic_opd.sandboxes.cgroups import MemoryGroup, group_place
 from agentic_opd.sandboxes.watch import MemoryWatch
 
-
-class MemoryLimit(Protocol):
-    """Keeps one sandbox within its memory."""
-
-    pause_s: float
-    """Seconds until `exceeded` should be asked again."""
-
-    def wrap(self, argv: list[str]) -> list[str]:
-        """The argv that starts `argv` under the limit."""
-        ...
-
-    def exceeded(self, pid: int) -> bool:
-        """Return whether the command with process id `pid` exceeds the limit, or did since the last call."""
-        ...
-
-    def remove(self) -> None:
-        """Release the limit's resources; the sandbox has ended."""
-        ...
+MemoryLimit = MemoryGroup | MemoryWatch
+"""Keeps one sandbox within its memory."""
 
 
 def memory_limit(limit_mb: int, file_mb: int) -> MemoryLimit:

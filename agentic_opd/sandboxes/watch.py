@@ -30,6 +30,7 @@ class MemoryWatch:
     def __init__(self, limit_mb: int, file_mb: int) -> None:
         self._limit, self._file = limit_mb * _MIB, file_mb * _MIB
         self.pause_s = _SHORTEST_S
+        """Seconds until `exceeded` should be asked again."""
 
     def wrap(self, argv: list[str]) -> list[str]:
         """Return a command that execs `argv`."""

@@ -9,22 +9,10 @@ from collections.abc import Container, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from vllm.lora.request import LoRARequest
-
-
-class AdapterEngine(Protocol):
-    """The methods of vLLM's `AsyncLLM` that this module needs; `EngineClient` lacks `remove_lora`."""
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter."""
-        ...
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Unload an adapter."""
-        ...
-
+from vllm.v1.engine.async_llm import AsyncLLM
 
 Reader = Literal["policy", "base", "teacher"]
 """Weights that process a request: a version of the policy, the base weights, or the teacher's adapter."""
@@ -82,7 +70,7 @@ class Adapters:
         finally:
             self._under_way[adapter.lora_int_id] -= 1
 
-    async def load(self, engine: AdapterEngine, folder: Path, version: int, *, as_teacher: bool = False) -> None:
+    async def load(self, engine: AsyncLLM, folder: Path, version: int, *, as_teacher: bool = False) -> None:
         """Load the adapter in `folder` as the newest version, and unload the oldest ones that no request uses.
 
         With `as_teacher` it replaces the teacher's adapter instead. Each adapter gets a new name, even for a repeated
@@ -108,7 +96,7 @@ class Adapters:
             if not self._under_way[self._loaded[old].lora_int_id]:
                 await engine.remove_lora(self._loaded.pop(old).lora_int_id)
 
-    async def withdraw(self, engine: AdapterEngine, versions: Container[int]) -> None:
+    async def withdraw(self, engine: AsyncLLM, versions: Container[int]) -> None:
         """Select these versions for no further request, and unload those that no running request uses.
 
         The others are unloaded with the next load.
@@ -116,12 +104,12 @@ class Adapters:
         self._leaving += [self._loaded.pop(version) for version in [*self._loaded] if version in versions]
         await self._unload_leaving(engine)
 
-    async def _unload_leaving(self, engine: AdapterEngine) -> None:
+    async def _unload_leaving(self, engine: AsyncLLM) -> None:
         for adapter in [one for one in self._leaving if not self._under_way[one.lora_int_id]]:
             self._leaving.remove(adapter)
             await engine.remove_lora(adapter.lora_int_id)
 
-    async def unload(self, engine: AdapterEngine) -> None:
+    async def unload(self, engine: AsyncLLM) -> None:
         """Unload all adapters, so that policy and teacher use the base weights."""
         await self._unload_leaving(engine)
         if self._teacher is not None:

@@ -6,23 +6,11 @@ The backend is NCCL between GPUs, by vLLM's own weight transfer, and gloo betwee
 import socket
 from contextlib import closing, suppress
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Backend = Literal["nccl", "gloo"]
 PATIENCE = timedelta(seconds=120)
 """Timeout of joining a gloo group and of each of its broadcasts."""
-
-
-class Group(Protocol):
-    """A member's handle of the group; the trainer has rank 0."""
-
-    def broadcast(self, tensor: Any) -> None:
-        """Send the tensor if this is rank 0, else receive into it."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group."""
-        ...
 
 
 class GlooGroup:
@@ -45,6 +33,7 @@ class GlooGroup:
         self._group: Any = distributed.ProcessGroupGloo(store, rank, world_size, options)
 
     def broadcast(self, tensor: Any) -> None:
+        """Send the tensor if this is rank 0, else receive into it."""
         from torch import distributed
 
         options = distributed.BroadcastOptions()
@@ -74,6 +63,10 @@ class NcclGroup:
 
     def close(self) -> None:
         self._communicator.destroy()
+
+
+Group = GlooGroup | NcclGroup
+"""A member's handle of the group; the trainer has rank 0."""
 
 
 def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> Group:

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentic_opd.serving import telemetry
-from agentic_opd.serving.adapters import AdapterEngine
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, as_version
 from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.web import Body, read_body
@@ -82,7 +82,7 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
 
 
 async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> int:
-    engine = cast(AdapterEngine, state.engine)
+    engine = cast(AsyncLLM, state.engine)  # `EngineClient` lacks `remove_lora`.
     async with state.reload_lock:
         check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
         await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
@@ -158,7 +158,7 @@ async def swapped_weights(
         try:
             yield version
             await _reset_cache(state)
-            await state.adapters.unload(cast(AdapterEngine, state.engine))
+            await state.adapters.unload(cast(AsyncLLM, state.engine))
             await state.engine.update_weight_version(str(version))
             telemetry.loaded(version, withdrawn_from)
         finally:
