@@ -148,20 +148,15 @@ def distilled_turn(
     """Put together the results of a turn's two steps; `result` is None if and only if there is no hint."""
     turn, judgement = context.turn, hint.judgement
     failure = next((one for one in (hint, result) if isinstance(one, NoHint | NotScored)), None)
-    scored = result if isinstance(result, Scored) else None
-    request = result.asked.request if isinstance(result, Scored) else result and result.request
+    request = result.request if isinstance(result, NotScored) else None
     hint_token_ids = () if request is None else request.hint_token_ids
     start = scored_from(turn, config)
-    rows = None
-    if scored is not None:
-        first = turn.start if start is None else start
-        rows = written_rows(first, context.trace.tokens_T[first : turn.end], scored.rows, config.distill_topk)
     record = TurnRecord(
         span=(turn.start, turn.end),
         outcome=TurnOutcome.SCORED if failure is None else failure.outcome,
         next_state_role=context.pair.next_state_role,
         votes=judgement.votes,
-        hint=scored.asked.text if scored is not None else hint.text if isinstance(hint, Hint) else None,
+        hint=hint.text if isinstance(hint, Hint) else None,
         hint_token_ids=hint_token_ids,
         insert_at=request.insert_at if request is not None and hint_token_ids else None,
         error=None if failure is None else failure.why,
@@ -171,26 +166,40 @@ def distilled_turn(
         step_score=judgement.step_score,
         truncated=turn.truncated,
         weight_version=turn.weight_version,
-        scored_version=None if scored is None else scored.reply.weight_version,
-        baseline_logprobs=None if scored is None else scored.baseline_logprobs,
-        unhinted_logprobs=None if scored is None else scored.unhinted_logprobs,
-        control=None if scored is None or rows is None else _control_reading(scored, rows),
         hint_source=hint.source if isinstance(hint, Hint) else None,
         reasoning_tokens=turn.reasoning_tokens,
         scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
-        hints=()
-        if scored is None
-        else hint_readings(scored, context.trace.logprobs_T[: turn.end], config.distill_topk),
-        hint_of_row=None if scored is None else scored.hint_of_row,
-        support=None if scored is None else scored.support,
     )
-    stats = None
-    if scored is not None and rows is not None:
-        stats = _score_stats(record, scored, rows, context.trace.logprobs_T, config)
+    if not isinstance(result, Scored):
+        return DistilledTurn(context.pair, TurnStats(record, judgement.seconds))
+    trace, (first, end) = context.trace, record.scored_span
+    rows = written_rows(first, trace.tokens_T[first:end], result.rows, config.distill_topk)
+    record = with_scores(record, result, trace.logprobs_T, config.distill_topk)
+    record = replace(record, control=_control_reading(result, rows))
+    stats = _score_stats(record, result, rows, trace.logprobs_T, config)
     return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats), rows)
 
 
-def hint_readings(scored: Scored, logprobs_T: Sequence[float], top_k: int) -> tuple[HintReading, ...]:
+def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float], top_k: int) -> TurnRecord:
+    """Return a turn's record with the teacher's readings, except its control's; `logprobs_T` are of its sequence."""
+    request = scored.asked.request
+    return replace(
+        record,
+        outcome=TurnOutcome.SCORED,
+        error=None,
+        hint=scored.asked.text,
+        hint_token_ids=request.hint_token_ids,
+        insert_at=request.insert_at if request.hint_token_ids else record.insert_at,
+        scored_version=scored.reply.weight_version,
+        baseline_logprobs=scored.baseline_logprobs,
+        unhinted_logprobs=scored.unhinted_logprobs,
+        hints=_hint_readings(scored, logprobs_T[: record.span[1]], top_k),
+        hint_of_row=scored.hint_of_row,
+        support=scored.support,
+    )
+
+
+def _hint_readings(scored: Scored, logprobs_T: Sequence[float], top_k: int) -> tuple[HintReading, ...]:
     """Return the record's `hints`; `logprobs_T` are the sampling weights' up to the end of the turn."""
 
     def reading(one: ComparedHint) -> HintReading:

@@ -27,7 +27,6 @@ from agentic_opd.core.types import (
     TeacherRequest,
     Trace,
     Turn,
-    TurnOutcome,
     moved_images,
     sampled_spans,
     shared_length,
@@ -40,7 +39,7 @@ from agentic_opd.distill.records import (
     DistilledTrace,
     WrittenRows,
     build_arrays,
-    hint_readings,
+    with_scores,
     written_rows,
 )
 from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
@@ -389,17 +388,4 @@ def _record_again(
         return plain
     if isinstance(result, NotScored):
         return replace(plain, outcome=result.outcome, error=result.why)
-    return replace(
-        plain,
-        outcome=TurnOutcome.SCORED,
-        hint=result.asked.text,
-        hint_token_ids=result.asked.request.hint_token_ids,
-        insert_at=result.asked.request.insert_at if result.asked.request.hint_token_ids else record.insert_at,
-        hints=hint_readings(result, logprobs_T[: record.span[1]], top_k),
-        hint_of_row=result.hint_of_row,
-        support=result.support,
-        error=None,
-        scored_version=result.reply.weight_version,
-        baseline_logprobs=result.baseline_logprobs,
-        unhinted_logprobs=result.unhinted_logprobs,
-    )
+    return with_scores(plain, result, logprobs_T, top_k)
