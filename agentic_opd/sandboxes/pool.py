@@ -7,21 +7,14 @@ the kernel, and what an escaped process has hidden. A start ahead costs the same
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.protocol import Sandbox, SandboxFactory, WarmSandbox
 
 _POOLS = WeakKeyDictionary[asyncio.AbstractEventLoop, "SandboxPool"]()
-
-
-class _Idle(NamedTuple):
-    """A sandbox that was started ahead."""
-
-    kind: Hashable
-    sandbox: WarmSandbox
 
 
 class SandboxPool:
@@ -36,35 +29,39 @@ class SandboxPool:
         self.in_use: AbstractAsyncContextManager[object] = nullcontext() if most is None else asyncio.Semaphore(most)
         """Entered while a sandbox is in use."""
         self._warm = warm
-        self._idle: list[_Idle] = []
+        self._idle: list[tuple[Hashable, WarmSandbox]] = []
+        """Sandboxes that were started ahead, with their kinds."""
         self._starting = 0
         self._tasks = set[asyncio.Task[None]]()
 
     @asynccontextmanager
     async def sandbox(self, kind: Hashable, make: SandboxFactory) -> AsyncGenerator[Sandbox]:
         """Wait for a free place, and enter a sandbox made by `make`, or one of the same kind that was started ahead."""
-        async with self.in_use:
-            started = await self._taken(kind)
-            async with make() if started is None else started as sandbox:
-                self._start_ahead(kind, make)
-                yield sandbox
+        async with self.in_use, AsyncExitStack() as leaving:
+            sandbox = await self._taken(kind)
+            if sandbox is None:
+                sandbox = await leaving.enter_async_context(make())
+            else:
+                leaving.push_async_callback(sandbox.__aexit__)
+            self._start_ahead(kind, make)
+            yield sandbox
 
-    async def _taken(self, kind: Hashable) -> "AbstractAsyncContextManager[Sandbox] | None":
+    async def _taken(self, kind: Hashable) -> Sandbox | None:
         """Return a sandbox of this kind that was started ahead, and leave those that have ended since."""
-        for one in [one for one in self._idle if one.kind == kind]:
-            self._idle.remove(one)
-            if one.sandbox.is_running:
-                return _entered(one.sandbox)
-            await one.sandbox.__aexit__()
+        for idle in [idle for idle in self._idle if idle[0] == kind]:
+            self._idle.remove(idle)
+            if idle[1].is_running:
+                return idle[1]
+            await idle[1].__aexit__()
         return None
 
     def _start_ahead(self, kind: Hashable, make: SandboxFactory) -> None:
         """Fill the pool in the background. The latest kind replaces others: a group's episodes are of one task."""
         if not self._tasks and self._warm:
             self._run(self._leave_at_end())
-        for other in [one for one in self._idle if one.kind != kind]:
+        for other in [idle for idle in self._idle if idle[0] != kind]:
             self._idle.remove(other)
-            self._run(other.sandbox.__aexit__())
+            self._run(other[1].__aexit__())
         while len(self._idle) + self._starting < self._warm:
             self._starting += 1
             self._run(self._start(kind, make))
@@ -79,7 +76,7 @@ class SandboxPool:
             sandbox = make()
             assert isinstance(sandbox, WarmSandbox)
             await sandbox.__aenter__()
-            self._idle.append(_Idle(kind, sandbox))
+            self._idle.append((kind, sandbox))
         except SandboxError:
             pass  # The episode that needs one starts it itself, and meets the error.
         finally:
@@ -91,16 +88,7 @@ class SandboxPool:
             await asyncio.Event().wait()
         finally:
             idle, self._idle = self._idle, []
-            await asyncio.gather(*(one.sandbox.__aexit__() for one in idle))
-
-
-@asynccontextmanager
-async def _entered(sandbox: Sandbox) -> AsyncGenerator[Sandbox]:
-    """Yield a sandbox that is entered already, then leave it."""
-    try:
-        yield sandbox
-    finally:
-        await sandbox.__aexit__()
+            await asyncio.gather(*(sandbox.__aexit__() for _, sandbox in idle))
 
 
 def place(most: int | None) -> AbstractAsyncContextManager[object]:
