@@ -172,7 +172,6 @@ async def read_turn(
         why = f"no control hint fits the {limit} tokens that the teacher reads"
         return NotScored(TurnOutcome.TOO_LONG, why, request)
     without = without_hint(plain, servers)
-    compares = len(fitting) > 1
     asked = _readings(fitting, plain, without, control, servers, config)
     first, *also = asked.values()
     try:
@@ -186,16 +185,15 @@ async def read_turn(
     if "without_hint" in rows and _is_of_other_weights(without, reply):
         unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist())
     is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
-    hinted = [rows[f"hint {n}"] for n in range(len(fitting))]
-    written = hinted
+    written = hinted = [rows[f"hint {n}"] for n in range(len(fitting))]
+    sampled_R = sampled_of(request)
     if config.distill_support != "teacher":
         student = student or rows["without_hint"]
         supported = partial(with_support, student=student, support=config.distill_support, top_k=config.distill_topk)
-        sampled_R = sampled_of(request)
         written = await asyncio.to_thread(lambda: [supported(one, sampled_R) for one in hinted])
     chosen = HintChoice(0, written[0])
-    if compares:
-        overlaps = await asyncio.to_thread(overlaps_of, fitting, hinted, rows["without_hint"])
+    if len(fitting) > 1:
+        overlaps = await asyncio.to_thread(lambda: [overlap(one, rows["without_hint"], sampled_R) for one in hinted])
         compared = tuple(map(ComparedHint, fitting, written, overlaps))
         chosen = choose(compared, by=config.hint_overlap)
     return Scored(
@@ -241,13 +239,10 @@ def _readings(
     readings |= {f"hint {n}": one for n, one in enumerate(others, start=1)}
     if control is not None:
         ids_of = tuple(at for at, name in enumerate(readings) if name != "without_hint" or has_support)
-        is_named = named and _fits(info.max_logprobs, sum(one.top_k for one in readings.values()))
+        count, most = sum(one.top_k for one in readings.values()), info.max_logprobs
+        is_named = named and most is not None and (most < 0 or count <= most)
         readings["control"] = Reading(control.request, 1 if is_named else wide, ids_of=ids_of if is_named else ())
     return readings
-
-
-def _fits(max_logprobs: int | None, count: int) -> bool:
-    return max_logprobs is not None and (max_logprobs < 0 or count <= max_logprobs)
 
 
 async def _student_rows(plain: TeacherRequest, servers: DistillServers, config: DistillConfig) -> TeacherRows | None:
@@ -357,13 +352,6 @@ class HintChoice:
     rows: TeacherRows
     hints: tuple[ComparedHint, ...] = ()
     hint_of_row: tuple[int, ...] | None = None
-
-
-def overlaps_of(
-    asked: Sequence[HintRequest], hinted: Sequence[TeacherRows], plain: TeacherRows
-) -> list[NDArray[np.float64]]:
-    """Return the `overlap` of each hint's rows with those without a hint."""
-    return [overlap(rows, plain, sampled_of(one.request)) for one, rows in zip(asked, hinted, strict=True)]
 
 
 def choose(hints: tuple[ComparedHint, ...], *, by: Literal["sequence", "token"]) -> HintChoice:
