@@ -132,12 +132,8 @@ class Brake:
 
     @property
     def numbers(self) -> set[int]:
-        """The numbers of the kept versions."""
+        """The numbers of the kept versions, which were found good."""
         return {one.number for one in self.kept}
-
-    def knows(self, version: int) -> bool:
-        """Return whether a version was found good and is kept."""
-        return version in self.numbers
 
     def is_withdrawn(self, group: ScoredGroup) -> bool:
         """Return whether a turn of the group was sampled by a withdrawn version.

@@ -80,18 +80,14 @@ class DistContext:
         fully_shard(module, mesh=mesh, mp_policy=policy)
         if not self.is_first:
             module.to_empty(device=self.device)
-        self._hand_out(module, given)
+        with torch.no_grad():
+            for name, one in _tensors(module):
+                self.put(one, given.pop(name) if self.is_first else None)
         for one in module.modules():
             if isinstance(one, FSDPModule):
                 one.set_gradient_divide_factor(1.0)
                 one.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction.
         return module
-
-    def _hand_out(self, module: nn.Module, given: dict[str, Tensor]) -> None:
-        """Distribute the first process's parameters as shards, and its buffers whole."""
-        with torch.no_grad():
-            for name, one in _tensors(module):
-                self.put(one, given.pop(name) if self.is_first else None)
 
     def put(self, one: Tensor, value: Tensor | None) -> None:
         """Overwrite a tensor, or this process's shard of it, with the first process's value; the others pass None."""

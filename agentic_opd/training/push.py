@@ -127,7 +127,10 @@ class WeightPusher:
         servers = await self._servers() if world.is_first else []
         to = world.share(self._receivers(model, servers) if world.is_first else None)
         assert to is not None
-        state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=to.takes_adapters))
+        state: dict[str, torch.Tensor] = model.state_dict()
+        if to.takes_adapters:
+            state = {name: value for name, value in state.items() if ".lora_" in name}
+        state = await asyncio.to_thread(world.whole, state)
         averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
         if to.takes_adapters:
             rounded = await asyncio.to_thread(self._rounding.adapters, state, to.dtype)
@@ -269,11 +272,6 @@ class WeightPusher:
         for folder in pushed[: pushed.index(newest) + 1][: -self._kept]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder.with_name(f"{folder.name}-teacher"), ignore_errors=True)
-
-
-def _pushed(model: Any, *, adapters_only: bool) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = model.state_dict()
-    return {name: value for name, value in state.items() if not adapters_only or ".lora_" in name}
 
 
 def _size_bytes(folder: Path) -> int:

@@ -167,7 +167,7 @@ class Trainer:
             await self._roll_back(begun)
         else:
             await self._push(None)
-        if self.brake.is_on and not self.world.share(self.brake.knows(self.step)):
+        if self.brake.is_on and not self.world.share(self.step in self.brake.numbers):
             self._is_busy = True
             found = await self._evaluate()
             if self.world.is_first and found.metrics:
