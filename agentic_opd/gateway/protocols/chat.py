@@ -60,7 +60,7 @@ class _ChatMessage(OpenModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_ChatPart] | None = None
     reasoning_content: str | None = None
-    reasoning: WithoutEffect[str] = None
+    reasoning: str | None = None
     name: str | None = None
     tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
@@ -139,7 +139,7 @@ class _ChatBody(CommonBody):
     prediction: WithoutEffect[dict[str, Any]] = None
     modalities: WithoutEffect[list[Literal["text"]]] = None
     cache_control: WithoutEffect[dict[str, Any]] = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: WithoutEffect[dict[str, Any]] = None
     thinking: WithoutEffect[dict[str, Any]] = None
     usage: WithoutEffect[dict[str, Any]] = None
     provider: WithoutEffect[dict[str, Any]] = None
