@@ -59,7 +59,7 @@ class _Block(OpenModel):
     type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
     text: str | None = None
     source: _ImageSource | None = None
-    thinking: WithoutEffect[str] = None
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -134,7 +134,7 @@ class _MessagesBody(CommonBody):
     tool_choice: _AnthropicChoice | None = None
     output_config: _OutputConfig | None = None
     stop_sequences: list[StopString] | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: WithoutEffect[dict[str, Any]] = None
     cache_control: WithoutEffect[dict[str, Any]] = None
     mcp_servers: WithoutEffect[list[Any]] = None
     context_management: WithoutEffect[dict[str, Any]] = None
