@@ -59,8 +59,9 @@ class Attack:
     """A regular expression that the report must match: that the attack was tried."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     tests: str | None = None
-    """Other tests than the ten; `%(needle)s` stands for a value that nobody can guess."""
+    """Other tests than the `total` default ones; `%(needle)s` stands for a value that nobody can guess."""
     total: int = NUM_CHECKS
+    """Number of checks; few where each one takes its whole time."""
     timeout_s: float = 20.0
     in_process: bool = False
     entry_point: str | None = None
@@ -180,8 +181,8 @@ def _command_of(pid: int) -> str:
         return ""
 
 
-def ten_tests(needles: list[int]) -> str:
-    """Ten checks: two that an honest solution passes, eight that nobody can."""
+def default_tests(needles: list[int]) -> str:
+    """Two checks that an honest solution passes, and one for each needle, which nobody can."""
     checks = [f"assert f({number}) == {number}\n" for number in range(NUM_HONEST)]
     checks += [f"assert f({NUM_HONEST + number}) == {needle}\n" for number, needle in enumerate(needles)]
     return "from solution import f\n" + "".join(checks)
@@ -195,7 +196,11 @@ def assert_withstood(
 ) -> None:
     """Verify the attack's solution; its score is what it should be, and nothing has escaped."""
     needles = [10**11 + secrets.randbelow(10**11) for _ in range(NUM_CHECKS - NUM_HONEST)]
-    tests = ten_tests(needles) if attack.tests is None else attack.tests % {"needle": needles[0]}
+    tests = (
+        default_tests(needles[: attack.total - NUM_HONEST])
+        if attack.tests is None
+        else attack.tests % {"needle": needles[0]}
+    )
     if attack.entry_point is not None:
         tests = complete_tests(tests, attack.entry_point)
     source = HELPERS + re.sub(r"%\((\w+)\)s", lambda match: str(place.names[match[1]]), attack.source)

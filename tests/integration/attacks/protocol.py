@@ -38,6 +38,7 @@ def f(x):
     "frames that never end": Attack(
         _CHANNEL + "g = f\ndef f(x):\n    if x > 1: os.write(write_fd(), struct.pack('<Q', 1000) + b'x')\n"
         "    while x > 1: pass\n    return g(x)",
+        total=4,
         report="no end after",
         timeout_s=2.0,
     ),
@@ -58,6 +59,7 @@ def f(x):
         + "g = f\ndef f(x):\n    if x > 1: put(b'l' + struct.pack('<I', 2**32 - 1) + b'l\\0\\0\\0\\0' * 200000)\n"
         "    return g(x)",
         (0, 2),
+        total=4,
         timeout_s=10.0,
     ),
     "more items than are read": Attack(
@@ -154,6 +156,7 @@ def f(x): return g(x) if x < 2 else result
     ),
     "numbers whose hashes collide": Attack(
         "g = f\ndef f(x): return g(x) if x < 2 else {n * (2**61 - 1) for n in range(6000)}",
+        total=4,
         timeout_s=10.0,
         passed=(0, 2),
     ),
