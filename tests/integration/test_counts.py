@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
-STEPS, GROUPS = 5, 2
+STEPS, GROUPS = 6, 2
 """Steps of the whole run, and groups of 4 rollouts a batch."""
 
 
