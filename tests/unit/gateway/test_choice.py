@@ -47,6 +47,20 @@ def test_text_and_calls() -> None:
     assert finished.completion.weight_version == 5
 
 
+def test_an_answer_over_a_push_has_the_earlier_version() -> None:
+    tokenizer = make_tokenizer()
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, [])
+    choice = Choice(0, chat, [*chat.first_prompt([{"role": "user", "content": "u"}]).token_ids], 1, keeps_stop=False)
+    ids = tokenizer.encode("ab<|im_end|>", add_special_tokens=False)
+    deltas = [
+        Delta(0, (SampledToken(token, -0.5),), "stop" if token == ids[-1] else None, None, version)
+        for token, version in zip(ids, (5, 6, 6), strict=True)
+    ]
+    for delta in deltas:
+        choice.take(delta)
+    assert choice.finish(deltas[-1]).completion.weight_version == 5
+
+
 def test_a_call_that_is_broken_is_text_that_goes_on_from_what_was_shown() -> None:
     content, _, finished = play('I run it.\n<tool_call>\n{"name": \n</tool_call>', tools=True)
     assert "tool_calls" not in finished.message

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
 from agentic_opd.gateway import GatewaySession
+from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
 
@@ -452,6 +453,19 @@ def test_the_first_text_comes_before_the_model_has_ended(tokenizer: Any, tmp_pat
             vllm.gate.set()
 
     run(tmp_path, vllm, talk)
+
+
+def test_the_end_of_a_stream_comes_only_when_its_turn_is_in_the_journal(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*arguments: Any) -> None:
+        raise OutputError("the journal is full")
+
+    monkeypatch.setattr(Gateway, "_keep", refuse)
+    *pieces, last = run(tmp_path, ScriptedVllm(tokenizer), lambda at: events_of(at, USER))
+    assert last["error"]["type"] == "server_error"
+    assert pieces
+    assert not any(choice["finish_reason"] for piece in pieces for choice in piece["choices"])
 
 
 @pytest.mark.parametrize("stream", [True, False])
