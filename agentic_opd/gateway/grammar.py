@@ -17,6 +17,7 @@ from agentic_opd.rollout.chat_format import ChatFormat
 
 _NAME, _ARGUMENTS = "name_of_tool", {"argument": "mark"}
 _BETWEEN_CALLS = "\n"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _MAX_WHITESPACE = 16
 """Whitespace between two parts of JSON (characters): indented arguments fit, and a weak model comes to an end."""
 
@@ -24,9 +25,11 @@ _MAX_WHITESPACE = 16
 class CallForm(NamedTuple):
     """How a model writes a call: three texts around the tool's name and the JSON arguments.
 
-    `marks` are the ids of the control tokens in these texts: parsers read the tokens, not their spelling in others.
+    `thoughts` is an empty reasoning as it is written before the first call, or empty. `marks` are the ids of the
+    control tokens in all texts: parsers read these tokens, and not the same characters in other tokens.
     """
 
+    thoughts: str
     before_name: str
     before_arguments: str
     end: str
@@ -47,14 +50,16 @@ def call_form(chat: ChatFormat) -> CallForm | None:
         before, named, behind = begin.partition(_NAME)
         if found and named:
             marks = {mark: token for token, mark in control_tokens(chat.tokenizer).items() if token in ids}
-            return CallForm(before, behind, end.rstrip(), marks)
+            call = before.rpartition(_THOUGHT_END)[2].lstrip()
+            return CallForm(before.removesuffix(call), call, behind, end.rstrip(), marks)
     return None
 
 
 def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> str:
     """Return the structural tag by which an answer calls tools as `choice` demands.
 
-    `required` and `named` give calls and nothing else; without them, a call may follow a text and ends the answer.
+    `required` and `named` give calls and nothing else, but for reasoning; without them, a call may follow a text and
+    ends the answer.
 
     Raises:
         ClientError: 400, the model's calls have no `form`.
@@ -64,15 +69,16 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
         field = "tool_choice" if is_forced else "parallel_tool_calls"
         raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
     if is_forced:
-        return _structural_tag(_only_calls(form, tools, choice))
+        return _structural_tag(_sequence([*_thoughts(form), _only_calls(form, tools, choice)]))
     return _structural_tag(_text_or_call(form, tools, choice))
 
 
 def answer_or_calls(
     form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, schema: Mapping[str, Any]
 ) -> str:
-    """Return the structural tag of an answer that is either JSON by `schema` or calls of tools, without other text."""
-    return _structural_tag({"type": "or", "elements": [_json_by(schema), _only_calls(form, tools, choice)]})
+    """Return the structural tag of an answer that is JSON by `schema` or calls of tools, without other text."""
+    answer = {"type": "or", "elements": [_json_by(schema), _only_calls(form, tools, choice)]}
+    return _structural_tag(_sequence([*_thoughts(form), answer]))
 
 
 def answer_schema(grammar: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -83,6 +89,17 @@ def answer_schema(grammar: Mapping[str, Any] | None) -> Mapping[str, Any] | None
         return {"type": "object"}
     schema = grammar.get("json")
     return schema if isinstance(schema, Mapping) else None
+
+
+def _thoughts(form: CallForm) -> list[dict[str, Any]]:
+    """Return the part of the model's reasoning, which it may leave out where its prompt has not begun it."""
+    if _THOUGHT_END not in form.marks:
+        return []
+    behind, end = form.thoughts.partition(_THOUGHT_END)[2], form.marks[_THOUGHT_END]
+    rest = [{"type": "any_tokens", "exclude_tokens": [end]}, {"type": "token", "token": end}, _text(behind)]
+    if _THOUGHT not in form.marks:
+        return rest
+    return [{"type": "optional", "content": _sequence([{"type": "token", "token": form.marks[_THOUGHT]}, *rest])}]
 
 
 def _only_calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
@@ -123,14 +140,15 @@ def _calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoic
 
 def _parts(text: str, marks: Mapping[str, int]) -> list[dict[str, Any]]:
     """Split `text` into its control tokens and the texts between them."""
-    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    longest_first = sorted(marks, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if marks else [text]
     return [{"type": "token", "token": marks[piece]} if piece in marks else _text(piece) for piece in pieces if piece]
 
 
 def _json_by(schema: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the format of JSON by `schema` whose strings hold none of `without`.
+    """Return the format of JSON by `schema`; its strings must not contain the texts `without`.
 
-    XGrammar can't exclude texts and bound a string's length at once; where the schema bounds one, that has precedence.
+    XGrammar can't exclude texts and bound a string's length at once: a schema with such a bound excludes nothing.
     """
     form = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MAX_WHITESPACE}
     has_bounds = re.search('"(min|max)Length"', json.dumps(schema))

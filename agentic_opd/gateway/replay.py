@@ -99,7 +99,7 @@ class Replay(CustomWorld):
         """Return the judge's mean vote on the new turn, scaled from 0 to 1.
 
         Raises:
-            ServerError: The judge failed, or none of its answers in `_ROUNDS` rounds holds a vote.
+            ServerError: the judge failed, or its answers hold no vote after `_ROUNDS` requests.
         """
         recorded: _Recorded = task.data
         turn = next((one for one in reversed(messages) if one["role"] == "assistant"), None)

@@ -36,7 +36,7 @@ def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) 
 
 
 def is_killed_in_a_step(process: Any, folder: Path, proxy: RecordingProxy) -> bool:
-    """Kill the trainer if it has a batch in hand; it stands still while that is looked up."""
+    """Kill the trainer if it holds a batch; it is paused during the check."""
     os.killpg(process.pid, signal.SIGSTOP)
     state = Path(f"/proc/{process.pid}/stat")  # A line that it is writing comes to its end before.
     until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", process=process)

@@ -40,7 +40,7 @@ SLEEP = f"sleep 57{os.getpid()}"
 
 @pytest.fixture(scope="module", autouse=True)
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever starts on this machine meanwhile removes what killed runs have left in its temporary folder."""
+    """A private temporary folder: another run that starts meanwhile removes what killed runs left in the common one."""
     folder = tmp_path_factory.mktemp("tmp")
     folder.chmod(0o777)
     with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ class Attack:
     """A regular expression that the report must match: that the attack was tried."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     tests: str | None = None
-    """Other tests than the `total` default ones; `%(needle)s` stands for a value that nobody can guess."""
+    """Tests in place of the `total` default ones; `%(needle)s` is replaced by a random value."""
     total: int = NUM_CHECKS
     """Number of checks; few where each one takes its whole time."""
     timeout_s: float = 20.0
@@ -182,7 +182,7 @@ def _command_of(pid: int) -> str:
 
 
 def default_tests(needles: list[int]) -> str:
-    """Two checks that an honest solution passes, and one for each needle, which nobody can."""
+    """Return two checks that an honest solution passes, and one for each needle, which no solution passes."""
     checks = [f"assert f({number}) == {number}\n" for number in range(NUM_HONEST)]
     checks += [f"assert f({NUM_HONEST + number}) == {needle}\n" for number, needle in enumerate(needles)]
     return "from solution import f\n" + "".join(checks)

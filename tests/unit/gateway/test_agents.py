@@ -11,6 +11,10 @@ import xgrammar
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.grammar import call_form, call_grammar
+from agentic_opd.gateway.request import ToolChoice
+from agentic_opd.rollout.chat_format import ChatFormat
+from agentic_opd.rollout.renderer import load_renderer
 
 from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
@@ -401,6 +405,30 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         "whitespace without end": [call.replace('"code"', " " * 17 + '"code"')],
     }
     assert {name for name, parts in answers.items() if allows(tokenizer, grammar, *parts)} == {"one", *allowed}
+
+
+@pytest.mark.parametrize(
+    ("choice", "allowed"),
+    [
+        (ToolChoice("required"), {"call", "thought and call", "thought and calls"}),
+        (
+            ToolChoice("auto", is_parallel=False),
+            {"call", "thought and call", "thought and text", "thought without end"},
+        ),
+    ],
+)
+def test_a_model_that_thinks_may_think_before_its_calls(tokenizer: Any, choice: ToolChoice, allowed: set[str]) -> None:
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": True}), tokenizer, [])
+    grammar = call_grammar(call_form(chat), [TOOL], choice)
+    thought = "<think>\nHm, <b>.\n</think>\n\n"
+    answers = {
+        "call": CALL,
+        "thought and call": f"{thought}{CALL}",
+        "thought and calls": f"{thought}{CALL}\n{CALL}",
+        "thought and text": f"{thought}It is done.",
+        "thought without end": f"<think>\nHm.\n{CALL}",
+    }
+    assert {name for name, text in answers.items() if allows(tokenizer, grammar, text)} == allowed
 
 
 SCHEMA = {"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]}
