@@ -17,11 +17,11 @@ from renderers import Renderer
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Recording, TurnOutcome
+from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
 from agentic_opd.distill.hints import Hint, HintPool, find_hint
-from agentic_opd.distill.inactivity import InactivityWatch
 from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
@@ -128,7 +128,7 @@ class Distiller:
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
-        self._inactivity = InactivityWatch()
+        self._inactivity, self._step_scores = InactivityWatch(), StepScoreWatch()
 
     @property
     def policy_top_k(self) -> int | None:
@@ -201,6 +201,7 @@ class Distiller:
         noise = await noise_floor([one.trace for whole in distilled for one in whole.traces], servers, self.config)
         records = [record for one in distilled for record in one.records]
         self._warn(self._inactivity.saw(records))
+        self._warn(self._step_scores.saw(records))
         outcomes = [record.outcome for record in records]
         kind = _kind(distilled[0].recording)
         about = GroupDistillation(

@@ -43,6 +43,17 @@ OPD_METRICS = (
         "readable vote. 1: all agree; 0.5: the votes are split evenly",
     ),
     Metric("opd/votes_readable", "share", "readable votes, of all votes received"),
+    Metric(
+        "opd/step_score_hinted",
+        "score",
+        "mean step score of turns with an accepted hint, -1 to 1. Left out unless step_votes asks for step scores",
+    ),
+    Metric(
+        "opd/step_score_unhinted",
+        "score",
+        "mean step score of the other judged turns, likewise. If it is below that of turns with a hint, the judge "
+        "contradicts itself",
+    ),
     Metric("opd/scored_token_fraction", "share", "scored tokens, of all sampled tokens"),
     Metric(
         "opd/gap_mean",
@@ -144,6 +155,10 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     if squares:
         metrics["opd/noise_rms"] = root_mean_square(squares)
     metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
+    for name, has_hint in (("hinted", True), ("unhinted", False)):
+        scores = [turn.record.step_score for turn in turns if (turn.record.hint is not None) is has_hint]
+        if known := [score for score in scores if score is not None]:
+            metrics[f"opd/step_score_{name}"] = fmean(known)
     if counts.scored:
         rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
         metrics["opd/rebased_share"] = rebased / counts.scored

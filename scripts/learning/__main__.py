@@ -200,6 +200,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar=("ROLLOUT", "EPISODE"),
         help="expected of a rollout that is trained on, and of a measured episode; default: measured",
     )
+    parser.add_argument(
+        "--expert",
+        metavar="URL",
+        help="server of scripts/serve_vllm with the start, which judges and teaches; default: one is started. Several "
+        "of these commands may share it, each with other modes or seeds, and a folder of its own",
+    )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
@@ -303,14 +309,15 @@ async def experiment(args: argparse.Namespace) -> int:
     with ExitStack() as parts:
         log = args.out / "vllm.log"
         vllm = parts.enter_context(local_server(args.model, *trained, *flags, log=log, cwd=ROOT, port=policy_port))
-        if any(map(subject.needs_expert, args.modes)):
+        expert_url = (args.expert or f"http://127.0.0.1:{expert_port}").rstrip("/").removesuffix("/v1")
+        if args.expert is None and any(map(subject.needs_expert, args.modes)):
             log = args.out / "expert.log"
             parts.enter_context(local_server(args.model, *size, *flags, log=log, cwd=ROOT, port=expert_port))
         judge_url = None
         if subject.has_scripted_judge:
             judge_url = parts.enter_context(scripted_judge(judge_port, args.out / "judge.log"))
         laboratory = Laboratory(
-            *(vllm, f"http://127.0.0.1:{expert_port}", args.model, args.out, args.eval_samples),
+            *(vllm, expert_url, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
             *(args.talk, subject, args.group_size, args.through, judge_url, api_port),
         )

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pytest
 
-from agentic_opd.core.types import TurnOutcome, Vote
+from agentic_opd.core.types import StepScore, TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, aggregate
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.wire.group import ControlReading, GroupDistillation, HintReading, TurnRecord
@@ -109,7 +109,10 @@ def test_metrics_of_two_episodes() -> None:
     of_thinking = {"opd/gap_mean_reasoning", "opd/gap_mean_answer"}
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
-    assert metrics.keys() == described - of_thinking - of_overlap, "what is logged is described, and nothing else"
+    of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
+    assert metrics.keys() == described - of_thinking - of_overlap - of_steps, (
+        "what is logged is described, and nothing else"
+    )
 
 
 def test_reasoning_and_answers_have_a_mean_gap_of_their_own() -> None:
@@ -160,3 +163,23 @@ def test_a_row_has_the_entropy_of_its_entries_and_their_tail() -> None:
     entropies, masses = row_stats(np.log([[1 / 2, 1 / 4], [1.0, math.exp(-50.0)], [1.0, 1e-5]]))
     assert entropies == pytest.approx([1.5 * math.log(2), 0.0, 1e-5 * math.log(1e5)], abs=1e-9)
     assert masses == pytest.approx([0.75, 1.0, 1.0])
+
+
+def test_step_scores_of_turns_with_and_without_a_hint() -> None:
+    def judged(hint: str | None, score: StepScore | None) -> TurnStats:
+        outcome = Out.VOTE_FAILED if hint is None else Out.SCORED
+        return TurnStats(TurnRecord((1, 3), outcome, "tool", hint=hint, step_votes=(score,), step_score=score))
+
+    turns = (
+        judged("abcd", -1),
+        judged("ab", 0),
+        judged(None, 1),
+        judged(None, None),
+        judged(None, -1),
+        judged(None, 1),
+    )
+    metrics = aggregate([EpisodeStats(10, turns)])
+    assert metrics["opd/step_score_hinted"] == -0.5
+    assert metrics["opd/step_score_unhinted"] == pytest.approx(1 / 3)
+    unasked = aggregate([FIRST, SECOND])
+    assert not [name for name in unasked if "step_score" in name]

@@ -1,7 +1,8 @@
-"""Detection of inactive distillation: outcomes of groups -> one warning with cause and advice. Pure."""
+"""Runs that learn nothing or the opposite: turns of groups -> one warning with cause and advice. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from statistics import fmean
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.wire.group import TurnRecord
@@ -61,4 +62,45 @@ class InactivityWatch:
         return (
             f"DISTILLATION IS INACTIVE: no token was scored in the last {len(self._groups)} group(s), so there is "
             f"nothing to learn from hints. Their turns ended so: {shown}. Most likely {ADVICE[likely]}{example}."
+        )
+
+
+REVERSED_TURNS = 24
+"""Number of step scores of turns with a hint, and of turns without one, that a warning about them needs."""
+LATEST = 1000
+"""Number of latest step scores of each kind that are compared."""
+REVERSED_BY = 0.5
+"""Difference of their means, of at most 2, from which step scores count as reversed."""
+
+
+class StepScoreWatch:
+    """Returns a warning, once, when turns with a hint have better step scores than turns without one.
+
+    One judge gives both. A hint says what the turn should have done, so its turn should not score better. A judge that
+    does not understand the second question and answers the first one again (1: there is a hint) does just that, and
+    `step_reward` and `combined` then reward mistakes.
+    """
+
+    def __init__(self) -> None:
+        self._hinted, self._unhinted = deque[int](maxlen=LATEST), deque[int](maxlen=LATEST)
+        self._was_said = False
+
+    def saw(self, records: Sequence[TurnRecord]) -> str | None:
+        """Record the turns of one group, and return the warning if it is due."""
+        if self._was_said:
+            return None
+        for record in records:
+            if record.step_score is not None:
+                (self._unhinted if record.hint is None else self._hinted).append(record.step_score)
+        if min(len(self._hinted), len(self._unhinted)) < REVERSED_TURNS:
+            return None
+        hinted, unhinted = fmean(self._hinted), fmean(self._unhinted)
+        self._was_said = hinted - unhinted > REVERSED_BY
+        if not self._was_said:
+            return None
+        return (
+            f"STEP SCORES ARE REVERSED: turns with a hint score {hinted:+.2f} on average, turns without one "
+            f"{unhinted:+.2f}. The judge probably answers the first question again (1: there is a hint), so "
+            "loss.step_reward and loss.combined would reward mistakes. Use another judge (env.judge_base_url), word "
+            "the question for this one (env.judge_step_prompt), or set env.step_votes to 0."
         )

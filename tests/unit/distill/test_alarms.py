@@ -1,7 +1,7 @@
 import pytest
 
-from agentic_opd.core.types import TurnOutcome
-from agentic_opd.distill.inactivity import ADVICE, InactivityWatch
+from agentic_opd.core.types import StepScore, TurnOutcome
+from agentic_opd.distill.alarms import ADVICE, REVERSED_TURNS, InactivityWatch, StepScoreWatch
 from agentic_opd.wire.group import TurnRecord
 
 Out = TurnOutcome
@@ -41,3 +41,31 @@ def test_a_short_run_that_scored_nothing_is_told_so_at_its_end() -> None:
     scored.saw(records(Out.VOTE_FAILED))
     assert scored.at_end() is None
     assert InactivityWatch().at_end() is None
+
+
+def stepped(hint: str | None, score: StepScore | None) -> TurnRecord:
+    outcome = Out.VOTE_FAILED if hint is None else Out.SCORED
+    return TurnRecord((1, 2), outcome, None, hint=hint, step_votes=(score,), step_score=score)
+
+
+def test_step_scores_that_contradict_the_hints_are_named_once() -> None:
+    # What the demo policy of the SQL world answers: it was never taught the second question.
+    watch, group = StepScoreWatch(), [stepped("It needs GROUP BY city.", 1), stepped(None, -1), stepped(None, None)]
+    said = [watch.saw(group) for _ in range(REVERSED_TURNS + 2)]
+    assert [warning is not None for warning in said] == [False] * (REVERSED_TURNS - 1) + [True, False, False]
+    assert "turns with a hint score +1.00 on average, turns without one -1.00" in (said[REVERSED_TURNS - 1] or "")
+
+
+@pytest.mark.parametrize(
+    ("hinted", "unhinted"),
+    [((-1,), (1,)), ((-1,), (-1,)), ((0, 0, -1), (-1, 0, -1)), ((1, 1, -1, 0), (0, 0, 1, 0))],
+)
+def test_step_scores_that_fit_the_hints_are_not(hinted: tuple[StepScore, ...], unhinted: tuple[StepScore, ...]) -> None:
+    watch = StepScoreWatch()
+    group = [*(stepped("Append the word.", one) for one in hinted), *(stepped(None, one) for one in unhinted)]
+    assert [watch.saw(group) for _ in range(2 * REVERSED_TURNS)] == [None] * 2 * REVERSED_TURNS
+
+
+def test_without_step_votes_there_is_nothing_to_name() -> None:
+    watch = StepScoreWatch()
+    assert [watch.saw(records(Out.SCORED, Out.VOTE_FAILED)) for _ in range(REVERSED_TURNS)] == [None] * REVERSED_TURNS
