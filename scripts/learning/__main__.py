@@ -7,13 +7,14 @@ elsewhere), and two controls, wrong-hint (each hint is one of another task) and 
 by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference (the hints are
 of that source, and no judge is asked), step-reward (the judge's second question as a reward beside opd), on-policy
 (opd, and no batch is sampled before the one before it is learned), held (opd, while turns without a hint are held at
-the start), contrast and contrast-other (what a neutral or another task's hint explains is taken out of the target),
-wrong-hint-contrast and wrong-hint-contrast-other (wrong hints, with that contrast), bf16 (opd in that precision), lora
-(opd by adapters alone), lora-live and lora-ema (the teacher is the policy itself, or its moving average). First a sweep
-chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a control takes
-those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way `evaluate` measures
-the pass rate without hints at temperature 1, and how many of its first solutions pass. What the hints of each curve
-cost, in turns judged and tokens scored, stands in costs.json.
+the start), live (opd, and the teacher is the policy as it is), live-held (both), contrast and contrast-other (what a
+neutral or another task's hint explains is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other
+(wrong hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema
+(the teacher is the policy itself, or its moving average). First a sweep chooses the learning rate, the batch size and
+the divergence's weight of each mode on a seed of its own; a control takes those of opd, from which it is to differ in
+its hints alone. Then every seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1,
+and how many of its first solutions pass. What the hints of each curve cost, in turns judged and tokens scored, stands
+in costs.json.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
@@ -31,10 +32,10 @@ for the turn), combined (both), no-hint. What is measured is the score of first 
 share of the person's four rules that they keep.
 
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
-rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
-eopd, clipped, by-turn, annealed; each at its own best of three rates. The coding tasks have no examples then. Each
---world has a folder in --out, where results.json holds the curves of all worlds, and objectives.md their ends with
-intervals, the difference from opd on the same seeds, and costs.
+rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-outcome
+(without the judge's step scores), combined-normalized, eopd, clipped, by-turn, annealed; each at its own best of three
+rates. The coding tasks have no examples then. Each --world has a folder in --out, where results.json holds the curves
+of all worlds, and objectives.md their ends with intervals, the difference from opd on the same seeds, and costs.
 
 The expected hours are printed at the start, and again as soon as two steps have been timed; --seconds gives rates that
 were measured before. A command that was stopped or killed continues each run from the last step that was trained.

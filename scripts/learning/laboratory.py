@@ -54,6 +54,8 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "step-reward": {"loss": {"forward_kl": 1.0, "step_reward": 1.0}, "env": {"step_votes": 3}},
     "on-policy": {"loss": {"forward_kl": 1.0}, "env": {"max_batches_offpolicy": 0}},
     "held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}},
+    "live": {"loss": {"forward_kl": 1.0}, "env": {"teacher_base_url": "null"}},
+    "live-held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}, "env": {"teacher_base_url": "null"}},
     "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "neutral"}},
     "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "other"}},
     "wrong-hint-contrast": {
@@ -91,6 +93,7 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "sdar": {"loss": {"grpo": 1.0, "sdar": 1.0, "route_by_turn": False}},
     "rlcsd": {"loss": {"rlcsd": 1.0, "contrast": True}, "env": {"control": "other"}},
     "combined": {"loss": {"combined": 1.0}, "env": {"step_votes": 3}},
+    "combined-outcome": {"loss": {"combined": 1.0}},
     "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"step_votes": 3}},
     "rejection": {"loss": {"rejection": 1.0}},
     "eopd": {"loss": {"reverse_kl": 1.0, "forward_kl": 1.0, "forward_above_entropy": 0.8}},
@@ -114,7 +117,10 @@ MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"for
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
-TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
+TALK_MODES = (
+    *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "contrast", "bf16"),
+    *("lora", "lora-live", "lora-ema"),
+)
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
 batch."""
 TUNED_AS = {
@@ -126,6 +132,8 @@ TUNED_AS = {
     "reference": "opd",
     "on-policy": "opd",
     "held": "opd",
+    "live": "opd",
+    "live-held": "opd",
     "opd-judge": "opd",
     "bf16": "opd",
     "lora-live": "lora",

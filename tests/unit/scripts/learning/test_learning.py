@@ -277,6 +277,24 @@ def test_the_committed_result_of_the_person_is_what_its_page_shows() -> None:
     assert means["opd"][1] > means["binary"][1] > means["no-hint"][1]
 
 
+def test_the_committed_comparison_of_objectives_is_what_its_page_shows(tmp_path: Path) -> None:
+    folder = LEARNED / "objectives"
+    by_world = json.loads((folder / "results.json").read_text())
+    page = (folder / "README.md").read_text()
+    for world, curves in by_world.items():
+        (tmp_path / world).mkdir()
+        for name in ("costs.json", "seconds.json"):
+            (tmp_path / world / name).write_text((folder / world / name).read_text())
+        (tmp_path / world / "results.json").write_text(json.dumps(curves))
+        assert set(curves) == set(laboratory.USUAL_OBJECTIVES)
+        assert results.by_points(results.read_curves(tmp_path / world / "results.json")) in page
+    objectives.collect(tmp_path)
+    header, rule, *rows = (tmp_path / "objectives.md").read_text().splitlines()
+    for world in by_world:
+        table = [header, rule, *(row for row in rows if row.startswith(f"| {world} |"))]
+        assert "\n".join(table) in page, world
+
+
 @pytest.mark.parametrize(
     ("folder", "modes"),
     [
