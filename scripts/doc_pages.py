@@ -130,7 +130,8 @@ it was sent (`question`). For example:"""
 _JUDGE_STEP = """\
 With `step_votes` above 0 it is asked a second question about the same text, and its majority becomes the turn's
 `step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge_step_prompt`). A warning
-tells if the judge scores turns with a hint better than the others: it has then probably answered the first question again.
+tells if the judge scores turns with a hint better than the others: it has then probably answered the first question
+again.
 
 The instruction of the second question:"""
 
