@@ -14,7 +14,7 @@ from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
 from agentic_opd.wire.counts import TurnCounts
-from agentic_opd.wire.group import GroupDistillation
+from agentic_opd.wire.group import GroupDistillation, TurnRecord
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
@@ -155,10 +155,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     if squares:
         metrics["opd/noise_rms"] = root_mean_square(squares)
     metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
-    for name, has_hint in (("hinted", True), ("unhinted", False)):
-        scores = [turn.record.step_score for turn in turns if (turn.record.hint is not None) is has_hint]
-        if known := [score for score in scores if score is not None]:
-            metrics[f"opd/step_score_{name}"] = fmean(known)
+    metrics |= _step_metrics([turn.record for turn in turns])
     if counts.scored:
         rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
         metrics["opd/rebased_share"] = rebased / counts.scored
@@ -177,6 +174,14 @@ def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
     asked = sum(map(len, judged))
     metrics = {"opd/vote_agreement": fmean(agreements)} if agreements else {}
     return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / asked} if asked else {})
+
+
+def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
+    """Return the mean step scores of turns with and without a hint."""
+    scored = [(record.hint is not None, record.step_score) for record in records if record.step_score is not None]
+    hinted, unhinted = ([score for has_hint, score in scored if has_hint is wanted] for wanted in (True, False))
+    metrics = {"opd/step_score_hinted": fmean(hinted)} if hinted else {}
+    return metrics | ({"opd/step_score_unhinted": fmean(unhinted)} if unhinted else {})
 
 
 def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[str, float]:

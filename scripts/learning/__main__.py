@@ -10,11 +10,10 @@ of that source, and no judge is asked), step-reward (the judge's second question
 the start), live (opd, and the teacher is the policy as it is), live-held (both), contrast and contrast-other (what a
 neutral or another task's hint explains is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other
 (wrong hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema
-(the teacher is the policy itself, or its moving average). First a sweep chooses the learning rate, the batch size and
-the divergence's weight of each mode on a seed of its own; a control takes those of opd, from which it is to differ in
-its hints alone. Then every seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1,
-and how many of its first solutions pass. What the hints of each curve cost, in turns judged and tokens scored, stands
-in costs.json.
+(the teacher is the policy itself, or its moving average). First a sweep with another seed chooses the learning rate,
+the batch size and the divergence's weight of each mode; a control uses opd's, so that it differs only in its hints.
+Then every seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1, and how many of
+its first solutions pass. costs.json lists the judged turns and scored tokens of each curve.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
@@ -205,7 +204,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--expert",
         metavar="URL",
         help="server of scripts/serve_vllm with the start, which judges and teaches; default: one is started. Several "
-        "of these commands may share it, each with other modes or seeds, and a folder of its own",
+        "of these commands can share it, with different modes or seeds and one --out each. Resume with the same URL",
     )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
     words = list(sys.argv[1:] if argv is None else argv)

@@ -251,6 +251,7 @@ def test_numbers_in_words_are_read(words: str, digits: str) -> None:
     assert in_digits(words) == digits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "public", ["1 2 " * 10_000, "[(" * 50_000, "'" * 50_000, "one hundred " * 9_000, " " * 90_000, "a, b\n" * 20_000]
 )

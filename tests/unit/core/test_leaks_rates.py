@@ -83,6 +83,7 @@ def hints(name: str) -> list[Any]:
     return rows["hints"] if isinstance(rows, dict) else rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_leaking_hints_are_dropped_and_honest_ones_pass(name: str) -> None:
     rows, tasks = hints(name), TASKS[name]
@@ -97,6 +98,7 @@ def test_leaking_hints_are_dropped_and_honest_ones_pass(name: str) -> None:
     assert sum(honest) <= MOST_HONEST_DROPPED * len(honest), figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_hint_that_was_shown_to_the_agent_does_not_leak(name: str) -> None:
     for row in hints(name):

@@ -177,6 +177,7 @@ def outcomes(group: dict[str, Any]) -> list[list[str]]:
     return [[turn["outcome"] for turn in one["opd"]["turns"]] for one in group["overrides"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -206,6 +207,7 @@ def test_off_the_environment_is_as_it_was(policy: FakePlugin, tmp_path: Path, mo
     assert "inference_logprobs" not in groups[0]
 
 
+@pytest.mark.slow
 def test_what_does_not_match_is_counted_named_and_kept(
     policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,6 +242,7 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("options", "said"),

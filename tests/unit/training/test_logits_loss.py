@@ -113,6 +113,7 @@ def test_a_trainer_that_does_not_count_over_the_update_is_refused(tmp_path: Path
         trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_labels_of_another_mean_are_refused(tmp_path: Path) -> None:
     trainer = trainer_class(CONFIGS["by turn"])(
@@ -204,6 +205,7 @@ def test_special_tokens_add_nothing() -> None:
 PAGE = (ROOT / "docs" / "trainers.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a model and groups of this test's, at the places that the page names."""

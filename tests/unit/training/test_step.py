@@ -245,6 +245,7 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
     assert norms[1] > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_tokens", [8, 1000])
 def test_a_policy_is_held_at_its_start(micro_tokens: int) -> None:
     """At its start there is no gradient; one that has moved is pulled back, at turns without a hint alone."""

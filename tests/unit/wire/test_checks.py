@@ -462,6 +462,7 @@ def test_without_hints_no_scored_turn_has_hint_tokens() -> None:
     assert violations(one) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [group, k_1_group, known_more, k_1_known_more])
 def test_whatever_stands_in_a_place_is_a_problem_or_a_group(make: Callable[[], dict[str, Any]]) -> None:
     for place in places(make())[1:]:

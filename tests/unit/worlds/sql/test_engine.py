@@ -77,6 +77,7 @@ def test_what_is_no_single_read_is_refused(image: bytes, file: Path, sql: str) -
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "why"),
     [

@@ -88,6 +88,7 @@ def test_files_named_after_splits_are_told_apart(tmp_path: Path) -> None:
         names(tmp_path, "dev")
 
 
+@pytest.mark.slow
 def test_folders_that_datasets_saved(tmp_path: Path, hf: Any) -> None:
     rows = hf.Dataset.from_list([{"name": "a"}, {"name": "b"}])
     rows.save_to_disk(str(tmp_path / "one"))
