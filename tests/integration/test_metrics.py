@@ -33,9 +33,9 @@ IN_NO_LINE = {
 """What no line holds: how long something took, and what the server had in its cache."""
 NOT_OF_THIS_RUN = {
     *("train/left_out_tokens", "opd/gap_mean_reasoning", "opd/gap_mean_answer"),
-    *("opd/hint_overlap", "opd/hints_compared"),
+    *("opd/hint_overlap", "opd/hints_compared", "opd/step_score_hinted", "opd/step_score_unhinted"),
 }
-"""Metrics of programs (`agent_command`), of policies that think, and of `hint_selection: overlap`."""
+"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap` and of `step_votes`."""
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
 

@@ -42,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     saving = {f"save {name}": {**one, "steps": 3, "save_to": str(folder / name)} for name, one in kinds.items()}
     resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
     straight = {f"straight {name}": {**one, "steps": 6} for name, one in kinds.items()}
-    bf16 = {"bf16": {"steps": 4, "precision": "bf16"}}
+    bf16 = {"bf16": {"steps": 4, "lr": 3e-4, "precision": "bf16"}}
     start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}
     broken = {"broken": {"broken": True}}
     held = {f"held {name}": {**one, "steps": 3, "loss": start_kl} for name, one in kinds.items()}
@@ -128,4 +128,4 @@ def test_bfloat16_is_near_and_masters_stay_float32(results: Results) -> None:
     for processes in (1, 2):
         losses = [line["loss"] for line in results[processes]["bf16"]["lines"]]
         assert losses[0] == pytest.approx(first, rel=0.05)
-        assert losses[-1] < first
+        assert losses[-1] < 0.5 * first
