@@ -209,9 +209,10 @@ def make_asked(
     sampling: Mapping[str, Any] | None = None,
     choice: ToolChoice = AUTO,
     template: Mapping[str, Any] | None = None,
+    counts: bool = False,
     **rest: Any,
 ) -> Asked:
-    """Build the request from what a protocol read.
+    """Build the request from what a protocol read. With `counts` its prompt is only counted.
 
     Raises:
         ClientError: 400, a field contradicts another one; or 413.
@@ -243,15 +244,16 @@ def make_asked(
             **rest,
         )
         refers = any(REFERENCE in message for message in messages)
-        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None and not refers)
+        is_whole = asked.previous is None and asked.prompt is None and not refers
+        return with_messages(asked, messages, is_whole=is_whole, counts=counts)
     except RecursionError as error:
         raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
 
 
-def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
+def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True, counts: bool = False) -> Asked:
     """Return the request with these messages, which are checked if they are the whole conversation, and their sizes."""
     if is_whole:
-        check_conversation(messages, asked.at)
+        check_conversation(messages, asked.at, counts=counts)
     calls = sum(len(message.get("tool_calls", ())) for message in messages)
     last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
     return replace(
@@ -266,11 +268,14 @@ def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool =
     )
 
 
-def check_conversation(messages: Sequence[Message], at: str) -> None:
-    """Refuse a conversation that no policy's turn can follow, with a ClientError that names the field `at`."""
+def check_conversation(messages: Sequence[Message], at: str, *, counts: bool = False) -> None:
+    """Refuse a conversation that no policy's turn can follow, with a ClientError that names the field `at`.
+
+    One that is only counted (`counts`) may end with the assistant's message.
+    """
     if not messages or all(message["role"] != "user" for message in messages):
         raise ClientError(400, f"{at}: one message at least must be the user's", at)
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and not counts:
         raise ClientError(400, f"{at}: the last message must not be the assistant's", f"{at}.{len(messages) - 1}.role")
 
 

@@ -162,6 +162,8 @@ class ChatRoutes:
                 response = Response(status_code=499)
             except (ClientError, OPDError) as error:
                 response = _refusal(error, protocol)
+            except asyncio.CancelledError:  # By uvicorn's shutdown, which still sends the response.
+                response = _refusal(ClientError(503, "the gateway was stopped; try again"), protocol)
             self._telemetry.requests.labels(str(response.status_code)).inc()
             return response
 

@@ -332,7 +332,7 @@ class AnthropicMessages(WireProtocol):
         if read.max_tokens is None and not counts:
             raise ClientError(400, "max_tokens: Field required", "max_tokens")
         last = len(read.messages) - 1
-        if read.messages[last].role == "assistant":
+        if not counts and read.messages[last].role == "assistant":
             raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
         read.log_without_effect("messages")
         images = RequestImages()
@@ -348,6 +348,7 @@ class AnthropicMessages(WireProtocol):
             choice=_choice(read.tool_choice),
             template={"reasoning_effort": config.effort} if config.effort else None,
             max_tokens=read.max_tokens,
+            counts=counts,
             stream=bool(read.stream),
             answer_id=new_id("msg_"),
             images=images.given,

@@ -280,6 +280,9 @@ def test_a_session_of_messages_by_blocks(tokenizer: Any, tmp_path: Path, stream:
                 model="m", messages=messages[:1], system=system, tools=[MESSAGES_TOOL]
             )
             assert counted.input_tokens == len(vllm.sampled[0][0])
+            said = [*messages[:1], {"role": "assistant", "content": "You are welcome."}]
+            longer = await client.messages.count_tokens(model="m", messages=said, system=system, tools=[MESSAGES_TOOL])
+            assert longer.input_tokens > counted.input_tokens
         (session,) = at.gateway._sessions
         await ended(at, session.session_id)
         return await at.groups()
