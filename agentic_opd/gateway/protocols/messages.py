@@ -7,7 +7,7 @@ other blocks of their message, and text blocks are joined.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,24 +41,67 @@ _KINDS = {
 }
 
 
-class _ImageSource(OpenModel):
-    type: Literal["base64", "url"]
+class _TextBlock(OpenModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Source(OpenModel):
+    """The content of a picture or a document."""
+
+    type: Literal["base64", "url", "text", "content"]
     media_type: str = ""
     data: str = ""
     url: str = ""
+    content: str | list[_TextBlock] = ""
 
-    def uri(self, *at: str | int) -> ImageUri:
-        """Return the picture as a URI; `at` is the place of its block."""
-        name = ".".join(map(str, (*at, "source")))
+    def uri(self, at: str) -> ImageUri:
+        """Return the picture as a URI; `at` is the name of this field."""
         if self.type == "url":
-            return ImageUri(self.url, f"{name}.url")
-        return ImageUri(f"data:{self.media_type};base64,{self.data}", f"{name}.data")
+            return ImageUri(self.url, f"{at}.url")
+        if self.type == "base64":
+            return ImageUri(f"data:{self.media_type};base64,{self.data}", f"{at}.data")
+        raise ClientError(400, f"{at}.type: a picture's source is base64 or url, got {self.type}", f"{at}.type")
+
+    def document(self, at: str) -> str:
+        """Return the document's text; `at` is the name of this field."""
+        if self.type == "text":
+            return self.data
+        if self.type == "content":
+            return self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
+        what = self.media_type or "URL"
+        raise ClientError(400, f"{at}.type: the policy reads no {what}; send the document's text", f"{at}.type")
 
 
-class _Block(OpenModel):
-    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
+class _Piece(OpenModel):
+    """A text, picture or document of a message or of a tool's result."""
+
+    type: Literal["text", "image", "document", "tool_reference"]
     text: str | None = None
-    source: _ImageSource | None = None
+    source: _Source | None = None
+    title: str | None = None
+    context: str | None = None
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.type in ("image", "document")) != (self.source is not None):
+            raise ValueError("a block of type image or document, and no other, has a source")
+        return self
+
+    def read(self, *at: str | int) -> str | ImageUri:
+        """Return the text or the picture; `at` is the place of the block."""
+        if self.source is None:
+            return self.text or ""
+        name = ".".join(map(str, (*at, "source")))
+        if self.type == "image":
+            return self.source.uri(name)
+        return "\n".join(text for text in (self.title, self.context, self.source.document(name)) if text)
+
+
+class _Block(_Piece):
+    type: Literal[  # type: ignore[assignment]
+        "text", "image", "document", "tool_reference", "tool_use", "tool_result", "thinking", "redacted_thinking"
+    ]
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -68,39 +111,21 @@ class _Block(OpenModel):
     is_error: bool | None = None
 
     @model_validator(mode="after")
-    def _check_type(self) -> "_Block":
+    def _check_type(self) -> Self:
         needed = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
-        needed["image"] = "source"
         name = needed.get(self.type)
         if name is not None and getattr(self, name) is None:
             raise ValueError(f"a block of type {self.type} needs {name}")
         return self
 
 
-class _ResultPart(OpenModel):
-    type: Literal["text", "image", "tool_reference"]
-    text: str = ""
-    source: _ImageSource | None = None
-
-    @model_validator(mode="after")
-    def _check_type(self) -> "_ResultPart":
-        if (self.type == "image") != (self.source is not None):
-            raise ValueError("a part of type image, and no other, has a source")
-        return self
-
-
 class _ResultContent(OpenModel):
-    content: str | list[_ResultPart] | None = None
+    content: str | list[_Piece] | None = None
 
 
 class _AnthropicTurn(OpenModel):
     role: Literal["user", "assistant", "system"]
     content: str | list[_Block]
-
-
-class _TextBlock(OpenModel):
-    type: Literal["text"]
-    text: str
 
 
 class _ClientTool(OpenModel):
@@ -176,10 +201,10 @@ def _messages(turn: _AnthropicTurn, index: int, images: RequestImages) -> Iterat
             calls.append({"id": block.id or f"call_{place}", "type": "function", "function": function})
         elif block.type == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
-        elif block.source is not None and block.type == "image":
-            parts.append(block.source.uri(*at))
-        elif block.type == "text" and not (turn.role == "system" and (block.text or "").startswith(_BILLING)):
-            parts.append(block.text or "")
+        elif block.type in ("image", "document") or (
+            block.type == "text" and not (turn.role == "system" and (block.text or "").startswith(_BILLING))
+        ):
+            parts.append(block.read(*at))
     message |= images.content(turn.role, parts)
     if calls and turn.role == "assistant":
         message["tool_calls"] = calls
@@ -187,13 +212,10 @@ def _messages(turn: _AnthropicTurn, index: int, images: RequestImages) -> Iterat
         yield message
 
 
-def _result_parts(content: Sequence[_ResultPart], *at: str | int) -> list[str | ImageUri]:
+def _result_parts(content: Sequence[_Piece], *at: str | int) -> list[str | ImageUri]:
     """Return the texts and pictures of a tool result."""
-    return [
-        part.text if part.source is None else part.source.uri(*at, "content", place)
-        for place, part in enumerate(content)
-        if part.type != "tool_reference"
-    ]
+    places = enumerate(content)
+    return [piece.read(*at, "content", place) for place, piece in places if piece.type != "tool_reference"]
 
 
 def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:

@@ -505,6 +505,8 @@ def test_an_answer_can_be_read_again(tokenizer: Any, tmp_path: Path) -> None:
 def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: Path) -> None:
     user = {"role": "user", "content": "a"}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
+    read = {"type": "tool_result", "tool_use_id": "c", "content": [pdf]}
     cases = [
         ("/v1/responses", {"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
         ("/v1/responses", {"input": [user, {"type": "function_call", "name": "f"}]}, "input.1.call_id"),
@@ -519,6 +521,15 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
             "/v1/messages",
             {"messages": [{"role": "user", "content": [image]}], "max_tokens": 9},
             "messages.0.content.0.source.data",
+        ),
+        *(
+            ("/v1/messages", {"messages": [{"role": "user", "content": [block]}], "max_tokens": 9}, field)
+            for block, field in (
+                (pdf, "messages.0.content.0.source.type"),
+                (read, "messages.0.content.0.content.0.source.type"),
+                ({"type": "document"}, "messages.0.content.0"),
+                ({**image, "source": {"type": "text", "data": "x"}}, "messages.0.content.0.source.type"),
+            )
         ),
         ("/v1/messages", {"messages": [user]}, "max_tokens"),
         (
@@ -541,6 +552,30 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
             assert path != "/v1/messages" or error["message"].startswith(field), error
 
     run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+def test_documents_of_text_are_read_where_they_are(tokenizer: Any, tmp_path: Path) -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+    blocks = {"type": "content", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]}
+    asked = [{"type": "document", "source": plain, "title": "sky.txt"}, {"type": "text", "text": "Is it?"}]
+    call = {"type": "tool_use", "id": "c", "name": "run", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "document", "source": blocks}]}
+    messages = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    vllm = ScriptedVllm(tokenizer)
+
+    async def talk(at: Running) -> None:
+        body = {"messages": messages, "tools": [MESSAGES_TOOL], "max_tokens": 9}
+        assert (await posted(at, "/v1/messages", body)).status_code == 200
+
+    run(tmp_path, vllm, talk)
+    prompt = tokenizer.decode(vllm.sampled[0][0])
+    assert "user\nsky.txt\nThe sky is green." in prompt
+    assert "Is it?" in prompt
+    assert "One.\nTwo." in prompt
 
 
 def test_errors_of_the_clients_libraries(tokenizer: Any, tmp_path: Path) -> None:
