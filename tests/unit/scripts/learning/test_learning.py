@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,30 @@ def test_a_finished_experiment_has_nothing_left_to_do(tmp_path: Path, capsys: py
 
     assert asyncio.run(learn.experiment(args)) == 0
     assert "nothing is left to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "servers"),
+    [((), ["vllm.log", "expert.log"]), (("--expert", "http://127.0.0.1:9/v1"), ["vllm.log"])],
+)
+def test_a_shared_expert_is_used_in_place_of_a_server(
+    given: tuple[str, ...], servers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, experts = list[str](), list[str]()
+
+    def server(model: Path, *flags: str, log: Path, **rest: Any) -> Any:
+        started.append(log.name)
+        return nullcontext(FakeServer(2))
+
+    async def do(work: learn.Work) -> None:
+        experts.append(work.laboratory.expert_url)
+
+    monkeypatch.setattr(learn, "local_server", server)
+    monkeypatch.setattr(learn.Work, "do", do)
+    args = learn.parse_args(["--quick", "--modes", "opd", "--out", str(tmp_path), *given])
+    assert asyncio.run(learn.experiment(args)) == 0
+    assert started == servers
+    assert experts == ["http://127.0.0.1:9"] if given else experts[0].startswith("http://127.0.0.1:")
 
 
 def test_objectives_are_compared_by_world_with_rates_of_their_own(tmp_path: Path) -> None:
