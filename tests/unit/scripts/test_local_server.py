@@ -33,7 +33,7 @@ def runs(pid: int) -> bool:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not runs(pid)
