@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
@@ -184,7 +185,7 @@ class ChatRoutes:
             return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
         # Request errors occur before the first token, while the HTTP status can still report them.
         first = await _unless_gone(request, _until_sampled(events))
-        return StreamingResponse(
+        return _EventStream(
             _stream(first, events, reply, asked, self._telemetry),
             media_type="text/event-stream",
             headers={"X-Session-Id": first[0].session_id, "Cache-Control": "no-cache"},
@@ -287,6 +288,14 @@ async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
     assert isinstance(begun, Begun)
     assert not isinstance(first, Begun)
     return begun, first
+
+
+class _EventStream(StreamingResponse):
+    """A streamed answer. If uvicorn's shutdown cancels it, the connection ends without the end of the stream."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(
