@@ -381,7 +381,8 @@ class TrainerConfig(BaseModel):
         default=0.2,
         ge=0,
         lt=1,
-        description="Warn once if entropy or row_mass falls below this share of its first value; 0: never.",
+        description="Warn once if entropy or row_mass falls below this share of its first value, or entropy rises to "
+        "its inverse (0.2: five times the first value); 0: never.",
     )
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints, from which a run can resume.")
     use_wandb: bool = Field(default=False, description="Also log metrics to Weights & Biases.")

@@ -10,7 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 class CollapseAlarm:
-    """Warns once when entropy or row_mass falls below a share of its value at the run's first step."""
+    """Warns once when entropy or row_mass falls below a share of its value at the run's first step, or entropy rises to
+    its inverse: a policy that comes apart writes unlikely tokens.
+    """
 
     def __init__(self, share: float) -> None:
         """Compare with `share`; 0: never warn. A resumed run compares with its own first step."""
@@ -22,15 +24,17 @@ class CollapseAlarm:
         """Return the metric `collapse` of a step; empty if the step has neither of the two."""
         known = {name: metrics[name] for name in ("entropy", "row_mass") if name in metrics}
         first = {name: self._first.setdefault(name, value) for name, value in known.items()}
-        fallen = [name for name, value in known.items() if value < self._share * first[name]]
-        if fallen and not self._has_warned:
+        changed = [name for name, value in known.items() if value < self._share * first[name]]
+        if 0 < first.get("entropy", 0) < self._share * known.get("entropy", 0):
+            changed.append("entropy")
+        if changed and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the policy collapses: %s. Go back to an earlier checkpoint, with a lower lr, loss.start_kl, or a "
                 "teacher with fixed weights",
-                "; ".join(f"{name} is {known[name]:.3g} and was {first[name]:.3g}" for name in fallen),
+                "; ".join(f"{name} is {known[name]:.3g} and was {first[name]:.3g}" for name in changed),
             )
-        return {"collapse": float(bool(fallen))} if known else {}
+        return {"collapse": float(bool(changed))} if known else {}
 
 
 TRAINER_METRICS = (
@@ -74,7 +78,11 @@ TRAINER_METRICS = (
     Metric("row_mass", "share", "policy's probability of a teacher's row, mean over the rows of the first pass"),
     Metric("row_overlap", "share", "sum of min(policy, target) over a row and its tail, mean likewise"),
     Metric("kl_to_start", "nats", "KL(policy that sampled || policy at the start), with start_kl or `measure_start`"),
-    Metric("collapse", "none", "1 if entropy or row_mass is below `collapse_share` of its first value, else 0"),
+    Metric(
+        "collapse",
+        "none",
+        "1 if entropy or row_mass is below `collapse_share` of its first value, or entropy above its inverse, else 0",
+    ),
     Metric("pass_rate", "share", "verified rollouts that pass all checks, which `loss.schedules` may wait for"),
     *(Metric(f"weight/{part}", "none", f"weight of `loss.{part}`, if scheduled") for part in (*PARTS, "start_kl")),
     Metric("sampled_tokens", "tokens", "tokens of the batch that the policy sampled"),

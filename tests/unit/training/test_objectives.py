@@ -359,6 +359,8 @@ def test_a_collapse_is_warned_of_once_and_counted_each_time(caplog: pytest.LogCa
     assert [one["collapse"] for one in found] == [0.0, 0.0, 1.0, 1.0, 0.0]
     (said,) = [record.getMessage() for record in caplog.records]
     assert "entropy is 0.1 and was 1" in said
+    apart = CollapseAlarm(0.2)
+    assert [apart.check({"entropy": e})["collapse"] for e in (0.03, 0.14, 0.16)] == [0.0, 0.0, 1.0]
     assert CollapseAlarm(0.2).check({}) == {}
     assert CollapseAlarm(0.0).check({"entropy": 0.0}) == {"collapse": 0.0}
 
