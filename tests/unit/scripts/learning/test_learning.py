@@ -320,6 +320,17 @@ def test_the_committed_comparison_of_objectives_is_what_its_page_shows(tmp_path:
         assert "\n".join(table) in page, world
 
 
+def test_the_committed_long_runs_are_what_their_page_shows_and_the_default_does_not_fall() -> None:
+    folder = LEARNED / "objectives" / "long"
+    curves = results.read_curves(folder / "results.json")
+    assert results.by_points(curves) in (folder.parent / "README.md").read_text()
+    assert len(curves["opd"]) == 3
+    for points in curves["opd"].values():
+        best = max(point.pass_rate for point in points)
+        assert points[-1].rollouts == 2048
+        assert points[-1].pass_rate > best - 0.05
+
+
 @pytest.mark.parametrize(
     ("folder", "modes"),
     [
