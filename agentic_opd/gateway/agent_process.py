@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fastapi import Request
 from renderers import Renderer
+from starlette.requests import Request
 
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError

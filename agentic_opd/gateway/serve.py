@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from agentic_opd.core.concurrency import rare_collections
 from agentic_opd.core.errors import ConfigError
@@ -34,7 +34,7 @@ class WebServer(uvicorn.Server):
     Uvicorn's handlers raise captured signals again after the shutdown, which would end the process too early.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         # No access log: paths contain the clients' session names.
         config = uvicorn.Config(
             app,

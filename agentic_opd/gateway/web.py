@@ -15,11 +15,11 @@ from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Protocol, TypeVar
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
@@ -90,7 +90,7 @@ _SESSION = "/sessions/{name:path}"
 """Path of a session; its name may hold slashes, so a longer path is added to the application before a shorter one."""
 
 
-def make_app(gateway: Gateway) -> FastAPI:
+def make_app(gateway: Gateway) -> Starlette:
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,
@@ -100,30 +100,29 @@ def make_app(gateway: Gateway) -> FastAPI:
     )
     app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
-    app.add_api_route("/health", _health, methods=["GET"])
-    app.add_api_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
-    app.add_api_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
+    app.add_route("/health", _health, methods=["GET"])
+    app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
+    app.add_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
     for prefix in (_SESSION, ""):
         path = f"{prefix}{OpenAIResponses.path}/{{answer}}"
-        app.add_api_route(path, chat.guarded(routes.response), methods=["GET"])
-        app.add_api_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
-    app.add_api_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
+        app.add_route(path, chat.guarded(routes.response), methods=["GET"])
+        app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
+    app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
     return app
 
 
-def chat_app(chat: "ChatRoutes", *prefixes: str) -> FastAPI:
+def chat_app(chat: "ChatRoutes", *prefixes: str) -> Starlette:
     """Build a web application with the routes of all protocols under each prefix."""
-    app = FastAPI(title="agentic_opd gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    app = Starlette(exception_handlers={HTTPException: _no_route})
     for prefix in prefixes:
         for protocol in PROTOCOLS:
             answer = chat.guarded(partial(chat.answer, protocol), protocol)
-            app.add_api_route(f"{prefix}{protocol.path}", answer, methods=["POST"])
+            app.add_route(f"{prefix}{protocol.path}", answer, methods=["POST"])
             if protocol.count_path is not None:
                 count = chat.guarded(partial(chat.count, protocol), protocol)
-                app.add_api_route(f"{prefix}{protocol.count_path}", count, methods=["POST"])
-        app.add_api_route(f"{prefix}/v1/models", chat.guarded(chat.models), methods=["GET"])
-        app.add_api_route(f"{prefix}/v1/models/{{model:path}}", chat.guarded(chat.model), methods=["GET"])
-    app.add_exception_handler(HTTPException, _no_route)
+                app.add_route(f"{prefix}{protocol.count_path}", count, methods=["POST"])
+        app.add_route(f"{prefix}/v1/models", chat.guarded(chat.models), methods=["GET"])
+        app.add_route(f"{prefix}/v1/models/{{model:path}}", chat.guarded(chat.model), methods=["GET"])
     return app
 
 

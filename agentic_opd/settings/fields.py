@@ -5,6 +5,7 @@ depends on it. A model's `setting_group` applies to the fields that it declares 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from inspect import get_annotations
 from typing import Annotated, Any, Literal, get_args
 
@@ -66,10 +67,11 @@ def is_run_only(model: type[BaseModel], name: str) -> bool:
     return any(RUN_ONLY in base.model_fields[name].metadata for base in declared_by(model, name))
 
 
-def declared_by(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
+@cache
+def declared_by(model: type[BaseModel], name: str) -> tuple[type[BaseModel], ...]:
     """Return the classes that declare a field: the effective one first, then those it overrides."""
     bases = [base for base in model.__mro__ if issubclass(base, BaseModel)]
-    return [base for base in bases if name in get_annotations(base)]
+    return tuple(base for base in bases if name in get_annotations(base))
 
 
 def line_settings(config: BaseModel) -> dict[str, Any]:

@@ -118,6 +118,15 @@ class _Block(_Piece):
             raise ValueError(f"a block of type {self.type} needs {name}")
         return self
 
+    @property
+    def is_billing(self) -> bool:
+        return (self.text or "").startswith(_BILLING)
+
+    def part(self, *at: str | int) -> str | ImageUri:
+        """Return the text or the picture in a message, where an empty line follows a document."""
+        said = self.read(*at)
+        return f"{said}\n\n" if self.type == "document" else said
+
 
 class _ResultContent(OpenModel):
     content: str | list[_Piece] | None = None
@@ -201,10 +210,8 @@ def _messages(turn: _AnthropicTurn, index: int, images: RequestImages) -> Iterat
             calls.append({"id": block.id or f"call_{place}", "type": "function", "function": function})
         elif block.type == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
-        elif block.type in ("image", "document") or (
-            block.type == "text" and not (turn.role == "system" and (block.text or "").startswith(_BILLING))
-        ):
-            parts.append(block.read(*at))
+        elif block.type in ("text", "image", "document") and not (turn.role == "system" and block.is_billing):
+            parts.append(block.part(*at))
     message |= images.content(turn.role, parts)
     if calls and turn.role == "assistant":
         message["tool_calls"] = calls

@@ -232,6 +232,7 @@ def test_custom_tools_namespaces_and_what_is_not_offered(tokenizer: Any, tmp_pat
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
+@pytest.mark.slow  # The client of Anthropic's protocol takes seconds to import.
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_session_of_messages_by_blocks(tokenizer: Any, tmp_path: Path, stream: bool) -> None:
     vllm = ScriptedVllm(tokenizer, in_turns(f"I run it.\n{CALL}", "It works.", "You are welcome."))
@@ -573,11 +574,11 @@ def test_documents_of_text_are_read_where_they_are(tokenizer: Any, tmp_path: Pat
 
     run(tmp_path, vllm, talk)
     prompt = tokenizer.decode(vllm.sampled[0][0])
-    assert "user\nsky.txt\nThe sky is green." in prompt
-    assert "Is it?" in prompt
+    assert "user\nsky.txt\nThe sky is green.\n\nIs it?" in prompt
     assert "One.\nTwo." in prompt
 
 
+@pytest.mark.slow
 def test_errors_of_the_clients_libraries(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> None:
         async with openai_client(at) as client:

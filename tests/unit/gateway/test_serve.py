@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.web import make_app
@@ -17,7 +17,7 @@ from tests.unit.gateway.fakes import USER, ScriptedVllm, gateway_before, until
 
 def test_an_idle_connection_outlives_an_agents_thought() -> None:
     """A client that reuses one at the moment of its end would see a lost connection; vLLM is started with 60 s."""
-    assert WebServer(FastAPI()).config.timeout_keep_alive >= 60
+    assert WebServer(Starlette()).config.timeout_keep_alive >= 60
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -33,7 +33,7 @@ def test_an_answer_that_a_stop_overtakes_is_one_to_ask_again(
         vllm = ScriptedVllm(tokenizer, gate=asyncio.Event())
         async with gateway_before(vllm, tmp_path) as at:
             server = WebServer(make_app(at.gateway))
-            server.config.port, server.config.timeout_graceful_shutdown = 0, 1
+            server.config.port = server.config.timeout_graceful_shutdown = 0
             serving = asyncio.create_task(server.serve())
             await until(lambda: _is(server.started))
             port = server.servers[0].sockets[0].getsockname()[1]
