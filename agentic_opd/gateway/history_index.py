@@ -1,8 +1,9 @@
 """Find the turn that a request answers although the client changed its history: by what lasts of a conversation. Pure.
 
-Clients add messages to a request and take them away in the next one, write the system prompt anew, or change the
-assistant's text. What lasts is the first user message and what the assistant said; where the assistant's last text was
-changed, the messages before it.
+Clients add messages to a request and take them away in the next one, write the system prompt anew, drop or summarise
+old turns, or change the assistant's text. What lasts is the first user message and what the assistant said; where old
+turns were dropped, its last text behind the first user message or behind the message just before it; where that text
+was changed, the messages before it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,9 +21,12 @@ class Found(NamedTuple, Generic[Known]):
 
     position: int
     """Number of messages up to and including the turn."""
-    known: Sequence[Known]
-    is_said: bool
-    """Whether the turn's own text is the same; otherwise the messages before it are."""
+    said: Sequence[Known] = ()
+    """Values for which all that the assistant said is the same."""
+    own: Sequence[Known] = ()
+    """Values for which the turn's own text and a message before it are the same."""
+    prompt: Sequence[Known] = ()
+    """Values for which all messages before the turn are the same."""
 
 
 class _Step(NamedTuple):
@@ -33,22 +37,28 @@ class _Step(NamedTuple):
     """Digests of what came before it: all messages, and those without a last user message."""
     said: bytes
     """Digest of all that the assistant said up to and including it."""
+    own: tuple[bytes, ...]
+    """Digests of its text behind the first user message, and behind the message just before it."""
+    first: bytes
+    """Identity of the first user message; empty if the assistant spoke first."""
 
 
 class HistoryIndex(Generic[Known]):
     """Values by what lasts of conversations. Values of different `scope`s are separate."""
 
     def __init__(self) -> None:
-        self._states: dict[Known, blake2b] = {}
+        self._states: dict[Known, tuple[blake2b, bytes]] = {}
+        """What the assistant said up to a turn, and the identity of the first user message."""
         self._keys: dict[Known, tuple[bytes, ...]] = {}
         self._by_key: dict[bytes, list[Known]] = {}
 
     def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
         """Store `known` under the last of `messages`, an assistant's, or of those of `after` followed by `messages`."""
-        state = _start(scope) if after is None else self._states[after].copy()
-        *_, last = _steps(state, messages, [*map(identity, messages)], is_first=after is None)
-        self._states[known] = state
-        self._keys[known] = (last.said, *last.prompts)
+        state, first = (_start(scope), None) if after is None else self._states[after]
+        state = state.copy()
+        *_, last = _steps(state, messages, [*map(identity, messages)], first, scope)
+        self._states[known] = state, last.first
+        self._keys[known] = (last.said, *last.own, *last.prompts)
         for key in self._keys[known]:
             self._by_key.setdefault(key, []).append(known)
 
@@ -68,18 +78,21 @@ class HistoryIndex(Generic[Known]):
         accept: Callable[[Known], bool] = lambda known: True,
     ) -> Found[Known] | None:
         """Return the values stored for the last known turn in `messages`; None if no turn is known."""
-        for step in reversed([*_steps(_start(scope), messages, identities, is_first=True)]):
-            for keys, is_said in (((step.said,), True), (step.prompts[:1], False)):
-                known = [one for key in keys for one in self._by_key.get(key, ()) if accept(one)]
-                if known:
-                    return Found(step.position, [*dict.fromkeys(known)], is_said)
+
+        def known(*keys: bytes) -> Sequence[Known]:
+            return [*dict.fromkeys(one for key in keys for one in self._by_key.get(key, ()) if accept(one))]
+
+        for step in reversed([*_steps(_start(scope), messages, identities, None, scope)]):
+            found = Found(step.position, known(step.said), known(*step.own), known(step.prompts[0]))
+            if found.said or found.own or found.prompt:
+                return found
         return None
 
 
 def _steps(
-    state: blake2b, messages: Sequence[Message], identities: Sequence[bytes], *, is_first: bool
+    state: blake2b, messages: Sequence[Message], identities: Sequence[bytes], first: bytes | None, scope: bytes
 ) -> Iterator[_Step]:
-    """Yield the assistant's messages, and add them to `state`, with the first user message if `is_first`."""
+    """Yield the assistant's messages, and add them to `state`, with the first user message if `first` is None."""
     tail: list[int] = []
     for index, message in enumerate(messages):
         if message["role"] not in ("assistant", "system"):
@@ -88,14 +101,16 @@ def _steps(
             continue
         prompts = [_digest(state, b"prompt", [identities[i] for i in tail])]
         users = [i for i in tail if messages[i]["role"] == "user"]
-        if len(users) > is_first and len(tail) > 1 and tail[-1] == users[-1]:
+        if len(users) > (first is None) and len(tail) > 1 and tail[-1] == users[-1]:
             prompts.append(_digest(state, b"prompt", [identities[i] for i in tail[:-1]]))
-        if is_first and users:
-            state.update(identities[users[0]])
-        is_first = False
+        if first is None:
+            first = identities[users[0]] if users else b""
+            state.update(first)
         state.update(identities[index])
+        before = [(b"first", first), *((b"before", identities[i]) for i in tail[-1:])]
+        own = [_digest(_start(scope), kind, [one, identities[index]]) for kind, one in before if one]
         tail = []
-        yield _Step(index + 1, tuple(prompts), state.digest())
+        yield _Step(index + 1, tuple(prompts), state.digest(), tuple(own), first)
 
 
 def _start(scope: bytes) -> blake2b:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.history_index import HistoryIndex, PlainIndex
+from agentic_opd.gateway.history_index import Found, HistoryIndex, PlainIndex
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import REFERENCE, Asked, prompt_key, with_messages
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
@@ -160,21 +160,22 @@ class Sessions:
             return Place(self._by_id[key.session_id], self.path(key), rest)
         found = self._histories.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_meant)
         if found is not None and found.position > match.length:
-            key = self._best(found.known) if found.is_said else self._only(found.known)
+            key = self._meant(found)
             if key is not None:
-                return self._following(key, asked, found.position)
+                return self._following(key, asked, found)
         if match.known:
             return Place(self._by_id[self._best(match.known).session_id], (), asked.messages, True)
         if named is not None and own is None and named.tree.is_of_another(asked.tools, asked.messages):
             return Place(None, (), asked.messages, parent=named.session_id)
         return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
 
-    def _following(self, key: TurnKey, asked: Asked, start: int) -> Place:
-        """Return the place of a request whose messages from `start` on answer a turn of another text or prompt."""
-        session, messages = self._by_id[key.session_id], asked.messages
+    def _following(self, key: TurnKey, asked: Asked, found: Found[TurnKey]) -> Place:
+        """Return the place of a request whose messages behind `found` answer a turn of another text or prompt."""
+        session, messages, start = self._by_id[key.session_id], asked.messages, found.position
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
         last = self.path(key)[-1].messages[-2:-1]
-        is_gone = any(identity(message) not in asked.identities for message in last)
+        is_whole = key in (*found.said, *found.prompt)
+        is_gone = is_whole and any(identity(message) not in asked.identities for message in last)
         if stop == len(messages) and stop - start > 1 and is_gone and _is_alike(last[0], messages[-1]):
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
@@ -194,11 +195,16 @@ class Sessions:
     def _best(self, known: Sequence[TurnKey]) -> TurnKey:
         return min(known, key=lambda key: (self._tree(key).is_continued(key.turn_id), -key.turn_id))
 
-    def _only(self, known: Sequence[TurnKey]) -> TurnKey | None:
-        """Return the one turn that nothing continues yet; else the newest one if all are of one session."""
-        loose = [key for key in known if not self._tree(key).is_continued(key.turn_id)]
-        if len(loose) == 1:
-            return loose[0]
+    def _meant(self, found: Found[TurnKey]) -> TurnKey | None:
+        """Return the turn that a changed history answers; None if it may be one of several sessions.
+
+        A turn that nothing continues yet is preferred.
+        """
+        if found.said:
+            return self._best(found.said)
+        close = [known for known in (found.own, found.prompt) if known]
+        loose = [[key for key in known if not self._tree(key).is_continued(key.turn_id)] for known in close]
+        known = next(filter(None, [*loose, *close]))
         return self._best(known) if len({key.session_id for key in known}) == 1 else None
 
     def open(

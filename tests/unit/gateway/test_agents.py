@@ -90,6 +90,65 @@ def test_a_rewritten_answer_keeps_the_session_where_no_other_is_meant(
     assert "It fails." in [messages[-1]["content"] for messages in group["messages"]]
 
 
+def window(history: list[Any]) -> list[Any]:
+    """Return the first user message and the last two exchanges."""
+    return [*history[:2], *history[2:][-4:]]
+
+
+def last_exchanges(history: list[Any]) -> list[Any]:
+    """Return the last two exchanges, without the first user message."""
+    return [history[0], *history[1:][-5:]]
+
+
+def last_answer(history: list[Any]) -> list[Any]:
+    """Return the first user message, and the last answer with what came after it."""
+    return [*history[:2], *history[2:][-2:]]
+
+
+def summary(history: list[Any]) -> list[Any]:
+    """Return the history with a summary in place of its middle."""
+    dropped = history[2:-2]
+    told = [{"role": "user", "content": f"Summary of {len(dropped)} messages."}] if dropped else []
+    return [*history[:2], *told, *history[2:][-2:]]
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Session-Id": "one"}], ids=["unnamed", "named"])
+@pytest.mark.parametrize("shorten", [window, last_exchanges, last_answer, summary])
+def test_a_client_that_drops_old_turns_keeps_the_session_and_each_reply(
+    tokenizer: Any, tmp_path: Path, shorten: Any, headers: dict[str, str]
+) -> None:
+    replies = [{"role": "user", "content": f"No, not like that, {number}."} for number in range(6)]
+    count = iter(range(1, 9))
+
+    async def talk(at: Running) -> Any:
+        history: list[Any] = [SYSTEM, USER]
+        for reply in replies:
+            history += [await at.say(*shorten(history), headers=headers), reply]
+        (session,) = await sessions(at)
+        turns = session.tree.turns.values()
+        return [session.tree.before(turn) for turn in turns], await ended(at, reward=0.5)
+
+    before, (group,) = run(tmp_path, ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {next(count)}."), talk)
+    assert before == [None, 1, 2, 3, 4, 5]
+    assert {*group["scores"]} == {0.5}, "the reward reaches each turn"
+    seen = {message["content"] for messages in group["messages"] for message in messages}
+    assert {reply["content"] for reply in replies[:5]} <= seen
+
+
+def test_a_client_that_drops_old_turns_continues_no_session_where_two_may_be_meant(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async def talk(at: Running) -> Any:
+        for one in ("first", "second"):
+            history: list[Any] = [SYSTEM, USER]
+            for _ in range(2):
+                history += [await at.say(*history, headers={"X-Session-Id": one}), MORE]
+        await at.say(*last_answer(history))
+        return [len(session.tree.turns) for session in await sessions(at)]
+
+    assert sorted(run(tmp_path, ScriptedVllm(tokenizer, numbered), talk)) == [1, 2, 2]
+
+
 def test_user_messages_that_begin_alike_are_replies_where_none_was_taken_away(tokenizer: Any, tmp_path: Path) -> None:
     first, second = ({"role": "user", "content": f"[2026-11-25 22:05] {text}"} for text in ("Write f.", "Not so."))
 
