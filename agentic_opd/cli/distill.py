@@ -96,13 +96,14 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     """Connect, and distill every line that an earlier run did not write."""
     from agentic_opd.runs.distill import PolicyDistiller
     from agentic_opd.runs.distill_file import FileDistiller, read_lines
-    from agentic_opd.wire.files import GroupFile
+    from agentic_opd.wire.files import GroupFile, check_place
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     config, server = settings.env, settings.servers[0]
     path, out = _places(arguments)
+    check_place(out, resume=config.resume, overwrite=config.overwrite, setting="--out")
     try:
         lines = list(read_lines(path))
     except (OSError, EOFError, zlib.error) as error:

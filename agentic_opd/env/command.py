@@ -89,9 +89,15 @@ async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
 
 
 async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
+    from agentic_opd.runs.process import output_path
+    from agentic_opd.wire.files import check_place
+
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    config = settings.env
+    if mode == "process" or (mode == "serve" and config.data_path_to_save_groups):
+        check_place(output_path(config), resume=config.resume, overwrite=config.overwrite)
     env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))
     with rare_collections():
         return await _run_mode(env, mode)

@@ -34,7 +34,7 @@ from agentic_opd.plugin.info import fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.wire.files import GroupFile
+from agentic_opd.wire.files import GroupFile, check_place
 from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Gateway:
         Raises:
             ConfigError, OutputError, RendererError, ServerError: a requirement is not met; the message names the fix.
         """
+        check_place(config.data_path_to_save_groups, resume=True)
         async with AsyncExitStack() as undo:
             clients = [
                 JsonClient(one.base_url or "", one.api_key or None, float(one.timeout), config.server_retry_s)

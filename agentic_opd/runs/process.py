@@ -15,6 +15,7 @@ from agentic_opd.core.console import LiveBar, start_screen
 from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerUnreachableError
 from agentic_opd.core.text import printable_line
 from agentic_opd.report.command import report_run
+from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.wire.counts import RunCounts
@@ -38,6 +39,11 @@ class RunSummary:
         return self.skipped + self.done == self.total
 
 
+def output_path(config: RunConfig) -> Path:
+    """Return the file of `process`."""
+    return Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
+
+
 async def process(env: Environment, metrics: RunMetrics, count: int, held_out: str = "") -> RunSummary:
     """Make those of the first `count` groups of `env` that are missing from its file, then write the report.
 
@@ -45,7 +51,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
     """
     config, counts = env.config, RunCounts()
     items = list(islice(env.items(), count))
-    path = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
+    path = output_path(config)
     file = GroupFile(
         path,
         env.line_settings(),

@@ -1,11 +1,13 @@
 """JSON lines files that contain whole lines only, and the resumable file of scored groups (I/O)."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -114,6 +116,40 @@ class FileLock:
             self._file.close()
 
 
+def check_place(
+    path: Path, *, resume: bool = False, overwrite: bool = False, setting: str = "env.data_path_to_save_groups"
+) -> None:
+    """Check before long work that groups can be written to `path`, without a change there; arguments of `GroupFile`.
+
+    Raises:
+        PlaceError: `path` can't be written, or not read under its name; or it has lines, and neither `resume` nor
+            `overwrite` is set.
+    """
+    hint = f"Choose another {setting}."
+    if path.suffix in (".gz", ".html"):
+        why = "the report's" if path.suffix == ".html" else "a gzipped file's, but the lines are plain text"
+        raise PlaceError(f"cannot write groups to {str(path)!r}: this name is {why}. {hint}")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        tempfile.TemporaryFile(dir=folder).close()
+        has_lines = _has_lines(path)
+    except OSError as error:
+        raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
+    if has_lines and not (resume or overwrite):
+        raise PlaceError(
+            f"{str(path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
+            f"--env.overwrite, or choose another {setting}."
+        )
+
+
+def _has_lines(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
 class GroupFile:
     """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
@@ -142,20 +178,18 @@ class GroupFile:
             OutputError: another process writes the file.
         """
         self.path = path
-        self._seen, self._setting = seen, setting
+        self._seen = seen
         self.finished: set[str] = set()
         self._one_writer = asyncio.Lock()
         hint = f"Choose another {setting}."
-        if path.suffix in (".gz", ".html"):
-            why = "the report's" if path.suffix == ".html" else "a gzipped file's, but the lines are plain text"
-            raise PlaceError(f"cannot write groups to {str(path)!r}: this name is {why}. {hint}")
+        check_place(path, resume=resume, overwrite=overwrite, setting=setting)
         with ExitStack() as undo:
             try:
                 self._lock = FileLock(path, setting)
                 undo.callback(self._lock.release)
-                is_continued = path.is_file() and path.stat().st_size > 0 and (resume or not overwrite)
+                is_continued = resume and _has_lines(path)
                 if is_continued:
-                    self._read_earlier(settings, resume=resume)
+                    self._read_earlier(settings)
                 self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
                 if not is_continued:
                     self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
@@ -183,12 +217,7 @@ class GroupFile:
         self._lines.close()
         self._lock.release()
 
-    def _read_earlier(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        if not resume:
-            raise PlaceError(
-                f"{str(self.path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
-                f"--env.overwrite, or choose another {self._setting}."
-            )
+    def _read_earlier(self, settings: Mapping[str, Any]) -> None:
         self._compare(settings)
         for line, _ in whole_lines(self.path):
             group = _read_group(line, self.path)

@@ -7,13 +7,14 @@ elsewhere), and two controls, wrong-hint (each hint is one of another task) and 
 by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference (the hints are
 of that source, and no judge is asked), step-reward (the judge's second question as a reward beside opd), on-policy
 (opd, and no batch is sampled before the one before it is learned), held (opd, while turns without a hint are held at
-the start), live (opd, and the teacher is the policy as it is), live-held (both), contrast and contrast-other (what a
-neutral or another task's hint explains is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other
-(wrong hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema
-(the teacher is the policy itself, or its moving average). First a sweep with another seed chooses the learning rate,
-the batch size and the divergence's weight of each mode; a control uses opd's, so that it differs only in its hints.
-Then every seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1, and how many of
-its first solutions pass. costs.json lists the judged turns and scored tokens of each curve.
+the start), live (opd, and the teacher is the policy as it is), live-held (both), ema (opd, and the teacher is the
+policy's moving average, on a third server), contrast and contrast-other (what a neutral or another task's hint explains
+is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other (wrong hints, with that contrast), bf16
+(opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the teacher is the policy itself, or its
+moving average). First a sweep with another seed chooses the learning rate, the batch size and the divergence's weight
+of each mode; a control uses opd's, so that it differs only in its hints. Then every seed trains. Along the way
+`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. costs.json
+lists the judged turns and scored tokens of each curve.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
@@ -305,7 +306,7 @@ async def experiment(args: argparse.Namespace) -> int:
     subject = SUBJECTS[args.world]
     if any("lora_rank" in subject.trainer(mode) for mode in args.modes):
         trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
-    policy_port, expert_port, judge_port, api_port = ports(args.out)
+    policy_port, expert_port, judge_port, api_port, average_port = ports(args.out)
     with ExitStack() as parts:
         log = args.out / "vllm.log"
         vllm = parts.enter_context(local_server(args.model, *trained, *flags, log=log, cwd=ROOT, port=policy_port))
@@ -313,13 +314,19 @@ async def experiment(args: argparse.Namespace) -> int:
         if args.expert is None and any(map(subject.needs_expert, args.modes)):
             log = args.out / "expert.log"
             parts.enter_context(local_server(args.model, *size, *flags, log=log, cwd=ROOT, port=expert_port))
+        average = None
+        if any(map(subject.needs_teacher, args.modes)):
+            log = args.out / "average.log"
+            average = parts.enter_context(
+                local_server(args.model, *trained, *flags, log=log, cwd=ROOT, port=average_port)
+            )
         judge_url = None
         if subject.has_scripted_judge:
             judge_url = parts.enter_context(scripted_judge(judge_port, args.out / "judge.log"))
         laboratory = Laboratory(
             *(vllm, expert_url, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, subject, args.group_size, args.through, judge_url, api_port),
+            *(args.talk, subject, args.group_size, args.through, judge_url, average, api_port),
         )
         work = Work(args, laboratory, examiner(laboratory))
         try:
@@ -330,13 +337,13 @@ async def experiment(args: argparse.Namespace) -> int:
 
 
 def ports(out: Path) -> list[int]:
-    """Return the ports of policy, expert, scripted judge and run-api.
+    """Return the ports of policy, expert, scripted judge, run-api and the server of the moving average.
 
     They stay the same when the experiment is resumed, because they are in the settings of the groups' file.
     """
     path = out / "ports.json"
     if not path.exists():
-        write_json(path, [free_port() for _ in range(4)])
+        write_json(path, [free_port() for _ in range(5)])
     return json.loads(path.read_text())
 
 

@@ -56,6 +56,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}},
     "live": {"loss": {"forward_kl": 1.0}, "env": {"teacher_base_url": "null"}},
     "live-held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}, "env": {"teacher_base_url": "null"}},
+    "ema": {"loss": {"forward_kl": 1.0}, "trainer": {"ema_decay": 0.9}},
     "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "neutral"}},
     "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "other"}},
     "wrong-hint-contrast": {
@@ -118,7 +119,7 @@ USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = (
-    *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "contrast", "bf16"),
+    *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "ema", "contrast", "bf16"),
     *("lora", "lora-live", "lora-ema"),
 )
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
@@ -134,6 +135,7 @@ TUNED_AS = {
     "held": "opd",
     "live": "opd",
     "live-held": "opd",
+    "ema": "opd",
     "opd-judge": "opd",
     "bf16": "opd",
     "lora-live": "lora",
@@ -171,6 +173,11 @@ class Subject(NamedTuple):
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
         is_frozen = self.distilling(mode).get("teacher") == "frozen"
         return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
+
+    def needs_teacher(self, mode: str) -> bool:
+        """Return whether a mode is taught by a third server, which receives the moving average of whole weights."""
+        trainer = self.trainer(mode)
+        return "ema_decay" in trainer and "lora_rank" not in trainer
 
     def trainer(self, mode: str) -> dict[str, object]:
         """Return a mode's settings of the trainer."""
@@ -347,6 +354,8 @@ class Laboratory:
     """With talk: the protocol that the user speaks."""
     judge_url: str | None = None
     """Where the scripted judge is asked."""
+    average: LocalServer | None = None
+    """The server of modes whose teacher is the moving average of whole weights."""
     api_port: int = 8001
     """Of run-api."""
 
@@ -355,8 +364,8 @@ class Laboratory:
         """The server's --weights-root."""
         return self.out / "weights"
 
-    def load(self, folder: Path) -> None:
-        """Let the server take a checkpoint below its weights root.
+    def load(self, folder: Path, server: LocalServer | None = None) -> None:
+        """Let the policy's server, or another one, take a checkpoint below its weights root.
 
         An adapter is merged into the first weights: on a CPU the server samples a fifth of the tokens with an adapter.
         """
@@ -364,7 +373,7 @@ class Laboratory:
             folder = merge_adapter(self.start, folder, self.weights / "merged")
         body = json.dumps({"path": str(folder.resolve()), "version": 0}).encode()
         request = urllib.request.Request(
-            f"{self.vllm.base_url}/v1/opd/reload_weights", body, {"Content-Type": "application/json"}
+            f"{(server or self.vllm).base_url}/v1/opd/reload_weights", body, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=600):
@@ -383,8 +392,10 @@ class Laboratory:
         return start
 
     def load_start(self) -> None:
-        """Let the server take the first weights again."""
+        """Let the servers take the first weights again."""
         self.load(self.start)
+        if self.average is not None:
+            self.load(self.start, self.average)
 
     def groups(self, run: Run) -> Iterator[ScoredGroup]:
         """What a run was trained on, in the order in which it was made."""
@@ -449,6 +460,7 @@ class Laboratory:
                     progress = progress.stepped(time.monotonic() - since)
                     progress.write(folder)
                     forget_weights(weights, kept)
+                    forget_weights(weights / "teacher", ())
                     since = time.monotonic()
                     stepped(step)
                 await asyncio.sleep(0.2)
@@ -545,7 +557,9 @@ class Laboratory:
             "judge_base_url": f"{self.judge_url or self.expert_url}/v1",
             "judge_model_name": "verbatim" if is_scripted else self.model,
         }
-        if of_mode.get("teacher") != "frozen":
+        if self.average is not None and self.subject.needs_teacher(run.mode):
+            settings["teacher_base_url"] = f"{self.average.base_url}/v1"
+        elif of_mode.get("teacher") != "frozen":
             settings["teacher_base_url"] = f"{self.expert_url}/v1"
         return {**settings, **of_mode}
 
@@ -571,6 +585,8 @@ class Laboratory:
             "loss": json.dumps({**run.loss, **(self.subject.divergence if "forward_kl" in run.loss else {})}),
             **self.subject.trainer(run.mode),
         }
+        if self.average is not None and self.subject.needs_teacher(run.mode):
+            settings["teacher_urls"] = f"[{self.average.base_url}]"
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.training.trainer"]
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]

@@ -5,6 +5,7 @@ import pytest
 from pydantic import Field
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.exit_codes import EXIT_USAGE
 from agentic_opd.env import command
 from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
 from agentic_opd.settings.flags import parse
@@ -194,3 +195,14 @@ ENV_CONFIGS = sorted(path for path in Path("configs").glob("*.yaml") if not path
 @pytest.mark.parametrize("file", ENV_CONFIGS, ids=lambda file: file.name)
 def test_every_config_loads(file: Path) -> None:
     assert read("--config", str(file)).servers
+
+
+@pytest.mark.parametrize("mode", ["process", "serve"])
+def test_a_file_that_cannot_be_written_is_named_before_a_server_is_asked(
+    tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [mode, "--env.data_path_to_save_groups", str(tmp_path), "--openai.base_url", "http://127.0.0.1:9/v1"]
+    assert command.main(argv=argv) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "Is a directory" in error
+    assert "127.0.0.1:9" not in error

@@ -171,6 +171,21 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     }
 
 
+def test_a_moving_average_of_whole_weights_teaches_from_a_server_of_its_own() -> None:
+    place = laboratory.Laboratory(
+        *(FakeServer(2), "http://127.0.0.1:3", Path("policy"), Path("out"), 16, 4, 2, "linear", True),
+        average=FakeServer(5),
+    )
+    assert [mode for mode in laboratory.MODES if place.subject.needs_teacher(mode)] == ["ema"]
+    for mode, port, trained in (("opd", 3, False), ("ema", 5, True)):
+        run = laboratory.Run(mode, 3, laboratory.Setting(1e-3, 32, 4.0), 256)
+        served, command = place.serve_command(run, "api"), place.trainer_command(run, "api", Path("weights"))
+        assert served[served.index("--env.teacher_base_url") + 1] == f"http://127.0.0.1:{port}/v1"
+        assert served[served.index("--env.judge_base_url") + 1] == "http://127.0.0.1:3/v1"
+        assert ("--teacher_urls" in command) == ("--ema_decay" in command) == trained
+    assert command[command.index("--teacher_urls") + 1] == "[http://127.0.0.1:5]"
+
+
 def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of_it() -> None:
     args = learn.parse_args(["--world", "sql"])
     assert (args.model, args.eval_samples) == (Path("scripts/demo_policy/sql_policy"), 2)

@@ -148,4 +148,4 @@ def test_a_killed_run_continues_and_measures_no_point_twice(tmp_path: Path, caps
 
 def test_the_servers_keep_their_ports(tmp_path: Path) -> None:
     assert learn.ports(tmp_path) == learn.ports(tmp_path)
-    assert len(set(learn.ports(tmp_path))) == 4
+    assert len(set(learn.ports(tmp_path))) == 5
