@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentic_opd.core.types import TurnOutcome
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
 QUIET_GROUPS = 8
@@ -104,3 +105,14 @@ class StepScoreWatch:
             "loss.step_reward and loss.combined would reward mistakes. Use another judge (env.judge_base_url), word "
             "the question for this one (env.judge_step_prompt), or set env.step_votes to 0."
         )
+
+
+def live_teacher(config: DistillConfig) -> str | None:
+    """Return a warning if weights that a trainer changes also score with the hint, so that nothing holds them."""
+    if not config.opd_enabled or config.teacher != "live" or config.teacher_base_url is not None:
+        return None
+    return (
+        "the teacher is the policy as it is, which long training may let run away (in an experiment to 0% right "
+        "after 900 rollouts): name another server as env.teacher_base_url, with fixed weights or the trainer's moving "
+        "average (teacher_urls), or train adapters with env.teacher frozen or ema"
+    )

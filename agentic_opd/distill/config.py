@@ -171,10 +171,10 @@ class DistillConfig(BaseModel):
 
     teacher: Annotated[Literal["live", "frozen", "ema"], TEACHER] = Field(
         default="live",
-        description="Weights of the policy's server that score the turns: live (those that sampled them), frozen "
-        "(those that the server started with), or ema (the moving average of the trainer, its ema_decay). frozen "
-        "and ema need a policy that is trained with adapters (docs/closing_the_loop.md); teacher_base_url selects "
-        "another server.",
+        description="Weights of the policy's server that score the turns: live (those that sampled them; "
+        "for short runs), frozen (those that the server started with), or ema (the moving average of the trainer, its "
+        "ema_decay). frozen and ema need a policy that is trained with adapters (docs/closing_the_loop.md); "
+        "teacher_base_url selects another server.",
     )
     teacher_base_url: Annotated[Url | None, TEACHER] = Field(
         default=None,

@@ -18,6 +18,7 @@ from atroposlib.envs.base import BaseEnv
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Episode, Message, Task, World
+from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller, PendingTurns
 from agentic_opd.distill.records import DistilledRecording
@@ -260,6 +261,8 @@ class AgentEnv(BaseEnv):
         try:
             await self.setup()
             self._need_training_tasks()
+            if self.distiller is not None and (warning := live_teacher(self.distiller.config)):
+                logger.warning("%s", warning)
             longest = self.config.max_token_length
             return await GroupServer(self, self.run_metrics, self.evaluation(), longest).run()
         finally:

@@ -23,6 +23,7 @@ from typing_extensions import TypeAliasType
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, OPDError, ServerUnreachableError
 from agentic_opd.core.text import well_formed
+from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.runs.distill import PolicyDistiller
@@ -148,6 +149,8 @@ class Hindsight(BaseEnv):
 
     async def env_manager(self) -> None:
         """Serve a trainer, as Atropos does, with connections to judge and teacher."""
+        if warning := live_teacher(self._opd_config):
+            logger.warning("%s", warning)
         await self._opd_run(super().env_manager)
 
     async def process_manager(self) -> None:

@@ -16,6 +16,7 @@ from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OPDError, OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Message, StopReason
+from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.config import GatewayConfig
@@ -118,6 +119,8 @@ class Gateway:
             telemetry = Telemetry()
             delivery = None
             if config.rollout_server_url is not None:
+                if warning := live_teacher(config):
+                    logger.warning("%s", warning)
                 env = EnvDescription(
                     "gateway",
                     max_token_length=min(server.info.max_model_len for server in connected),

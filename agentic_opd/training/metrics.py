@@ -30,8 +30,8 @@ class CollapseAlarm:
         if changed and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the policy collapses: %s. Go back to an earlier checkpoint, with a lower lr, loss.start_kl, or a "
-                "teacher with fixed weights",
+                "the policy collapses: %s. Go back to an earlier checkpoint, with a lower lr, or a teacher with fixed "
+                "weights or the moving average (ema_decay)",
                 "; ".join(f"{name} is {known[name]:.3g} and was {first[name]:.3g}" for name in changed),
             )
         return {"collapse": float(bool(changed))} if known else {}

@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 
 from agentic_opd.core.types import StepScore, TurnOutcome
-from agentic_opd.distill.alarms import ADVICE, REVERSED_TURNS, InactivityWatch, StepScoreWatch
+from agentic_opd.distill.alarms import ADVICE, REVERSED_TURNS, InactivityWatch, StepScoreWatch, live_teacher
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
 Out = TurnOutcome
@@ -69,3 +72,17 @@ def test_step_scores_that_fit_the_hints_are_not(hinted: tuple[StepScore, ...], u
 def test_without_step_votes_there_is_nothing_to_name() -> None:
     watch = StepScoreWatch()
     assert [watch.saw(records(Out.SCORED, Out.VOTE_FAILED)) for _ in range(REVERSED_TURNS)] == [None] * REVERSED_TURNS
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_warned"),
+    [
+        ({}, True),
+        ({"teacher_base_url": "http://127.0.0.1:8002/v1"}, False),
+        ({"teacher": "ema"}, False),
+        ({"teacher": "frozen"}, False),
+        ({"opd_enabled": False}, False),
+    ],
+)
+def test_a_teacher_that_nothing_holds_is_warned_of(settings: dict[str, Any], is_warned: bool) -> None:
+    assert (live_teacher(DistillConfig(**settings)) is not None) == is_warned
