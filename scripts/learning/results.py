@@ -147,6 +147,6 @@ def draw(curves: Curves, path: Path, measured: str) -> None:
         axes.axhline(TARGET, color="black", lw=0.8, ls=":")
     axes.set(xlabel="rollouts trained on", ylabel=measured, ylim=(0, 1 if highest > 0.5 else 0.5))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right" if highest > 0.5 else "upper right", ncols=2)
+    axes.legend(frameon=False, loc="best" if highest > 0.5 else "upper right", ncols=2)
     figure.savefig(path)
     plt.close(figure)
