@@ -112,7 +112,7 @@ def live_teacher(config: DistillConfig) -> str | None:
     if not config.opd_enabled or config.teacher != "live" or config.teacher_base_url is not None:
         return None
     return (
-        "the teacher is the policy as it is, which long training may let run away (in both experiments to 0% right, "
+        "the teacher is the policy as it is, which long training may let run away (in two experiments to 0% right "
         "within 1,400 rollouts): name another server as env.teacher_base_url, with fixed weights or the trainer's "
         "moving average (teacher_urls), or train adapters with env.teacher frozen or ema"
     )
