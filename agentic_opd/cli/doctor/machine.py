@@ -12,9 +12,9 @@ import wandb
 from packaging.requirements import Requirement
 
 from agentic_opd import __version__
-from agentic_opd.core.errors import ConfigError, OutputError
+from agentic_opd.core.errors import ConfigError, OutputError, PlaceError
 from agentic_opd.env.setup import Note, Setup, Status
-from agentic_opd.wire.files import default_output_folder
+from agentic_opd.wire.files import check_place, default_output_folder
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _LEAST_FREE_GIB = 1.0
@@ -60,17 +60,11 @@ async def check_disk(setup: Setup) -> Note:
     free = min(_free_gib(folder) for folder in (groups.parent, evals))
     if free < _LEAST_FREE_GIB:
         return Note(f"only {free:.1f} GiB are free for {groups.parent} or {evals}", Status.WARNING)
-    if _holds_something(groups) and not (config.resume or config.overwrite):
-        return Note(
-            f"{groups} holds groups of an earlier run: process wants --env.resume, --env.overwrite, or another "
-            "env.data_path_to_save_groups",
-            Status.WARNING,
-        )
+    try:
+        check_place(groups, resume=config.resume, overwrite=config.overwrite)
+    except PlaceError as error:
+        return Note(str(error), Status.WARNING)
     return Note(f"{groups.parent} and {evals} can be written, {free:.0f} GiB free")
-
-
-def _holds_something(file: Path) -> bool:
-    return file.exists() and file.stat().st_size > 0
 
 
 def _free_gib(folder: Path) -> float:
