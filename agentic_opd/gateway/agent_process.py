@@ -306,13 +306,14 @@ class AgentProcess:
         continued = self._sessions.continued(owner, asked)
         if continued is None:
             raise unknown_answer(next(one for one in asked.answers if not self._sessions.answered(owner, one)), asked)
+        continued = self._sessions.with_dropped_texts(owner, continued)
         asked = self._sampler.settled(capture.asked(continued, config.max_tokens_per_turn))
         session = capture.session
         place = self._sessions.place(owner, asked)
         capture.asks(asked, place.path)
         server = self._servers[session.row.server]
         context = min(server.info.max_model_len, config.max_token_length)
-        session.begin()
+        session.begin(place.before)
         try:
             self._sampler.check_size(asked, context)
             with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
@@ -333,7 +334,7 @@ class AgentProcess:
             capture.failure = error
             raise
         finally:
-            session.end(time.time())
+            session.end(place.before, time.time())
 
     async def count(self, asked: Asked) -> int:
         return await self._sampler.count(asked, self.max_model_len)

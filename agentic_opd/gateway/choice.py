@@ -6,6 +6,7 @@ with the streamed text, the client's message keeps the streamed text and `rewrot
 """
 
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,6 +122,9 @@ class Choice:
         if parsed is None or any(call.error or not self._chat.tools for call in parsed.tool_calls):
             parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
+        if calls := message.get("tool_calls"):
+            # Clients send these ids back, by which their conversation is told from an equal one.
+            message["tool_calls"] = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} for call in calls]
         if not parsed.tool_calls:
             message["content"] += self._space_behind(message["content"], completion.token_ids)
         if delta.stop_string and not self._keeps_stop:

@@ -157,7 +157,8 @@ class Gateway:
             ClientError: the request can't be answered; the message says why.
             OutputError, ServerError: the disk or the policy's server failed.
         """
-        asked = self._sampler.settled(await self._continued(asked, owner))
+        continued = self._sessions.with_dropped_texts(owner, await self._continued(asked, owner))
+        asked = self._sampler.settled(continued)
         self._sampler.check_size(asked, self.max_model_len)
         place = self._sessions.place(owner, asked)
         session = place.session
@@ -168,7 +169,7 @@ class Gateway:
             least = min(self._servers, key=self._sessions.num_on)
             group = None if place.parent else asked.client.group
             session = self._sessions.open(owner, place.name, least, time.time(), group, place.parent)
-        session.begin()
+        session.begin(place.before)
         self._show_open()
         is_whole = False
         try:
@@ -183,7 +184,7 @@ class Gateway:
                 follows = Follows(place.path[-1].turn_id, length - len(place.new), length)
             if path and asked.turn_type == "main":
                 self._judge(session, path, place.new)
-            elif follows is not None and asked.turn_type == "main":
+            elif follows is not None and follows.start < follows.stop and asked.turn_type == "main":
                 before = session.tree.path(follows.turn_id)
                 self._judge(session, before, asked.messages[follows.start : follows.stop])
             context = server.info.max_model_len
@@ -193,7 +194,7 @@ class Gateway:
                     yield event
             is_whole = True
         finally:
-            session.end(time.time())
+            session.end(place.before, time.time())
             if is_whole and asked.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif not session.tree.turns and session.is_free:

@@ -1,7 +1,7 @@
 """Open sessions, and the assignment of requests to them.
 
-A request finds its session by the client's name for it, by the messages that it extends, or by what lasts of them (see
-`history_index`). A request never continues a session of another owner.
+A request finds its session by the client's name for it, by the ids of the tool calls in its messages, by the messages
+that it extends, or by what lasts of them (see `history_index`). A request never continues a session of another owner.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class OpenSession:
     """Whether the session refuses further requests and closes after the pending ones."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no request is being answered."""
-    _under_way: int = 0
+    _pending: Counter[int | None] = field(default_factory=Counter[int | None])
+    """Number of requests that are being answered, by the turn that they continue or follow."""
 
     def __post_init__(self) -> None:
         self.quiet.set()
@@ -50,16 +51,22 @@ class OpenSession:
         """Whether no request is pending and the session is not being ended."""
         return self.quiet.is_set() and not self.is_ending
 
-    def begin(self) -> None:
-        self._under_way += 1
+    def begin(self, before: int | None) -> None:
+        """Record the beginning of a request; `before` is the id of the turn that it continues or follows, if any."""
+        self._pending[before] += 1
         self.quiet.clear()
 
-    def end(self, now: float) -> None:
+    def end(self, before: int | None, now: float) -> None:
         """Record the end of a request at time `now` (seconds since 1970)."""
-        self._under_way -= 1
+        self._pending[before] -= 1
+        self._pending = +self._pending
         self.used = now
-        if not self._under_way:
+        if not self._pending:
             self.quiet.set()
+
+    def is_continued(self, turn_id: int) -> bool:
+        """Return whether another turn continues or follows this one, or will once its request is answered."""
+        return turn_id in self._pending or self.tree.is_continued(turn_id)
 
 
 class Place(NamedTuple):
@@ -80,10 +87,23 @@ class Place(NamedTuple):
     name: str | None = None
     """Name of a new session."""
 
+    @property
+    def before(self) -> int | None:
+        """The id of the turn that the request continues or follows; None if there is none."""
+        return self.path[-1].turn_id if self.path else self.follows and self.follows.turn_id
+
 
 class TurnKey(NamedTuple):
     session_id: str
     turn_id: int
+
+
+class CalledTurn(NamedTuple):
+    """The turn whose tool calls a request holds last, known by their ids."""
+
+    key: TurnKey
+    position: int
+    """Number of the request's messages up to and including the turn; up to its results if the turn is left out."""
 
 
 class Sessions:
@@ -95,6 +115,8 @@ class Sessions:
         self._on_server = Counter[str]()
         self._by_name: dict[tuple[str, str], OpenSession] = {}
         self._by_answer: dict[tuple[str, str], TurnKey] = {}
+        self._by_call: dict[tuple[str, str], TurnKey | None] = {}
+        """Turns by owner and tool call id; None for an id of several turns, as in journals of earlier versions."""
         self._index = ConversationIndex[TurnKey]()
         self._histories = HistoryIndex[TurnKey]()
         self._plain = PlainIndex[TurnKey]()
@@ -134,6 +156,25 @@ class Sessions:
     def path(self, key: TurnKey) -> Path:
         return self._tree(key).path(key.turn_id)
 
+    def with_dropped_texts(self, owner: str, asked: Asked) -> Asked:
+        """Return the request with the texts of the turns of which the client sent only the tool calls back."""
+        messages = [self._with_dropped_text(owner, message) for message in asked.messages]
+        return with_messages(asked, messages, is_whole=False) if messages != [*asked.messages] else asked
+
+    def _with_dropped_text(self, owner: str, message: Message) -> Message:
+        calls = message.get("tool_calls", ())
+        keys = {self._by_call.get((owner, call.get("id", ""))) for call in calls}
+        if (
+            message["role"] != "assistant"
+            or message["content"].strip()
+            or len(keys) != 1
+            or (key := keys.pop()) is None
+        ):
+            return message
+        sampled = self._tree(key).turns[key.turn_id].messages[-1]
+        is_same = identity({**message, "content": sampled["content"]}) == identity(sampled)
+        return {**message, "content": sampled["content"]} if is_same else message
+
     def place(self, owner: str, asked: Asked) -> Place:
         """Find a request's position. If several turns fit, one without a continuation is preferred, then the newest."""
         own, agent = asked.session, asked.client.agent_session
@@ -152,22 +193,57 @@ class Sessions:
 
         if asked.prompt is not None:
             return self._plain_place(owner, asked, named, is_meant)
+        place = self._place_by_messages(owner, asked, is_meant)
+        if place is not None:
+            return place
+        if named is not None and own is None and named.tree.is_of_another(asked.tools, asked.messages):
+            return Place(None, (), asked.messages, parent=named.session_id)
+        return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
+
+    def _place_by_messages(self, owner: str, asked: Asked, accept: Callable[[TurnKey], bool]) -> Place | None:
+        """Return the position of a request by the turns in its history; None if it holds no accepted turn."""
+        called = self._called(owner, asked, accept)
+
+        def is_behind_call(key: TurnKey) -> bool:
+            if called is None:
+                return accept(key)
+            is_in_session = key.session_id == called.key.session_id and accept(key)
+            return is_in_session and called.key.turn_id in self._tree(key).line(key.turn_id)
+
         scope = _scope(owner, asked.prompt_key)
-        match = self._index.find(asked.identities, scope=scope, accept=is_meant)
+        match = self._index.find(asked.identities, scope=scope, accept=is_behind_call)
         rest = asked.messages[match.length :]
         if match.known and not _has_turn(rest):
             key = self._best(match.known)
             return Place(self._by_id[key.session_id], self.path(key), rest)
-        found = self._histories.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_meant)
+        found = self._histories.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_behind_call)
+        if called is not None and (found is None or found.position < called.position):
+            found = Found[TurnKey](called.position)
         if found is not None and found.position > match.length:
-            key = self._meant(found)
+            key = called.key if called is not None and called.position == found.position else self._meant(found)
             if key is not None:
                 return self._following(key, asked, found)
         if match.known:
             return Place(self._by_id[self._best(match.known).session_id], (), asked.messages, True)
-        if named is not None and own is None and named.tree.is_of_another(asked.tools, asked.messages):
-            return Place(None, (), asked.messages, parent=named.session_id)
-        return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
+        return None
+
+    def _called(self, owner: str, asked: Asked, accept: Callable[[TurnKey], bool]) -> CalledTurn | None:
+        """Return the accepted turn whose call ids are the last ones in the request; None if it holds no known id."""
+        last: CalledTurn | None = None
+        for index in range(len(asked.messages) - 1, -1, -1):
+            message = asked.messages[index]
+            is_turn = message["role"] == "assistant"
+            call_ids = [call.get("id") for call in message.get("tool_calls", ())] or [message.get("tool_call_id")]
+            keys = [self._by_call.get((owner, call_id)) for call_id in call_ids if call_id is not None]
+            key = next((key for key in keys if key is not None and accept(key)), None)
+            if key is None:
+                continue
+            if last is not None and key != last.key:
+                return last
+            last = CalledTurn(key, index + is_turn)
+            if is_turn:
+                return last
+        return last
 
     def _following(self, key: TurnKey, asked: Asked, found: Found[TurnKey]) -> Place:
         """Return the place of a request whose messages behind `found` answer a turn of another text or prompt."""
@@ -193,7 +269,7 @@ class Sessions:
         return Place(self._by_id[key.session_id], self.path(key), (rest,))
 
     def _best(self, known: Sequence[TurnKey]) -> TurnKey:
-        return min(known, key=lambda key: (self._tree(key).is_continued(key.turn_id), -key.turn_id))
+        return min(known, key=lambda key: (self._is_continued(key), -key.turn_id))
 
     def _meant(self, found: Found[TurnKey]) -> TurnKey | None:
         """Return the turn that a changed history answers; None if it may be one of several sessions.
@@ -203,7 +279,7 @@ class Sessions:
         if found.said:
             return self._best(found.said)
         close = [known for known in (found.own, found.prompt) if known]
-        loose = [[key for key in known if not self._tree(key).is_continued(key.turn_id)] for known in close]
+        loose = [[key for key in known if not self._is_continued(key)] for known in close]
         known = next(filter(None, [*loose, *close]))
         return self._best(known) if len({key.session_id for key in known}) == 1 else None
 
@@ -253,6 +329,9 @@ class Sessions:
         before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
         if turn.answer_id:
             self._by_answer.setdefault((owner, turn.answer_id), key)
+        for call in turn.messages[-1].get("tool_calls", ()):
+            call_key = (owner, call["id"])
+            self._by_call[call_key] = None if call_key in self._by_call else key
         if turn.is_plain:
             text = "".join(message["content"] for one in session.tree.path(turn.turn_id) for message in one.messages)
             self._plain.add(key, text, scope=owner)
@@ -271,11 +350,16 @@ class Sessions:
         for turn_id, turn in session.tree.turns.items():
             key = TurnKey(session.session_id, turn_id)
             self._by_answer.pop((owner, turn.answer_id), None)
+            for call in turn.messages[-1].get("tool_calls", ()):
+                self._by_call.pop((owner, call["id"]), None)
             for index in (self._index, self._histories, self._plain):
                 index.discard(key)
 
     def _tree(self, key: TurnKey) -> TurnTree:
         return self._by_id[key.session_id].tree
+
+    def _is_continued(self, key: TurnKey) -> bool:
+        return self._by_id[key.session_id].is_continued(key.turn_id)
 
 
 def with_answers(asked: Asked, paths: Mapping[str, Path], session: str | None) -> Asked:

@@ -285,7 +285,7 @@ def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     if child is not None:
         return child.messages[:-1]
     for one in later:
-        if one.follows is not None and one.follows.turn_id == turn.turn_id:
+        if one.follows is not None and one.follows.turn_id == turn.turn_id and one.follows.start < one.follows.stop:
             return tuple(_messages(tree.path(one.turn_id))[one.follows.start : one.follows.stop])
     prompt: list[bytes] | None = None
     for one in later:

@@ -41,13 +41,14 @@ class ConversationIndex(Generic[Known]):
 
         `identities` are the messages' `identity`s; the look-up is restricted to values with this `scope`.
         """
-        found, so_far = Match[Known](0, ()), _start(scope)
-        for length, one in enumerate(identities[:-1], start=1):
-            so_far.update(one)
-            known = [one for one in self._by_key.get(so_far.digest(), ()) if accept(one)]
-            if known:
-                found = Match(length, known)
-        return found
+        prefix, digests = _start(scope), list[bytes]()
+        for message in identities[:-1]:
+            prefix.update(message)
+            digests.append(prefix.digest())
+        for length in range(len(digests), 0, -1):
+            if known := [value for value in self._by_key.get(digests[length - 1], ()) if accept(value)]:
+                return Match(length, known)
+        return Match(0, ())
 
     def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
         """Store `known` under `messages`, or under the messages of `after` followed by `messages`."""
