@@ -13,7 +13,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest, moved_images
 from agentic_opd.distill.connect import READ_BY
-from agentic_opd.distill.scoring import known_logprobs, overlap, rows_of
+from agentic_opd.distill.rows import known_logprobs, overlap, rows_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.scoring import Reading
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord

@@ -14,9 +14,9 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.hints import JudgedBy, Questions
+from agentic_opd.distill.insertion import encode_hint
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
-from agentic_opd.distill.scoring import encode_hint
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo, fetch_info

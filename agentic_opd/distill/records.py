@@ -28,16 +28,8 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
-from agentic_opd.distill.scoring import (
-    ComparedHint,
-    NotScored,
-    Scored,
-    gaps,
-    known_logprobs,
-    rounded,
-    sampled_of,
-    scored_from,
-)
+from agentic_opd.distill.rows import ComparedHint, known_logprobs, rounded, sampled_of
+from agentic_opd.distill.scoring import NotScored, Scored, gaps, scored_from
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
 
@@ -182,12 +174,12 @@ def distilled_turn(
 
 def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float], top_k: int) -> TurnRecord:
     """Return a turn's record with the teacher's readings, except its control's; `logprobs_T` are of its sequence."""
-    request = scored.asked.request
+    request = scored.hint.request
     return replace(
         record,
         outcome=TurnOutcome.SCORED,
         error=None,
-        hint=scored.asked.text,
+        hint=scored.hint.text,
         hint_token_ids=request.hint_token_ids,
         insert_at=request.insert_at if request.hint_token_ids else record.insert_at,
         scored_version=scored.reply.weight_version,
@@ -203,11 +195,11 @@ def _hint_readings(scored: Scored, logprobs_T: Sequence[float], top_k: int) -> t
     """Return the record's `hints`; `logprobs_T` are the sampling weights' up to the end of the turn."""
 
     def reading(one: ComparedHint) -> HintReading:
-        request = one.asked.request
+        request = one.hint.request
         rows = written_rows(0, sampled_of(request), one.rows, top_k)
         baseline = scored.baseline_logprobs or logprobs_T[-request.num_scored :]
         return HintReading(
-            hint=one.asked.text,
+            hint=one.hint.text,
             hint_token_ids=request.hint_token_ids,
             insert_at=request.insert_at,
             overlap=_mean(one.overlap_R),

@@ -42,7 +42,8 @@ from agentic_opd.distill.records import (
     with_scores,
     written_rows,
 )
-from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
+from agentic_opd.distill.rows import HintRequest, rounded
+from agentic_opd.distill.scoring import NotScored, Scored, read_turn
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig

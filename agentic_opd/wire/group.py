@@ -142,7 +142,7 @@ class HintReading:
     hint_token_ids: tuple[Index, ...]
     insert_at: Index
     overlap: Number
-    """Probability shared with the reading without a hint, 0 to 1; `distill.scoring.overlap` has the formula."""
+    """Probability shared with the reading without a hint, 0 to 1; `distill.rows.overlap` has the formula."""
     gap: Number
     """Teacher with this hint minus the gap's baseline, in nats."""
     entropy: Number

@@ -13,7 +13,7 @@ from agentic_opd.core.types import HindsightPair, StepScore, StopReason, Task, V
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_step_vote, parse_vote
-from agentic_opd.distill.scoring import hint_place, insert_hint
+from agentic_opd.distill.insertion import hint_place, insert_hint
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks

@@ -15,7 +15,7 @@ from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Me
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode

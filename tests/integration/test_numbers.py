@@ -175,7 +175,8 @@ def test_ids_of_a_turn_start_with_those_of_the_turn_before(vllm_server: Any, mon
 
 def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
     """Every turn of real rollouts, scored without a hint: the gap is the engine's noise."""
-    from agentic_opd.distill.scoring import gaps, insert_hint
+    from agentic_opd.distill.insertion import insert_hint
+    from agentic_opd.distill.scoring import gaps
 
     async def roll() -> tuple[list[float], int]:
         env = make_env(vllm_server, judge, group_size=2)

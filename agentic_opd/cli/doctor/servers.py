@@ -17,7 +17,7 @@ from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequ
 from agentic_opd.distill.connect import PolicyEndpoint, connect_teacher, make_judge, questions_of
 from agentic_opd.distill.evidence import turn_text
 from agentic_opd.distill.hints import parse_vote
-from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.distill.insertion import encode_hint
 from agentic_opd.env.config import AgenticOPDEnvConfig, tokenizer_names
 from agentic_opd.env.setup import Note, Setup, Status
 from agentic_opd.plugin.client import PluginClient

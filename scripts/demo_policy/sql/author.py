@@ -19,7 +19,7 @@ from agentic_opd.core.types import IGNORED, Episode, HindsightPair
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer

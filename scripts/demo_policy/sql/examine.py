@@ -9,7 +9,7 @@ from random import Random
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_vote
-from agentic_opd.distill.scoring import hint_place, insert_hint
+from agentic_opd.distill.insertion import hint_place, insert_hint
 from agentic_opd.worlds.custom import Left
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS

@@ -13,8 +13,9 @@ from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
+from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, written_rows
-from agentic_opd.distill.scoring import insert_hint, overlap, rounded, rows_of, with_support
+from agentic_opd.distill.rows import overlap, rounded, rows_of, with_support
 from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,

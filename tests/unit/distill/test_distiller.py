@@ -16,9 +16,11 @@ from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
+from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
-from agentic_opd.distill.scoring import insert_hint, noise_floor, overlap, rounded, with_support
+from agentic_opd.distill.rows import overlap, rounded, with_support
+from agentic_opd.distill.scoring import noise_floor
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.checks import GroupChecker

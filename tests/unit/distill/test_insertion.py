@@ -14,7 +14,7 @@ from renderers import (
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Turn
-from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 
 from .conftest import make_qwen_tokenizer
 from .fakes import TOKENS, TURNS, make_trace, messages

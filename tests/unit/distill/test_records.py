@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
+from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
-from agentic_opd.distill.scoring import (
-    LOGPROB_DECIMALS,
-    ComparedHint,
-    HintRequest,
-    choose,
-    gaps,
-    insert_hint,
-    overlap,
-    rounded,
-    with_support,
-)
+from agentic_opd.distill.rows import LOGPROB_DECIMALS, ComparedHint, HintRequest, choose, overlap, rounded, with_support
+from agentic_opd.distill.scoring import gaps
 from agentic_opd.plugin.scoring import check_rows
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_trace, table_rows

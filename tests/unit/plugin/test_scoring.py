@@ -11,7 +11,7 @@ from agentic_opd.core import http
 from agentic_opd.core.errors import AlignmentError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.scoring import insert_hint
+from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.plugin.scoring import ReadBy, Reading, TeacherReply

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentic_opd.core.errors import ConfigError, RendererError
 from agentic_opd.core.types import IMAGE_MARK, Message
-from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.distill.insertion import encode_hint
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer

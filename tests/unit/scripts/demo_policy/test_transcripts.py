@@ -12,7 +12,7 @@ from demo_policy.transcripts import Author, Mix, Transcript
 from demo_policy.variants import Fault, load_variants
 
 from agentic_opd.distill.hints import parse_step_vote, parse_vote
-from agentic_opd.distill.scoring import HINT_HEADER
+from agentic_opd.distill.insertion import HINT_HEADER
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks

@@ -1,0 +1,147 @@
+"""A hint's text -> its token ids, and its position in a turn's prompt. Pure.
+
+    tokens     P P P P P P P P | R R R          P: prompt of the turn, R: sampled tokens
+    request    P P P P P H H P P P | R R R      H: the hint, inserted at `insert_at`
+
+The other tokens are not rendered again. With placement "end", the hint is a separate user message just before the
+assistant's opening; if the last message is already a user message, the hint is appended to it. With "last_user", it is
+always appended to the last user message.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from renderers import Renderer
+
+from agentic_opd.core.errors import RendererError
+from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.types import PlacedImage, TeacherRequest, Trace, Turn, moved_images
+
+HINT_HEADER = "[user's hint / instruction]\n"
+
+_PROBE = "A plain hint."
+
+
+class HintPlace(NamedTuple):
+    """Position of a hint: an index into the turn's sequence, and whether it is a message or appended text."""
+
+    insert_at: int
+    as_message: bool
+
+
+def hint_place(trace: Trace, turn: Turn, placement: Literal["end", "last_user"]) -> HintPlace:
+    """Return the position of the hint in the prompt of `turn`."""
+    before = trace.messages[turn.message_index - 1]["role"] if turn.message_index else None
+    if placement == "end" and before != "user":
+        return HintPlace(turn.assistant_open, as_message=True)
+    return HintPlace(turn.last_user_end, as_message=False)
+
+
+def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bool) -> tuple[int, ...]:
+    """Return the tokens of `hint` in the teacher's prompt, rendered as a user message after a tool result if
+    `as_message`, and otherwise as text to be appended to a user message.
+
+    Spelled-out control tokens (`<|im_end|>`, `</tool_call>`) are broken by a space, so that a hint can't change the
+    structure of the conversation.
+
+    Raises:
+        RendererError: the template does not allow a user message after a tool result, or the hint encodes to control
+            tokens.
+    """
+    encode = _encode_message if as_message else _encode_text
+    control = control_tokens(tokenizer)
+    ids = encode(renderer, tokenizer, HINT_HEADER + without_control_tokens(control.values(), hint))
+    # The message's opening and close may contain control tokens; a harmless hint shows which.
+    allowed = [i for i in encode(renderer, tokenizer, HINT_HEADER + _PROBE) if i in control]
+    control_ids = [i for i in ids if i in control]
+    if control_ids != allowed:
+        raise RendererError(f"the hint became control tokens: expected {allowed}, got {control_ids} for {hint!r}")
+    return tuple(ids)
+
+
+def insert_hint(
+    tokens_T: tuple[int, ...],
+    turn: Turn,
+    insert_at: int,
+    hint_token_ids: tuple[int, ...],
+    scored_from: int | None = None,
+    images: Sequence[PlacedImage] = (),
+) -> TeacherRequest:
+    """Return the teacher's request for `turn` with the hint's tokens at index `insert_at` of `tokens_T`.
+
+    Without hint tokens it equals the student's context. `scored_from` is the first position to score; None: the first
+    of the turn. `images` are the pictures in `tokens_T`.
+    """
+    token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
+    scored = turn.end - (turn.start if scored_from is None else scored_from)
+    placed = moved_images(images, turn.end, insert_at, len(hint_token_ids))
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar, placed)
+
+
+def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
+    return tokenizer.encode("\n\n" + content, add_special_tokens=False)
+
+
+def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
+    """Return the tokens that the template adds for a user message after a tool result."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    before: list[Any] = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "terminal", "content": "t"},
+    ]
+    # If roles must alternate, as in Gemma's template, a user message must follow an answer.
+    after_answer: list[Any] = [before[0], {"role": "assistant", "content": "a"}]
+    reason = "it rewrites earlier messages then"
+    try:
+        added = _added_message(renderer, before, content) or _bridged_message(renderer, tokenizer, before, content)
+    except Exception as error:  # noqa: BLE001 - a chat template may raise anything
+        added, reason = None, str(error)
+    try:
+        added = added or _added_message(renderer, after_answer, content)
+    except Exception as error:  # noqa: BLE001 - as above
+        reason = str(error)
+    if added is None:
+        raise RendererError(
+            f"the chat template can't put a user message behind a tool result ({reason}); use hint_placement: last_user"
+        )
+    return added
+
+
+def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[int] | None:
+    """Return the tokens that the template adds for a user message after `before`; None if earlier tokens change.
+
+    DeepSeek V3's template opens the assistant's turn after a user message but not after a tool result; that opening is
+    then part of the added tokens.
+    """
+    after: list[Any] = [*before, {"role": "user", "content": content}]
+    without, whole = renderer.render(before).token_ids, renderer.render(after).token_ids
+    if whole[: len(without)] != without or len(whole) == len(without):
+        return None
+    opening = renderer.render(before, add_generation_prompt=True).token_ids[len(without) :]
+    opened = renderer.render(after, add_generation_prompt=True).token_ids
+    end = len(opened) - len(opening)
+    is_longer = end > len(whole) and opened[: len(whole)] == whole and opened[end:] == opening
+    return opened[len(without) : end] if is_longer else whole[len(without) :]
+
+
+def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
+    """Return the added tokens if the template drops earlier reasoning, by extending a prompt with sampled ids.
+
+    without    P P | R | T T A            P: prompt, R: sampled tokens, T: tool result, A: the assistant's opening
+    with       P P | R | T T H H A        H: the returned tokens; None if the other tokens differ
+    """
+    user, _, result = before
+    prompt = renderer.render([user], add_generation_prompt=True).token_ids
+    sampled = tokenizer.encode("a", add_special_tokens=False)
+    without = renderer.bridge_to_next_turn(prompt, sampled, [result])
+    whole = renderer.bridge_to_next_turn(prompt, sampled, [result, {"role": "user", "content": content}])
+    if without is None or whole is None:
+        return None
+    opening = len(without.token_ids)
+    while opening and without.message_indices[opening - 1] == -1:
+        opening -= 1
+    end = opening + len(whole.token_ids) - len(without.token_ids)
+    if whole.token_ids[:opening] + whole.token_ids[end:] != without.token_ids:
+        return None
+    return whole.token_ids[opening:end] or None
