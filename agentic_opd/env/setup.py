@@ -99,6 +99,19 @@ async def check_world(setup: Setup) -> Note:
     return Note(f"{backend} works{limit}")
 
 
+async def check_session(setup: Setup) -> Note:
+    """Open a session of the first task, which starts the world's state of an episode, and read its tools."""
+    if setup.config.world == "harbor":
+        return Note("the image of a Harbor task is built in the run", Status.SKIPPED)
+    if not setup.tasks:
+        return Note("there is no task", Status.SKIPPED)
+    task = setup.tasks[0]
+    async with setup.world.session(task):
+        tools = setup.world.tools if task.tools is None else task.tools
+    names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
+    return Note(f"a session of task {task.task_id!r} opens; tools: {names}")
+
+
 async def check_servers(setup: Setup) -> Note:
     """Connect to the servers."""
     setup.clients = await gather_all(map(PluginClient.connected, setup.connections))
@@ -172,6 +185,12 @@ REQUIREMENTS: tuple[SetupCheck, ...] = (
     SetupCheck("renderer", check_renderer, ("tokenizer",)),
     SetupCheck("prompts", check_prompts, ("tasks", "renderer")),
 )
+
+WORLD_CHECKS: tuple[SetupCheck, ...] = (
+    *REQUIREMENTS[:2],
+    SetupCheck("session", check_session, ("tasks", "sandbox")),
+)
+"""Checks that need no server; a run itself opens its sessions."""
 
 
 async def meet(requirements: Sequence[SetupCheck], setup: Setup) -> None:

@@ -3,17 +3,19 @@
 import argparse
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
+from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.training.config import check_new
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import LoopPart, Start, parts_of
+from agentic_opd.up.parts import LoopPart, Start, parts_of, settings_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
@@ -36,7 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file that names the parts")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the settings and print the commands without starting anything"
+        "--dry-run",
+        action="store_true",
+        help="check settings, tasks and worlds, and print the commands without starting anything",
     )
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
@@ -57,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read(arguments.config)
         start: Start = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
         parts = parts_of(config, start)
+        asyncio.run(_check_worlds(settings_of(parts, config)))
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
             return EXIT_OK
@@ -82,6 +87,22 @@ def read(path: Path) -> UpConfig:
     config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
     refuse(wrong)
     return config
+
+
+async def _check_worlds(environments: Mapping[str, Any]) -> None:
+    """Load each environment's tasks and open a session of its world, as it would once the servers have been loaded.
+
+    Raises:
+        ConfigError: a world does not work; the message names the environment.
+    """
+    from agentic_opd.env.setup import WORLD_CHECKS, Setup, meet
+
+    for name, env in environments.items():
+        if isinstance(env, AgentEnvConfig):  # A gateway has no tasks.
+            try:
+                await meet(WORLD_CHECKS, Setup(env, (), None))
+            except OPDError as error:
+                raise ConfigError(f"{name}: {error}") from error
 
 
 async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:

@@ -1,4 +1,8 @@
-"""A loop's settings -> its parts, each with its command line, port and readiness check."""
+"""A loop's settings -> its parts, each with its command line, port and readiness check.
+
+What follows from another part is filled in: addresses, models and folders; adapters on the policy's servers and their
+moving average as the teacher if the trainer has adapters; and rows as text, which the package's trainer reads.
+"""
 
 import json
 import shlex
@@ -7,26 +11,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.command import build_parser as environment_parser
-from agentic_opd.env.config import default_settings
+from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.gateway.command import build_parser as gateway_parser
 from agentic_opd.gateway.command import default_config as gateway_defaults
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.serving.launch import parse_args as parse_server
 from agentic_opd.settings.atropos import PolicyServerConfig
+from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import read_settings
 from agentic_opd.training.command import build_parser as trainer_parser
-from agentic_opd.training.config import read_config
-from agentic_opd.up.config import Flags, UpConfig
+from agentic_opd.training.config import TrainerConfig, read_config
+from agentic_opd.up.config import EnvironmentConfig, Flags, UpConfig
+from agentic_opd.up.mismatches import mismatches
 
 Role = Literal["server", "api", "environment", "trainer"]
 Start = Literal["new", "resume", "overwrite"]
 """Handling of an earlier run's files in the output folder."""
 _GROUPS = "env.data_path_to_save_groups"
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +61,42 @@ def parts_of(config: UpConfig, start: Start = "new") -> list[LoopPart]:
     """Return the parts in the order of their start.
 
     Raises:
-        ConfigError: a part would refuse its command line or its file; the message lists all such parts.
+        ConfigError: a part would refuse its command line or its file, or two parts do not fit; the message lists all.
     """
-    parts = [*_servers(config), _api(config), *_environments(config, start), _trainer(config, start)]
+    trainer = _trainer(config, start)
+    training = None
+    with suppress(ConfigError, SystemExit):  # `_refusal` reports it.
+        training = read_config(parse(trainer_parser(), trainer.arguments))
+    environments = list(_environments(config, start, training))
+    parts = [*_servers(config, training), _api(config), *environments, trainer]
     if wrong := [f"{part.name}: {text}" for part in parts if (text := _refusal(part, config)) is not None]:
+        raise ConfigError("\n".join(wrong))
+    assert training is not None  # Its refusal is reported above.
+    if wrong := list(mismatches(config, training, settings_of(parts, config))):
         raise ConfigError("\n".join(wrong))
     return parts
 
 
-def _servers(config: UpConfig) -> Iterator[LoopPart]:
+def settings_of(parts: Sequence[LoopPart], config: UpConfig) -> dict[str, Any]:
+    """Return the settings (`env.*`) of each environment of this package by name; a custom script reads its own."""
+    settings: dict[str, Any] = {}
+    for part in parts:
+        environment = config.environments.get(part.name)
+        if part.role == "environment" and environment is not None and environment.script is None:
+            is_gateway = environment.mode == "gateway"
+            read = _read_gateway if is_gateway else _read_environment
+            settings[part.name] = read(part.arguments)
+    return settings
+
+
+def _servers(config: UpConfig, training: TrainerConfig | None) -> Iterator[LoopPart]:
+    rank = training.lora_rank if training is not None else None
     for name, server in config.servers.items():
         settings: Flags = {"port": server.port}
         if server.serves == "policy":
             settings["weights_root"] = config.output_dir / "weights"
+            if rank is not None:
+                settings["max_lora_rank"] = next((most for most in _ADAPTER_RANKS if most >= rank), rank)
         own = ("--", *server.vllm_args) if server.vllm_args else ()
         yield LoopPart(
             name,
@@ -85,20 +116,49 @@ def _api(config: UpConfig) -> LoopPart:
     return LoopPart("api", "api", _module("atroposlib.cli.run_api"), arguments, api.variables, api.port, f"{api.url}/")
 
 
-def _environments(config: UpConfig, start: Start) -> Iterator[LoopPart]:
+def _environments(config: UpConfig, start: Start, training: TrainerConfig | None) -> Iterator[LoopPart]:
     wiring = _wiring(config)
-    for name, one in config.environments.items():
-        file = ("--config", str(one.config)) if one.config else ()
-        arguments = (*file, *_flags({**wiring, _GROUPS: config.output_dir / f"{name}.jsonl", **one.flags}))
-        program = _module("agentic_opd", one.mode) if one.script is None else (sys.executable, str(one.script), "serve")
-        part = LoopPart(name, "environment", program, arguments, one.variables)
-        if one.mode == "serve":
+    for number, (name, environment) in enumerate(config.environments.items()):
+        file = ("--config", str(environment.config)) if environment.config else ()
+        filled_in = {**wiring, **_filled_in(config, environment, training, number)}
+        groups = config.output_dir / f"{name}.jsonl"
+        arguments = (*file, *_flags({**filled_in, _GROUPS: groups, **environment.flags}))
+        program = _module("agentic_opd", environment.mode)
+        if environment.script is not None:
+            program = (sys.executable, str(environment.script), "serve")
+        part = LoopPart(name, "environment", program, arguments, environment.variables)
+        if environment.mode == "serve":
             part = replace(part, arguments=(*arguments, *_earlier_run(start, "env.")))
         else:
             with suppress(ConfigError):  # `_refusal` reports it.
                 gateway = _read_gateway(arguments)
                 part = replace(part, ready_url=f"http://{gateway.host}:{gateway.port}/health")
         yield part
+
+
+def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: TrainerConfig | None, number: int) -> Flags:
+    """Return the flags that follow from other parts, without those that the environment's own file sets.
+
+    `number` is the environment's index. With equal seeds, environments of one file would draw equal tasks.
+    """
+    settings: Flags = {}
+    if environment.script is not None or training is None:
+        return settings  # An environment of another package need not have these settings.
+    if environment.mode == "serve":
+        settings["env.packed_rows"] = True
+        if number:
+            settings["env.seed"] = number
+    has_average = training.lora_rank is not None and training.ema_decay is not None
+    if has_average and all(server.serves != "teacher" for server in config.servers.values()):
+        settings["env.teacher"] = "ema"
+    in_file: object = {}
+    if environment.config is not None:
+        with suppress(ConfigError):  # `_refusal` reports it.
+            in_file = read_yaml(environment.config, "the sections env and openai").get("env")
+    set_names = {f"env.{name}" for name in in_file} if isinstance(in_file, dict) else set[str]()
+    if set_names | environment.flags.keys() >= {"env.teacher_base_url"}:
+        settings.pop("env.teacher", None)
+    return {name: value for name, value in settings.items() if name not in set_names}
 
 
 def _wiring(config: UpConfig) -> Flags:
@@ -182,10 +242,21 @@ def _read_gateway(arguments: Sequence[str]) -> GatewayConfig:
     return read_settings(parse(gateway_parser(), arguments), gateway_defaults(), [PolicyServerConfig()]).env
 
 
-def _read_environment(arguments: Sequence[str]) -> None:
+def _read_environment(arguments: Sequence[str], mode: str = "serve") -> AgenticOPDEnvConfig:
     env, servers = default_settings()
     parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
-    read_settings(parse(parser, arguments), env, servers)
+    return read_settings(parse(parser, (mode, *arguments)), env, servers).env
+
+
+def _check_brake(config: UpConfig) -> None:
+    """Raise ConfigError if the section `brake` has settings that its evaluation would refuse."""
+    if config.brake is None or config.brake.script is not None:
+        return
+    mode, *arguments = _evaluation(config)[3:]
+    try:
+        _read_environment(arguments, mode)
+    except ConfigError as error:
+        raise ConfigError(f"its evaluation, of the section brake: {error}") from error
 
 
 def _refusal(part: LoopPart, config: UpConfig) -> str | None:
@@ -198,15 +269,14 @@ def _refusal(part: LoopPart, config: UpConfig) -> str | None:
             parse_server(["." if text == folder else text for text in given])
         elif part.role == "trainer":
             read_config(parse(trainer_parser(), given))
-            if config.brake is not None and config.brake.script is None:
-                _read_environment(_evaluation(config)[3:])
+            _check_brake(config)
         elif one is not None and one.script is not None:
             if not one.script.is_file():
                 raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")
         elif one is not None and one.mode == "gateway":
             _read_gateway(given)
         elif one is not None:
-            _read_environment(("serve", *given))
+            _read_environment(given)
     except ConfigError as error:
         return str(error)
     except SystemExit:

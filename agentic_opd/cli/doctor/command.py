@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import exit_code
@@ -23,6 +24,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--serve", action="store_true", help="check a set-up for serve, which needs the trajectory API")
+    parser.add_argument(
+        "--up",
+        metavar="FILE",
+        type=Path,
+        help="check a file of `agentic-opd up` in place of these settings: whether its parts fit each other, and each "
+        "environment's tasks and world",
+    )
     add_settings(parser, {"env": env, "openai": servers[0]}, "doctor")
     return parser
 
@@ -33,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
+        if arguments.up is not None:
+            keep_torch_out()
+            from agentic_opd.cli.doctor.diagnose import diagnose_loop
+
+            return asyncio.run(diagnose_loop(arguments.up, as_json=arguments.json))
         settings = read_settings(arguments, *default_settings())
         keep_torch_out()
         from agentic_opd.cli.doctor.diagnose import diagnose

@@ -4,7 +4,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -22,8 +23,11 @@ from agentic_opd.cli.doctor.servers import (
 from agentic_opd.core.console import PrintableConsole
 from agentic_opd.core.errors import OPDError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
-from agentic_opd.env.setup import REQUIREMENTS, SetupCheck, Status
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.env.setup import REQUIREMENTS, WORLD_CHECKS, Note, Setup, SetupCheck, Status
 from agentic_opd.settings.read import Settings
+from agentic_opd.up.command import read
+from agentic_opd.up.parts import parts_of, settings_of
 
 PATIENCE_S = 60.0
 """Time limit of one check in seconds, including the download of tasks from the hub."""
@@ -33,7 +37,8 @@ CHECKS: tuple[SetupCheck, ...] = (
     SetupCheck("packages", check_packages),
     SetupCheck("disk", check_disk),
     SetupCheck("W&B", check_wandb),
-    *REQUIREMENTS,
+    *WORLD_CHECKS,
+    *REQUIREMENTS[2:],
     SetupCheck("versions", check_versions, ("server",)),
     SetupCheck("template", check_rendering, ("renderer",)),
     SetupCheck("judge", check_judge),
@@ -60,17 +65,45 @@ class Diagnosis:
 async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
     """Run all checks and print their diagnoses; return the exit code."""
     setup = DoctorSetup.of(settings.env, settings.servers, is_serve=is_serve)
-    console, diagnoses = PrintableConsole(), list[Diagnosis]()
     try:
-        async for diagnosis in run_checks(CHECKS, setup):
-            diagnoses.append(diagnosis)
-            if not as_json:
-                console.print(diagnosis.line(), soft_wrap=True)
+        return await _printed(run_checks(CHECKS, setup), as_json=as_json)
     finally:
         await setup.close()
-    counts = Counter(diagnosis.status for diagnosis in diagnoses)
+
+
+async def diagnose_loop(path: Path, *, as_json: bool) -> int:
+    """Check the file of a loop, and the world of each of its environments; return the exit code."""
+    environments: dict[str, Any] = {}
+
+    async def check_file(_: None) -> Note:
+        config = read(path)
+        parts = parts_of(config)
+        environments.update(settings_of(parts, config))
+        return Note(f"{len(parts)} parts fit each other: {', '.join(part.name for part in parts)}")
+
+    async def diagnoses() -> AsyncIterator[Diagnosis]:
+        checks = (SetupCheck("python", check_python), SetupCheck("packages", check_packages))
+        async for diagnosis in run_checks((*checks, SetupCheck("file", check_file)), None):
+            yield diagnosis
+        for name, env in environments.items():
+            if not isinstance(env, AgentEnvConfig):
+                continue  # A gateway has no tasks.
+            async for diagnosis in run_checks(WORLD_CHECKS, Setup(env, (), None)):
+                yield replace(diagnosis, text=f"{name}: {diagnosis.text}")
+
+    return await _printed(diagnoses(), as_json=as_json)
+
+
+async def _printed(diagnoses: AsyncIterator[Diagnosis], *, as_json: bool) -> int:
+    """Print the diagnoses as they come, or all as JSON; return the exit code."""
+    console, diagnosed = PrintableConsole(), list[Diagnosis]()
+    async for diagnosis in diagnoses:
+        diagnosed.append(diagnosis)
+        if not as_json:
+            console.print(diagnosis.line(), soft_wrap=True)
+    counts = Counter(diagnosis.status for diagnosis in diagnosed)
     if as_json:
-        print(json.dumps([{"name": d.name, "status": d.status.value, "text": d.text} for d in diagnoses], indent=2))
+        print(json.dumps([{"name": d.name, "status": d.status.value, "text": d.text} for d in diagnosed], indent=2))
     else:
         console.print(", ".join(f"{counts[status]} {status.value}" for status in Status), highlight=False)
     return EXIT_FAILED if counts[Status.FAILED] else EXIT_OK

@@ -11,17 +11,7 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.up.command import main, read
 from agentic_opd.up.parts import LoopPart, Start, parts_of
 
-POLICY = "scripts/demo_policy/policy"
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "output_dir": str(tmp_path / "up"),
-        "servers": {"policy": {"model": POLICY, "port": 8100}},
-        "environments": {"tasks": {"config": "configs/demo.yaml"}},
-        "trainer": {"config": "configs/train_demo.yaml"},
-    }
+from .conftest import POLICY
 
 
 def parts(loop: dict[str, Any], folder: Path, start: Start = "new") -> dict[str, LoopPart]:
@@ -89,7 +79,7 @@ def test_the_brake_evaluates_with_the_loops_servers(loop: dict[str, Any], tmp_pa
     assert command[command.index("--env.judge_base_url") + 1] == "http://127.0.0.1:8102/v1"
     assert command[-2:] == ["--env.eval_fraction", "0.5"]
     loop["brake"]["flags"] = {"env.no_such": 1}
-    with pytest.raises(ConfigError, match=r"(?s)trainer: .*--env.no_such is unknown"):
+    with pytest.raises(ConfigError, match=r"(?s)section brake: .*--env.no_such is unknown"):
         parts(loop, tmp_path)
 
 

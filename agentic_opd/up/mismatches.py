@@ -1,0 +1,116 @@
+"""What would fail after minutes of loading, because two parts of a loop do not fit each other. Pure."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.up.config import ServerConfig, UpConfig
+
+_USUAL_SHARE = 0.9
+"""Share of a GPU's memory that vLLM takes without --gpu-memory-utilization."""
+_GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def mismatches(
+    config: UpConfig, training: TrainerConfig, environments: Mapping[str, Any], num_gpus: int | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each pair of parts that do not fit, with what to do.
+
+    Args:
+        config: The loop.
+        training: The trainer's settings.
+        environments: The settings (`env.*`) of each environment of this package, by name.
+        num_gpus: GPUs of this machine; None: those that the driver lists.
+    """
+    gpus = _num_gpus() if num_gpus is None else num_gpus
+    for name, env in environments.items():
+        yield from (f"{name}: {problem}" for problem in _of_environment(env, config, training))
+    yield from _of_devices(config, gpus)
+
+
+def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iterator[str]:
+    group_size = env.group_size
+    if training.batch_size % group_size:
+        yield (
+            f"groups of env.group_size {group_size} do not divide the trainer's batch_size {training.batch_size}: use "
+            f"{training.batch_size - training.batch_size % group_size or group_size}, or another group size"
+        )
+    length = getattr(env, "max_token_length", None)
+    if length is not None:
+        yield from (
+            f"episodes have up to env.max_token_length {length} tokens, and server {name} reads {context} "
+            f"(max_model_len): raise it to {length} at least, or lower env.max_token_length"
+            for name, server in config.servers.items()
+            if server.serves != "judge" and (context := _context(server)) is not None and context < length
+        )
+        if training.max_token_len < length:
+            yield (
+                f"episodes have up to env.max_token_length {length} tokens, and the trainer drops sequences above "
+                f"max_token_len {training.max_token_len}: raise it, or lower env.max_token_length"
+            )
+    teacher = getattr(env, "teacher", "live")
+    if env.opd_enabled and teacher != "live" and env.teacher_base_url is None:
+        if training.lora_rank is None:
+            yield f"env.teacher {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
+        elif teacher == "ema" and training.ema_decay is None:
+            yield "env.teacher ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
+
+
+def _context(server: ServerConfig) -> int | None:
+    value = server.flags.get("max_model_len", server.flags.get("max-model-len"))
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else None
+
+
+def _of_devices(config: UpConfig, num_gpus: int) -> Iterator[str]:
+    trainer = config.trainer
+    users = {name: (server.devices, _share(server)) for name, server in config.servers.items()}
+    devices = {name: _devices(named, num_gpus) for name, (named, _) in users.items()}
+    of_trainer = _devices(trainer.devices, num_gpus)
+    if trainer.devices is not None and trainer.processes > len(of_trainer):
+        yield (
+            f"trainer: {trainer.processes} processes need as many devices, and devices names {len(of_trainer)} "
+            f"({trainer.devices!r})"
+        )
+    elif num_gpus and trainer.processes > num_gpus:
+        yield f"trainer: {trainer.processes} processes need as many GPUs, and this machine has {num_gpus}"
+    for name, indices in {**devices, "trainer": of_trainer}.items():
+        if unknown := [index for index in indices if index.isdigit() and num_gpus and int(index) >= num_gpus]:
+            yield f"{name}: devices names GPU {', '.join(unknown)}, and this machine has {num_gpus} (from 0)"
+    for index in sorted({index for indices in devices.values() for index in indices}):
+        sharing = {name: users[name][1] for name, indices in devices.items() if index in indices}
+        with_trainer = index in of_trainer
+        total = sum(sharing.values())
+        if total > 1 or (with_trainer and total >= _USUAL_SHARE):
+            parts = ", ".join(f"{name} ({share:g} of the memory)" for name, share in sharing.items())
+            also = " and the trainer" if with_trainer else ""
+            yield (
+                f"GPU {index} is used by {parts}{also}, which do not fit: give each its own `devices`, or set "
+                'vllm_args: [--gpu-memory-utilization, "0.35"]'
+            )
+
+
+def _devices(named: str | None, num_gpus: int) -> Sequence[str]:
+    """Return the GPUs that a part may use; all of them if it names none."""
+    if named is not None:
+        return [index.strip() for index in named.split(",") if index.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if num_gpus and visible is not None:
+        return [index.strip() for index in visible.split(",") if index.strip()]
+    return [str(index) for index in range(num_gpus)]
+
+
+def _share(server: ServerConfig) -> float:
+    """Return the share of a GPU's memory that a server takes."""
+    arguments = " ".join(server.vllm_args).replace("=", " ").replace("_", "-").split()
+    named = [value for flag, value in pairwise(arguments) if flag == "--gpu-memory-utilization"]
+    try:
+        return float(named[-1]) if named else _USUAL_SHARE
+    except ValueError:  # vLLM refuses it.
+        return _USUAL_SHARE
+
+
+def _num_gpus() -> int:
+    return len(list(_GPU_DRIVER.iterdir())) if _GPU_DRIVER.is_dir() else 0
