@@ -29,6 +29,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print('listening', flush=True)
 http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 """
+ROLLS_BACK = """
+import sys, time, urllib.request
+while True:
+    try:
+        urllib.request.urlopen(sys.argv[1]).read()
+        raise SystemExit(3)
+    except OSError:
+        time.sleep(0.05)
+"""
+"""Ends as after a roll-back, once the address answers."""
 WAITS = "import time; print('here', flush=True); time.sleep(600)"
 
 
@@ -131,7 +141,7 @@ def test_a_gateway_serves_on_after_a_roll_back(loop: Loop, caplog: pytest.LogCap
     loop.server()
     port = free_port()
     loop.add("talk", "environment", SERVES, str(port), port=port)
-    loop.add("trainer", "trainer", "raise SystemExit(3)")
+    loop.add("trainer", "trainer", ROLLS_BACK, f"http://127.0.0.1:{port}/")
 
     async def run() -> None:
         running = asyncio.create_task(Supervisor(loop.parts, loop.config).run())
