@@ -19,7 +19,7 @@ from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.plugin.info import ServerInfo, fetch_info
+from agentic_opd.plugin.info import ServerInfo, check_model, fetch_info
 from agentic_opd.plugin.scoring import ReadBy
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,8 @@ async def connect_teacher(
     async with AsyncExitStack() as undo:
         undo.push_async_callback(http.close)
         info = await fetch_info(http)
-        await _check_model(http, info, model_name)
+        if model_name is not None:
+            await check_model(http, info, model_name, "env.teacher_model_name")
         if read_by != "policy" and not info.max_adapters:
             raise ServerMismatchError(
                 f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher must be live "
@@ -177,15 +178,6 @@ def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) ->
         config,
         retry_s,
     )
-
-
-async def _check_model(http: JsonClient, info: ServerInfo, model_name: str | None) -> None:
-    if model_name is None or model_name == info.model:
-        return
-    models = await http.get("/v1/models")
-    names = [model.get("id") for model in models.get("data", ())]
-    if model_name not in names:
-        raise ServerMismatchError(f"{http.base_url} serves {names}, but env.teacher_model_name is {model_name!r}.")
 
 
 def _plain(key: SecretStr | None) -> str | None:

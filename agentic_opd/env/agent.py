@@ -116,7 +116,9 @@ class AgentEnv(BaseEnv):
                 the message says what to do.
         """
         top_k = self.distiller.policy_top_k if self.distiller else None
-        found = Setup(self.config, [server.client for server in self.servers], top_k, tokenizer=self.tokenizer)
+        names = [server.config.model_name for server in self.servers]
+        connections = [server.client for server in self.servers]
+        found = Setup(self.config, connections, top_k, model_names=names, tokenizer=self.tokenizer)
         found.world = self.world
         await meet(REQUIREMENTS, found)
         self.tasks, self.eval_tasks, self.chat = found.tasks, found.eval_tasks, found.known_chat()

@@ -20,6 +20,7 @@ from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTE
 from agentic_opd.core.http import JsonClient
 from agentic_opd.env.config import default_settings
 from agentic_opd.plugin.info import fetch_model_path
+from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.flags import HelpFormatter, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
@@ -82,7 +83,7 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
     """Ask each server without a configured model for its model, and set it."""
     for server in servers:
-        if server.model_name == "default":
+        if server.model_name == UNNAMED_MODEL:
             async with JsonClient(server.base_url, server.api_key, retry_s=retry_s) as client:
                 server.model_name = await fetch_model_path(client)
     return servers

@@ -14,10 +14,12 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Task, World
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import check_model
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, load_policy_tokenizer
 from agentic_opd.sandboxes.memory import memory_limited
+from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.worlds.choose import make_world
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ class Setup:
     """The policy's servers."""
     top_k: int | None
     """Logprobs requested per position from the policy's servers; None if they do not score."""
+    model_names: Sequence[str] = ()
+    """Names in the settings of the models that the servers serve, in the order of `connections`; empty: any."""
     tokenizer_names: Sequence[str] = ()
     """Names from the settings; the first that is set is loaded if there is no `tokenizer`."""
     tokenizer: Any = None
@@ -113,8 +117,12 @@ async def check_session(setup: Setup) -> Note:
 
 
 async def check_servers(setup: Setup) -> Note:
-    """Connect to the servers."""
+    """Connect to the servers, and check that they serve the models that the settings name."""
     setup.clients = await gather_all(map(PluginClient.connected, setup.connections))
+    named = zip(setup.clients, setup.model_names, strict=True) if setup.model_names else ()
+    for client, name in named:
+        if name != UNNAMED_MODEL:
+            await check_model(client.http, client.info, name, "openai.model_name")
     return Note(", ".join(f"{client.info.model} at {client.url}" for client in setup.clients))
 
 

@@ -31,9 +31,9 @@ from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.plugin.info import fetch_info
+from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.settings.atropos import PolicyServerConfig
+from agentic_opd.settings.atropos import UNNAMED_MODEL, PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile, check_place
 from agentic_opd.wire.images import ImageFolder
@@ -102,6 +102,9 @@ class Gateway:
             renderer = configured_renderer(tokenizer, config)
             images = ImageFolder.beside(config.data_path_to_save_groups)
             connected = [await _connected(client, tokenizer, images) for client in clients]
+            for server, config_of_server in zip(connected, servers, strict=True):
+                if config_of_server.model_name != UNNAMED_MODEL:
+                    await check_model(server.http, server.info, config_of_server.model_name, "openai.model_name")
             distiller = None
             if config.opd_enabled:
                 context = min(server.info.max_model_len for server in connected)

@@ -1,5 +1,7 @@
 """A server's model and caps, as the server reports them (I/O)."""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -87,6 +89,32 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
     what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
     read_answer(_PluginCaps, answer, url, what)
     return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, what)
+
+
+async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: str) -> None:
+    """Check that the server serves the model that a setting names, by its served name or its checkpoint.
+
+    Raises:
+        ServerMismatchError: it serves others; the message names them and the setting.
+    """
+    served = [info.model]
+    if name not in served:
+        with suppress(ServerRequestError, ServerMismatchError):  # Such a server is known by its own name only.
+            models = read_answer(_Models, await http.get("/v1/models"), http.base_url, "a list of models")
+            entries = [entry for entry in models.data if isinstance(entry, dict)]
+            served += [str(entry[key]) for entry in entries for key in ("id", "root") if entry.get(key)]
+    if any(_names_the_same(name, served_name) for served_name in served):
+        return
+    names = ", ".join(map(repr, dict.fromkeys(served)))
+    raise ServerMismatchError(
+        f"{http.base_url} serves {names}, and {setting} is {name!r}: name what is served. A tokenizer of another "
+        "name is a setting of its own (tokenizer_name)."
+    )
+
+
+def _names_the_same(name: str, served: str) -> bool:
+    """Whether two names are equal, or paths of one folder."""
+    return name == served or Path(name).absolute() == Path(served).absolute()
 
 
 async def fetch_model_path(http: JsonClient) -> str:

@@ -29,6 +29,10 @@ class IdleEnvSettings(BaseModel):
     custom_thinking_prompt: str | None = None
 
 
+UNNAMED_MODEL = "default"
+"""Value of `openai.model_name` for whatever the server serves."""
+
+
 class PolicyServerConfig(BaseModel):
     """Settings of one of the policy's vLLM servers; includes each setting of Atropos' APIServerConfig."""
 
@@ -40,7 +44,7 @@ class PolicyServerConfig(BaseModel):
         "servers with otherwise equal settings.",
     )
     model_name: str = Field(
-        default="default",
+        default=UNNAMED_MODEL,
         description="Name under which the server serves the model; default: the name that the server reports.",
     )
     api_key: str | None = Field(

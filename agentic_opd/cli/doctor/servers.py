@@ -71,7 +71,8 @@ class DoctorSetup(Setup):
         http = [connection(config, server.base_url, server.api_key) for server in servers]
         top_k = config.logprobs_asked if config.opd_enabled and config.teacher_base_url is None else None
         names = tokenizer_names(config, servers[0])
-        return cls(config, http, top_k, names, policy_name=servers[0].model_name, is_serve=is_serve)
+        models = [server.model_name for server in servers]
+        return cls(config, http, top_k, models, names, policy_name=models[0], is_serve=is_serve)
 
     @property
     def policy(self) -> PolicyEndpoint:

@@ -207,7 +207,7 @@ def test_an_added_token_that_differs_is_found() -> None:
 
 
 def test_a_teacher_that_does_not_serve_the_model_asked_for() -> None:
-    with pytest.raises(ServerMismatchError, match=r"serves \['demo'\], but env.teacher_model_name is 'big'"):
+    with pytest.raises(ServerMismatchError, match=r"serves 'demo', and env.teacher_model_name is 'big'"):
         connected(server(), server(), teacher_model_name="big")
 
 

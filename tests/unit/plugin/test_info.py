@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.plugin.info import ServerInfo, fetch_info, fetch_model_path
+from agentic_opd.plugin.info import ServerInfo, check_model, fetch_info, fetch_model_path
 from tests.unit.distill.fakes import Script, served
 
 
@@ -78,3 +79,23 @@ def test_a_text_of_ids_that_is_none_is_a_mismatch(answer: Any) -> None:
     with pytest.raises(ServerMismatchError, match="/detokenize is not vLLM's tokenizer"):
         asked("/detokenize", answer, lambda http: plain(http).text([1, 2]))
     assert asked("/detokenize", {"prompt": "ab"}, lambda http: plain(http).text((1, 2))) == "ab"
+
+
+SERVED = {"data": [{"id": "m", "root": "scripts/demo_policy/policy", "max_model_len": 64}, {"id": "adapter"}, 3]}
+
+
+@pytest.mark.parametrize(
+    "name", ["m", "adapter", "scripts/demo_policy/policy", f"{Path.cwd()}/scripts/demo_policy/policy"]
+)
+def test_a_model_is_named_as_it_is_served_or_by_its_checkpoint(name: str) -> None:
+    info = ServerInfo("m", 64, has_plugin=True)
+    asked("/v1/models", SERVED, lambda http: check_model(http, info, name, "openai.model_name"))
+
+
+@pytest.mark.parametrize("models", [SERVED, 404])
+def test_a_model_that_is_not_served_is_refused_with_those_that_are(models: Any) -> None:
+    info = ServerInfo("m", 64, has_plugin=True)
+    with pytest.raises(
+        ServerMismatchError, match=r"serves 'm'.*, and openai.model_name is 'other': name what is served"
+    ):
+        asked("/v1/models", models, lambda http: check_model(http, info, "other", "openai.model_name"))
