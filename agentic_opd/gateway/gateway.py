@@ -240,26 +240,43 @@ class Gateway:
             paths[answer_id] = trees[row.session_id].path(turn_id)
         return with_answers(asked, paths, None)
 
-    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, RecordedTurn]:
-        """Return a turn by the id of its answer, and its session; the first of several choices.
+    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, Path]:
+        """Return the path to a turn by the id of its answer, and its session; the first of several choices.
 
         Raises:
             ClientError: 404, this client received no answer with that id.
         """
         found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
         if found is None:
-            raise ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
+            raise _unknown_answer(answer_id)
         row, turn_id = found
-        turns = await self._journal.run(lambda: self._journal.turns(row.session_id))
-        return row, next(turn for turn in turns if turn.turn_id == turn_id)
+        tree = TurnTree()
+        for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
+            tree.add(turn)
+        return row, tree.path(turn_id)
+
+    async def forget(self, owner: str, answer_id: str) -> None:
+        """Give an answer no more, and continue it by its id no more. Its turn stays in its session.
+
+        Raises:
+            ClientError: 404, this client received no answer with that id.
+            OutputError: the journal could not be written.
+        """
+        if not await self._journal.run(lambda: self._journal.forget_answer(owner, answer_id)):
+            raise _unknown_answer(answer_id)
+        self._sessions.forget_answer(owner, answer_id)
 
     def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
-        """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
+        """Start to judge a path's last turn with its next state and its feedback, unless it is judged already.
+
+        Without either, the next state may still come: the client let the assistant take another turn.
+        """
         turn_id = path[-1].turn_id
         feedback = session.feedback.get(turn_id, ())
-        if (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
+        evidence = [*new, *(one.message() for one in feedback)]
+        if not evidence or (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
             return
-        judging = self._writer.judge(session.row, path, [*new, *(one.message() for one in feedback)])
+        judging = self._writer.judge(session.row, path, evidence)
         if judging is not None:
             session.judged[turn_id] = judging
 

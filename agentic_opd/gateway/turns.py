@@ -281,7 +281,7 @@ def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     the same prompt in which this turn is left out or has another text. It is empty if there is no such request.
     """
     later = [one for turn_id, one in sorted(tree.turns.items()) if turn_id > turn.turn_id and one.turn_type == "main"]
-    child = next((one for one in later if one.parent == turn.turn_id), None)
+    child = next((one for one in later if one.parent == turn.turn_id and len(one.messages) > 1), None)
     if child is not None:
         return child.messages[:-1]
     for one in later:

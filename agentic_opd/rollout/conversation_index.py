@@ -37,12 +37,12 @@ class ConversationIndex(Generic[Known]):
     def find(
         self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
     ) -> Match[Known]:
-        """Return the longest known proper prefix of a request's messages, and all accepted values stored for it.
+        """Return the longest known prefix of a request's messages, and all accepted values stored for it.
 
         `identities` are the messages' `identity`s; the look-up is restricted to values with this `scope`.
         """
         found, so_far = Match[Known](0, ()), _start(scope)
-        for length, one in enumerate(identities[:-1], start=1):
+        for length, one in enumerate(identities, start=1):
             so_far.update(one)
             known = [one for one in self._by_key.get(so_far.digest(), ()) if accept(one)]
             if known:
