@@ -25,7 +25,7 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.images import image_tokens
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, ignored
 from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_answers
 from agentic_opd.gateway.telemetry import Telemetry
@@ -42,6 +42,16 @@ logger = logging.getLogger(__name__)
 
 _CLEANING_S = 600.0
 """Minimum seconds between two removals of expired sessions from the journal."""
+_ALL_ALTERED = (
+    "all turns of a session were sampled otherwise than from the policy's own distribution, so nothing is learned from "
+    "it; to learn from such turns too, set env.learn_from_altered_sampling"
+)
+_NO_NEXT_STATE = (
+    "no turn of a session has a next state (a result, a next message or feedback), so hindsight learns nothing from "
+    "it; some clients begin a new conversation with every request"
+)
+_MOST_LOOKED_AT = 16
+"""Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
 _VERSION_S = 2.0
 """Seconds that a policy server may take to name its weights for the metrics."""
 
@@ -200,7 +210,8 @@ class Gateway:
                 self._sessions.remove(session)
             self._show_open()
 
-    async def count(self, asked: Asked) -> int:
+    async def count(self, asked: Asked, owner: str) -> int:
+        asked = await self._continued(asked, owner)
         images = await image_tokens(asked, next(iter(self._servers.values())), self._images)
         return await self._sampler.count(asked, self.max_model_len, images)
 
@@ -376,11 +387,26 @@ class Gateway:
 
     async def _closed(self, session: OpenSession, ending: Ending) -> None:
         """Record the end, and submit the session for its group. On OutputError the session stays open."""
+        self._log_without_lesson(session, ending)
         row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
         await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         self._sessions.remove(session)
         self._show_open()
         self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))
+
+    def _log_without_lesson(self, session: OpenSession, ending: Ending) -> None:
+        """Say in the log, once, why no turn of a session is learned from: all are altered, or none has a reply."""
+        tree, side = session.tree, session.tree.side_turns()
+        turns = [turn for turn_id, turn in tree.turns.items() if turn_id not in side]
+        if not turns:
+            return
+        if all(turn.altered for turn in turns) and not self.config.learn_from_altered_sampling:
+            names = {name for turn in turns for name in turn.altered}
+            ignored("sampled with", names, _ALL_ALTERED)
+        elif self.config.opd_enabled and not (ending.feedback or session.feedback):
+            first = turns[:_MOST_LOOKED_AT]  # The rest of a long session is not worth the time.
+            if not any(reply_to(tree, turn) for turn in first):
+                ignored("sessions", ["no_next_state"], _NO_NEXT_STATE)
 
     async def _close_idle(self) -> None:
         idle_s, cleaned = self.config.session_idle_s, 0.0
@@ -408,6 +434,10 @@ class Gateway:
 
     def _show_open(self) -> None:
         self.telemetry.open.set(len(self._sessions))
+
+
+def _unknown_answer(answer_id: str) -> ClientError:
+    return ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
 
 
 def _unknown_session() -> ClientError:

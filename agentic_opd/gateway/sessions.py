@@ -118,6 +118,10 @@ class Sessions:
         """Return the client's turn that an answer with this id gave; None if no open session has it."""
         return self._by_answer.get((owner, answer_id))
 
+    def forget_answer(self, owner: str, answer_id: str) -> None:
+        """Find the client's turn by the id of its answer no more."""
+        self._by_answer.pop((owner, answer_id), None)
+
     def continued(self, owner: str, asked: Asked) -> Asked | None:
         """Return the request with the answers that it continues or refers to; None if one is in no open session."""
         keys = {answer_id: self.answered(owner, answer_id) for answer_id in asked.answers}

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.request import sampling_name, without_billing
 from agentic_opd.gateway.turns import reply_to
 
 from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm
 from .test_agents import Judge, ended, numbered, sessions
 from .test_gateway import checked, run
-from .test_protocols import PATHS, RESPONSES_TOOL, posted
+from .test_protocols import KEY, PATHS, RESPONSES_TOOL, openai_client, posted
 
 JSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "W", "schema": {"type": "object"}}}
 
@@ -785,3 +789,161 @@ def test_the_billing_header_is_not_part_of_the_prompt(tokenizer: Any, tmp_path: 
 )
 def test_only_the_billing_header_is_left_out(text: str, rest: str) -> None:
     assert without_billing(text)[-40:].strip("a ") == rest
+
+
+# ------------------------------------------------------------------------------------------- stored answers, CORS, logs
+
+
+def test_an_answer_is_deleted_and_its_input_listed(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "Done." if "sunny" in prompt else f"I run it.\n{CALL}")
+
+    async def talk(at: Running) -> str:
+        async with openai_client(at) as client:
+            tools: Any = [RESPONSES_TOOL]
+            first = await client.responses.create(model="m", instructions="Be short.", input="Write f.", tools=tools)
+            result: Any = [{"type": "function_call_output", "call_id": first.output[1].to_dict()["call_id"]}]
+            result[0]["output"] = "sunny"
+            counted = await client.responses.input_tokens.count(
+                model="m", input=result, instructions="Be short.", tools=tools, previous_response_id=first.id
+            )
+            second = await client.responses.create(
+                model="m", input=result, instructions="Be short.", tools=tools, previous_response_id=first.id
+            )
+            assert second.usage is not None
+            assert (counted.object, counted.input_tokens) == ("response.input_tokens", second.usage.input_tokens)
+            items = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+            kinds = ["message", "message", "function_call", "function_call_output"]
+            assert [item.type for item in items] == kinds
+            newest = await client.responses.input_items.list(second.id)
+            assert [item.id for item in newest.data] == [item.id for item in reversed(items)]
+            assert not newest.has_more
+            for query in ({"limit": 0}, {"order": "up"}, {"after": "x"}):
+                refused = await at.http.get(
+                    f"{at.url}/v1/responses/{second.id}/input_items",
+                    params=query,
+                    headers={"Authorization": f"Bearer {KEY}"},
+                )
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, *query)
+            async with AsyncOpenAI(base_url=f"{at.url}/v1", api_key="another", max_retries=0) as other:
+                with pytest.raises(NotFoundError):
+                    await other.responses.delete(second.id)
+            await client.responses.delete(second.id)
+            await gone(client, second.id)
+            (session,) = await sessions(at)
+            assert len(session.tree.turns) == 2, "the turn stays in its session"
+        return second.id
+
+    async def gone(client: AsyncOpenAI, answer_id: str) -> None:
+        with pytest.raises(NotFoundError):
+            await client.responses.retrieve(answer_id)
+        with pytest.raises(NotFoundError):
+            await client.responses.create(model="m", input="More.", previous_response_id=answer_id)
+        with pytest.raises(NotFoundError):
+            await client.responses.delete(answer_id)
+
+    answer_id = run(tmp_path, vllm, talk)
+
+    async def later(at: Running) -> None:
+        async with openai_client(at) as client:
+            await gone(client, answer_id)
+
+    run(tmp_path, vllm, later)
+
+
+ORIGIN = "https://page.example"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+def test_pages_of_the_named_origins_may_ask(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        url = f"{at.url}/v1/chat/completions"
+        own, foreign = {"Origin": ORIGIN}, {"Origin": "https://other.example"}
+        answer = await at.http.options(url, headers={**own, **PREFLIGHT})
+        assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, ORIGIN)
+        assert answer.headers["Access-Control-Allow-Headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+        refused = await at.http.options(url, headers={**foreign, **PREFLIGHT})
+        assert refused.status_code == 400
+        assert "Access-Control-Allow-Origin" not in refused.headers
+        assert (await at.chat(USER, headers=own)).status_code == 401, "a page needs a key"
+        said = await at.chat(USER, headers=own, key=KEY)
+        assert (said.status_code, said.headers["Access-Control-Allow-Origin"]) == (200, ORIGIN)
+        assert "X-Session-Id" in said.headers["Access-Control-Expose-Headers"]
+        assert "Access-Control-Allow-Origin" not in (await at.chat(USER, headers=foreign, key=KEY)).headers
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, api_keys=[KEY], cors_origins=(ORIGIN,))
+
+
+def test_no_page_may_ask_by_default_and_an_origin_does_not_replace_the_host(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        url = f"{at.url}/v1/chat/completions"
+        assert (await at.http.options(url, headers={"Origin": ORIGIN, **PREFLIGHT})).status_code == 405
+        assert "Access-Control-Allow-Origin" not in (await at.chat(USER, headers={"Origin": ORIGIN})).headers
+
+    async def rebound(at: Running) -> None:
+        asked = await at.chat(USER, headers={"Origin": ORIGIN, "Host": "page.example"})
+        assert asked.status_code == 403
+
+    run(tmp_path / "off", ScriptedVllm(tokenizer), talk)
+    run(tmp_path / "on", ScriptedVllm(tokenizer), rebound, cors_origins=(ORIGIN,))
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "page.example", "https://page.example/", "https://*.example", ""])
+def test_an_origin_is_written_as_browsers_send_it(origin: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match="no origin"):
+        GatewayConfig(cors_origins=(origin,))
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        ({"temperature": 0}, {}, "sampled with: temperature"),
+        ({"temperature": 0}, {"learn_from_altered_sampling": True}, ""),
+        ({"temperature": 1}, {}, ""),
+    ],
+)
+def test_the_log_says_once_that_a_client_is_not_learned_from(
+    tokenizer: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setattr("agentic_opd.gateway.request._named", set[str]())
+
+    async def talk(at: Running) -> None:
+        for name in ("a", "b"):
+            said = await at.say(USER, session_id=name, **options)
+            await at.say(USER, said, MORE, session_id=name, **options)
+            await at.end(name)
+
+    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+        run(tmp_path, ScriptedVllm(tokenizer), talk, **settings)
+    assert caplog.text.count("env.learn_from_altered_sampling") == bool(message)
+    assert message in caplog.text
+
+
+def test_the_log_says_once_that_no_turn_has_a_next_state(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DSPy's ReAct writes what happened into the text of a new first message."""
+    monkeypatch.setattr("agentic_opd.gateway.request._named", set[str]())
+    judge: Any = Judge()
+
+    async def talk(at: Running) -> None:
+        for name in ("a", "b"):
+            for step in range(3):
+                await at.say({"role": "user", "content": f"Trajectory: {'x' * step}"}, session_id=name)
+            await at.end(name)
+
+    async def answered(at: Running) -> None:
+        said = await at.say(USER, session_id="c")
+        await at.say(USER, said, MORE, session_id="c")
+        await at.end("c")
+
+    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+        run(tmp_path / "answered", ScriptedVllm(tokenizer, numbered), answered, distiller=judge)
+        assert "no_next_state" not in caplog.text
+        run(tmp_path / "react", ScriptedVllm(tokenizer, numbered), talk, distiller=judge)
+    assert caplog.text.count("no_next_state") == 1
