@@ -508,6 +508,8 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     **{"random_seed": (), "grammar": ("",), "regex": ("",), "ebnf": ("",), "json_schema": ({},), "stop_regex": ([],)},
     **{"custom_logit_processor": (), "lora_path": (), "thinking_budget": (), "reasoning_budget": ()},
     **{"guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "prefix": ("",)},
+    **{"stop_words": ([],), "beam_width": (1,), "candidate_count": (1,), "max_length": (), "min_length": (0,)},
+    **{"eos_token_id": (), "banned_tokens": ([],), "negative_prompt": ("",), "guidance_scale": (1,), "input_ids": ()},
     **{"system_prompt": ("",), "system_instruction": (), "contents": (), "prompt_mode": (), "safe_prompt": (False,)},
 }
 """Fields that would change the answer and are not offered, or not by every protocol: name -> values that do not."""

@@ -169,7 +169,8 @@ def _hosted_part(role: str, block: dict[str, Any]) -> str | None:
 
 class _ClientTool(OpenModel):
     type: str | None = None
-    name: str
+    name: str | None = None
+    """Some sets of tools that Anthropic's servers run have no name."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 

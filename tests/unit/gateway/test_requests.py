@@ -712,6 +712,20 @@ def test_parts_of_other_providers_in_a_chat_are_context(
     assert hidden not in prompts_of(vllm)[0]
 
 
+def test_sets_of_tools_that_anthropics_servers_run_are_not_offered(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer)
+    tools = [{"type": "mcp_toolset", "mcp_server_name": "docs"}, {"type": "web_search_20250305", "name": "web_search"}]
+
+    async def talk(at: Running) -> None:
+        body = {"messages": [USER], "max_tokens": 9, "tools": tools, "mcp_servers": [{"name": "docs"}]}
+        assert (await posted(at, "/v1/messages", body)).status_code == 200
+        refused = await posted(at, "/v1/messages", {**body, "tools": [{"input_schema": {}}]})
+        assert refused.json()["error"]["message"].startswith("tools.0.name")
+
+    run(tmp_path, vllm, talk)
+    assert "web_search" not in prompts_of(vllm)[0]
+
+
 def test_calls_in_the_form_before_tools_are_calls(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer)
     old = [
