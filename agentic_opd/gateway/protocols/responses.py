@@ -285,8 +285,10 @@ def _reasoning(item: _ReasoningItem) -> str:
         return "".join(part.text for part in item.content or item.summary or ())
     try:
         opened = base64.b64decode(item.encrypted_content or "", validate=True).decode()
-    except (binascii.Error, ValueError):  # Another provider's.
-        return ""
+    except (binascii.Error, ValueError):
+        opened = ""
+    if item.encrypted_content and not opened.startswith(_SEALED):
+        ignored("responses", ["reasoning.encrypted_content"], LEFT_OUT)
     return opened.removeprefix(_SEALED) if opened.startswith(_SEALED) else ""
 
 
