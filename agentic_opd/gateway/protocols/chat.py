@@ -3,6 +3,7 @@
 A conversation that ends with the assistant's message is answered by another one, as by OpenAI and vLLM.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -67,10 +68,31 @@ class _CalledFunction(OpenModel):
     arguments: str | dict[str, Any] | None = None
 
 
+class _CustomCall(OpenModel):
+    name: str
+    input: str = ""
+
+
 class _ChatCall(OpenModel):
     id: str = ""
-    type: Literal["function"] = "function"
-    function: _CalledFunction
+    type: str = "function"
+    function: _CalledFunction | None = None
+    custom: _CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _check_call(self) -> "_ChatCall":
+        if self.function is None and self.custom is None:
+            raise ValueError("a call needs a function or a custom tool")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Return the call as chat templates read it."""
+        if self.function is not None:
+            name, arguments = self.function.name, call_arguments(self.function.arguments)
+        else:
+            assert self.custom is not None
+            name, arguments = self.custom.name, json.dumps({"input": self.custom.input}, ensure_ascii=False)
+        return {"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class _ChatMessage(OpenModel):
@@ -81,6 +103,9 @@ class _ChatMessage(OpenModel):
     name: str | None = None
     tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
+    prefix: Literal[False] | None = None
+    partial: Literal[False] | None = None
+    """With either, some providers continue the message instead of answering it."""
     function_call: _CalledFunction | None = None
     """A call in OpenAI's form before tools, which a message of the role `function` answers."""
 
@@ -98,11 +123,7 @@ class _ChatMessage(OpenModel):
         if self.function_call is not None and not calls:
             calls = [_ChatCall(id=self.function_call.name, function=self.function_call)]
         if self.role == "assistant" and calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
-                for call in calls
-                for text in [call_arguments(call.function.arguments)]
-            ]
+            message["tool_calls"] = [call.plain() for call in calls]
         return message
 
     def _parts(self, index: int) -> list[str | ImageUri]:

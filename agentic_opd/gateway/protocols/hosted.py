@@ -9,10 +9,16 @@ from typing import Any
 
 LEFT_OUT = "left out of the prompt, because only its provider can read it"
 
-_OPAQUE = re.compile(r"type|status|caller|cache_control|signature|fingerprint|citations|(.*_)?ids?|encrypted_.*")
-"""Keys whose values say nothing to a model."""
+_OPAQUE = re.compile(
+    r"type|status|caller|cache_control|signature|fingerprint|citations|(.*_)?ids?|encrypted_.*|"
+    r"tools|tool_changes|input_schema"
+)
+"""Keys whose values say nothing to a model, or offer it tools that it cannot call."""
+_STRUCTURE = re.compile(r"([<\[])(?=[/|]?\w*(?:think|tool|arg_))", re.IGNORECASE)
+"""Matches the beginning of a tag around reasoning and calls. What a tool wrote must not structure a message."""
 _UNNAMED = ("text", "content", "output", "outputs", "results", "input", "action", "operation", "summary")
 """Keys that are not written in front of their values."""
+_BROKEN = r"\1 "
 _BINARY = re.compile(r"[\w+/=-]{256,}", re.ASCII)
 """Matches binary data, which is written in base64 or as hexadecimal digits."""
 
@@ -38,6 +44,6 @@ def _lines(value: Any, name: str) -> Iterator[str]:
             yield from _lines(item, name)
     elif isinstance(value, str):
         if value and not value.startswith("data:") and not _BINARY.fullmatch(value):
-            yield f"{name}{value}"
+            yield f"{name}{_STRUCTURE.sub(_BROKEN, value)}"
     elif value is not None and value is not False:
         yield f"{name}{value}"

@@ -82,12 +82,12 @@ class _CallItem(OpenModel):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str = ""
+    arguments: str | dict[str, Any] = ""
     input: str = ""
 
 
 class _OutputItem(OpenModel):
-    call_id: str
+    call_id: str = ""
     output: _Content = None
 
 
@@ -183,7 +183,8 @@ class _Input:
 
     def add(self, item: dict[str, Any], index: int) -> None:
         """Add an item; raises ClientError (400) for one that has no place in a conversation."""
-        kind = item.get("type") or "message"
+        is_reference = item.keys() & {"id", "role", "content"} == {"id"}
+        kind = item.get("type") or ("item_reference" if is_reference else "message")
         if kind == "message":
             self._add_message(read_body(_MessageItem, item, "input", index), index)
         elif kind in ("function_call", "custom_tool_call"):
