@@ -68,6 +68,30 @@ def test_the_assistant_takes_another_turn_after_its_own(tokenizer: Any, tmp_path
     assert judge.read == [["Turn 1.", "It fails."], ["Turn 2.", "And now?"]]
 
 
+@pytest.mark.parametrize("is_summarised", [False, True])
+def test_a_turn_behind_its_own_without_tools_leaves_the_reply_to_the_next_request(
+    tokenizer: Any, tmp_path: Path, is_summarised: bool
+) -> None:
+    """LangGraph asks for the answer by a schema without tools; the next request may change its system prompt."""
+    vllm, judge = ScriptedVllm(tokenizer, numbered), Judge()
+    system = [{"role": "system", "content": "Be short."}]
+
+    async def talk(at: Running) -> None:
+        first = await at.say(*system, USER, tools=[TOOL])
+        await at.say(*system, USER, first, response_format=JSON_FORMAT)
+        (session,) = await sessions(at)
+        assert reply_to(session.tree, session.tree.turns[1]) == ()
+        changed = [{"role": "system", "content": "Be long."}] if is_summarised else system
+        await at.say(*changed, USER, first, MORE, tools=[TOOL])
+        assert len(session.tree.turns) == 3
+        assert [message["content"] for message in reply_to(session.tree, session.tree.turns[1])] == [MORE["content"]]
+        for judging in session.judged.values():
+            await judging
+
+    run(tmp_path, vllm, talk, distiller=judge)
+    assert judge.read == [["Turn 1.", "It fails."]]
+
+
 def test_an_answer_behind_an_answer_is_a_turn_of_its_own(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, numbered)
 
