@@ -98,6 +98,7 @@ class _ChatCall(OpenModel):
 class _ChatMessage(OpenModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
@@ -114,7 +115,8 @@ class _ChatMessage(OpenModel):
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         message: Message = {"role": role}
         message |= images.content(self.role, self._parts(index))
-        thought = next((text for text in (self.reasoning_content, self.reasoning, self._thought()) if text), None)
+        thoughts = (self.reasoning_content, self.reasoning, self._thought() or None)
+        thought = next((text for text in thoughts if text is not None), None)
         name = None if self.role == "function" else self.name
         call_id = self.name if self.role == "function" else self.tool_call_id
         optional = {"name": name, "tool_call_id": call_id, "reasoning_content": thought}
@@ -128,7 +130,8 @@ class _ChatMessage(OpenModel):
 
     def _parts(self, index: int) -> list[str | ImageUri]:
         if self.content is None or isinstance(self.content, str):
-            return [without_billing(self.content or "") if self.role in ("system", "developer") else self.content or ""]
+            text = self.content or self.refusal or ""
+            return [without_billing(text) if self.role in ("system", "developer") else text]
         parts: list[str | ImageUri] = []
         for position, part in enumerate(self.content):
             path, kind = ("messages", index, "content", position), part.get("type")

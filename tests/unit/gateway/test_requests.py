@@ -618,6 +618,7 @@ def test_histories_hold_calls_and_references_in_any_of_their_forms(tokenizer: An
         await at.say(USER, called, {"role": "tool", "tool_call_id": "c", "content": "ok"})
         wrong = await at.chat(USER, {**called, "tool_calls": [{"id": "c", "type": "custom"}]})
         assert wrong.json()["error"]["param"] == "messages.1.tool_calls.0"
+        await at.say(USER, {"role": "assistant", "content": None, "refusal": "I can not."}, MORE)
         given = (await posted(at, "/v1/responses", {"input": [USER]})).json()
         call = {"type": "function_call", "call_id": "c", "name": "run", "arguments": {"code": "1"}}
         output = {"type": "function_call_output", "name": "run", "output": "sunny"}
@@ -625,7 +626,8 @@ def test_histories_hold_calls_and_references_in_any_of_their_forms(tokenizer: An
         assert (await posted(at, "/v1/responses", {"input": items})).status_code == 200
 
     run(tmp_path, vllm, talk)
-    first, *_, last = prompts_of(vllm)
+    first, refused, *_, last = prompts_of(vllm)
+    assert "I can not.<|im_end|>" in refused
     assert '{"name": "patch", "arguments": {"input": "*** Begin"}}' in first
     assert "Said 0.<|im_end|>" in last
     assert '{"code": "1"}' in last
