@@ -303,10 +303,7 @@ class AgentProcess:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {capture.max_turns} turns (env.max_turns)"
             raise ClientError(403, message, code="max_turns")
-        continued = self._sessions.continued(owner, asked)
-        if continued is None:
-            raise unknown_answer(next(one for one in asked.answers if not self._sessions.answered(owner, one)), asked)
-        continued = self._sessions.with_dropped_texts(owner, continued)
+        continued = self._sessions.with_dropped_texts(owner, self._continued(asked, owner))
         asked = self._sampler.settled(capture.asked(continued, config.max_tokens_per_turn))
         session = capture.session
         place = self._sessions.place(owner, asked)
@@ -336,8 +333,15 @@ class AgentProcess:
         finally:
             session.end(place.before, time.time())
 
-    async def count(self, asked: Asked) -> int:
-        return await self._sampler.count(asked, self.max_model_len)
+    async def count(self, asked: Asked, owner: str) -> int:
+        return await self._sampler.count(self._continued(asked, owner), self.max_model_len)
+
+    def _continued(self, asked: Asked, owner: str) -> Asked:
+        """Return the request with the answers that it continues or refers to; raises ClientError (404) without one."""
+        continued = self._sessions.continued(owner, asked)
+        if continued is None:
+            raise unknown_answer(next(one for one in asked.answers if not self._sessions.answered(owner, one)), asked)
+        return continued
 
     @property
     def max_model_len(self) -> int:

@@ -54,10 +54,11 @@ class Client:
         found = _SESSION_IN_USER_ID.search(user_id)
         return replace(self, agent_session=found[1] if found else _session_in_json(user_id))
 
-    def with_cache_key(self, key: str | None) -> "Client":
+    def with_cache_key(self, key: object) -> "Client":
         """Return the client with the session in `prompt_cache_key`, if this agent makes one a session."""
         is_needed = not self.agent_session and self.agent.startswith(_CACHE_KEY_IS_SESSION)
-        return replace(self, agent_session=key) if is_needed and key and len(key) <= _LONGEST_NAME else self
+        is_name = isinstance(key, str) and 0 < len(key) <= _LONGEST_NAME
+        return replace(self, agent_session=key) if is_needed and is_name else self
 
 
 def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) -> Client:

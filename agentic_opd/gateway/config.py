@@ -1,10 +1,11 @@
 """Settings of the gateway (address, keys, files, limits) and of distillation."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig
@@ -12,6 +13,10 @@ from agentic_opd.settings.fields import GATEWAY, MOST_USED, RUN_ONLY
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
 """Environment variable with the clients' key, for settings without `api_keys`. Other users can read a command line."""
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+"""An origin as browsers send it."""
 
 
 class GatewayConfig(DistillConfig, RendererConfig):
@@ -37,6 +42,11 @@ class GatewayConfig(DistillConfig, RendererConfig):
         default=(),
         description="Keys that clients may use; sessions of different keys are isolated from each other. Unset: the "
         f"key in the variable {KEY_VARIABLE}, or, on a loopback address, any key.",
+    )
+    cors_origins: Annotated[tuple[str, ...], RUN_ONLY] = Field(
+        default=(),
+        description="Origins of web pages that may send requests from a browser, as https://example.org or "
+        "http://localhost:3000. Such a page needs a key as any other client. Unset: none (no CORS).",
     )
     rollout_server_url: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
         default=None,
@@ -97,6 +107,17 @@ class GatewayConfig(DistillConfig, RendererConfig):
         if missing := {"sibling", "reference"} & {*self.hint_source}:
             raise ValueError(f"hint_source {', '.join(sorted(missing))}: a conversation has none; leave it out")
         return self
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: write scheme, host and port as the browser does, in lower case and "
+                    "without a path, as https://example.org; there is no pattern for several origins"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _check_host(self) -> "GatewayConfig":

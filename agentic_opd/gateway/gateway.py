@@ -25,7 +25,7 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.images import image_tokens
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, ignored
 from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_answers
 from agentic_opd.gateway.telemetry import Telemetry
@@ -42,6 +42,16 @@ logger = logging.getLogger(__name__)
 
 _CLEANING_S = 600.0
 """Minimum seconds between two removals of expired sessions from the journal."""
+_ALL_ALTERED = (
+    "all turns of a session were sampled otherwise than from the policy's own distribution, so nothing is learned from "
+    "it; to learn from such turns too, set env.learn_from_altered_sampling"
+)
+_NO_NEXT_STATE = (
+    "no turn of a session has a next state (a result, a next message or feedback), so hindsight learns nothing from "
+    "it; some clients begin a new conversation with every request"
+)
+_MOST_LOOKED_AT = 16
+"""Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
 _VERSION_S = 2.0
 """Seconds that a policy server may take to name its weights for the metrics."""
 
@@ -187,7 +197,7 @@ class Gateway:
                 follows = Follows(place.path[-1].turn_id, length - len(place.new), length)
             if path and asked.turn_type == "main":
                 self._judge(session, path, place.new)
-            elif follows is not None and follows.start < follows.stop and asked.turn_type == "main":
+            elif follows is not None and asked.turn_type == "main":
                 before = session.tree.path(follows.turn_id)
                 self._judge(session, before, asked.messages[follows.start : follows.stop])
             context = server.info.max_model_len
@@ -204,7 +214,8 @@ class Gateway:
                 self._sessions.remove(session)
             self._show_open()
 
-    async def count(self, asked: Asked) -> int:
+    async def count(self, asked: Asked, owner: str) -> int:
+        asked = await self._continued(asked, owner)
         images = await image_tokens(asked, next(iter(self._servers.values())), self._images)
         return await self._sampler.count(asked, self.max_model_len, images)
 
@@ -244,26 +255,43 @@ class Gateway:
             paths[answer_id] = trees[row.session_id].path(turn_id)
         return with_answers(asked, paths, None)
 
-    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, RecordedTurn]:
-        """Return a turn by the id of its answer, and its session; the first of several choices.
+    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, Path]:
+        """Return the path to a turn by the id of its answer, and its session; the first of several choices.
 
         Raises:
             ClientError: 404, this client received no answer with that id.
         """
         found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
         if found is None:
-            raise ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
+            raise _unknown_answer(answer_id)
         row, turn_id = found
-        turns = await self._journal.run(lambda: self._journal.turns(row.session_id))
-        return row, next(turn for turn in turns if turn.turn_id == turn_id)
+        tree = TurnTree()
+        for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
+            tree.add(turn)
+        return row, tree.path(turn_id)
+
+    async def forget(self, owner: str, answer_id: str) -> None:
+        """Give an answer no more, and continue it by its id no more. Its turn stays in its session.
+
+        Raises:
+            ClientError: 404, this client received no answer with that id.
+            OutputError: the journal could not be written.
+        """
+        if not await self._journal.run(lambda: self._journal.forget_answer(owner, answer_id)):
+            raise _unknown_answer(answer_id)
+        self._sessions.forget_answer(owner, answer_id)
 
     def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
-        """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
+        """Start to judge a path's last turn with its next state and its feedback, unless it is judged already.
+
+        Without either, the next state may still come: the client let the assistant take another turn.
+        """
         turn_id = path[-1].turn_id
         feedback = session.feedback.get(turn_id, ())
-        if (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
+        evidence = [*new, *(one.message() for one in feedback)]
+        if not evidence or (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
             return
-        judging = self._writer.judge(session.row, path, [*new, *(one.message() for one in feedback)])
+        judging = self._writer.judge(session.row, path, evidence)
         if judging is not None:
             session.judged[turn_id] = judging
 
@@ -363,11 +391,26 @@ class Gateway:
 
     async def _closed(self, session: OpenSession, ending: Ending) -> None:
         """Record the end, and submit the session for its group. On OutputError the session stays open."""
+        self._log_without_lesson(session, ending)
         row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
         await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         self._sessions.remove(session)
         self._show_open()
         self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))
+
+    def _log_without_lesson(self, session: OpenSession, ending: Ending) -> None:
+        """Say in the log, once, why no turn of a session is learned from: all are altered, or none has a reply."""
+        tree, side = session.tree, session.tree.side_turns()
+        turns = [turn for turn_id, turn in tree.turns.items() if turn_id not in side]
+        if not turns:
+            return
+        if all(turn.altered for turn in turns) and not self.config.learn_from_altered_sampling:
+            names = {name for turn in turns for name in turn.altered}
+            ignored("sampled with", names, _ALL_ALTERED)
+        elif self.config.opd_enabled and not (ending.feedback or session.feedback):
+            first = turns[:_MOST_LOOKED_AT]  # The rest of a long session is not worth the time.
+            if not any(reply_to(tree, turn) for turn in first):
+                ignored("sessions", ["no_next_state"], _NO_NEXT_STATE)
 
     async def _close_idle(self) -> None:
         idle_s, cleaned = self.config.session_idle_s, 0.0
@@ -395,6 +438,10 @@ class Gateway:
 
     def _show_open(self) -> None:
         self.telemetry.open.set(len(self._sessions))
+
+
+def _unknown_answer(answer_id: str) -> ClientError:
+    return ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
 
 
 def _unknown_session() -> ClientError:

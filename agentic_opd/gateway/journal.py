@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -227,6 +227,15 @@ class Journal:
         row = self._db.execute(query, (owner, answer_id)).fetchone()
         return None if row is None else (_session(row[1:]), row[0])
 
+    def forget_answer(self, owner: str, answer_id: str) -> bool:
+        """Find the client's turns by the id of their answer no more; False if there is no such answer."""
+        done = self._db.execute(
+            "UPDATE turns SET answer_id = '' WHERE answer_id = ? AND answer_id != '' "
+            "AND session_id IN (SELECT session_id FROM sessions WHERE owner = ?)",
+            (answer_id, owner),
+        )
+        return done.rowcount > 0
+
     def close_session(self, session_id: str, ending: Ending) -> None:
         """Mark an open session as closed, so that its group will be built."""
         self._db.execute(
@@ -317,9 +326,11 @@ class Journal:
         Raises:
             OutputError: a stored turn can't be read.
         """
-        rows = self._db.execute("SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id", (session_id,))
+        query = "SELECT body, answer_id FROM turns WHERE session_id = ? ORDER BY turn_id"
+        rows = self._db.execute(query, (session_id,))
         try:
-            return [_TURN.validate_json(body) for (body,) in rows]
+            # A forgotten answer's id is still in the turn's body.
+            return [replace(_TURN.validate_json(body), answer_id=answer_id) for body, answer_id in rows]
         except ValidationError as error:
             # Pydantic's message would quote the conversation.
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error

@@ -1,7 +1,7 @@
 """A client's request in the gateway's form, which all protocols share. Pure.
 
 In: what a protocol read from a body. Out: `Asked`, or a `ClientError` that names the field. A parameter that would
-change what is sampled is honoured or refused, never ignored.
+change what is sampled is honoured or refused, never ignored. Any other unknown field is named in the log.
 """
 
 import json
@@ -9,6 +9,8 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -32,9 +34,20 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class OpenModel(BaseModel):
-    """A model that ignores unknown fields, because clients send back fields that they received."""
+    """A model that ignores unknown fields, because clients send back fields that they received.
+
+    A null stands for a field that is left out: some clients write all fields of their library.
+    """
 
     model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        required = {info.alias or name for name, info in cls.model_fields.items() if info.is_required()}
+        return {name: item for name, item in value.items() if item is not None or name in required}
 
 
 class ClosedModel(BaseModel):
@@ -75,8 +88,10 @@ class FunctionSpec(OpenModel):
         return {"type": "function", "function": self.model_dump(exclude_none=True)}
 
 
-class Sampling(ClosedModel):
+class Sampling(OpenModel):
     """Sampling parameters passed to vLLM unchanged, by vLLM's names. None means vLLM's default."""
+
+    model_config = ConfigDict(extra="allow")
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -96,15 +111,48 @@ class Sampling(ClosedModel):
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    """The template's option of this name, as some providers' APIs take it."""
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
+    @field_validator("structured_outputs")
+    @classmethod
+    def _drop_empty(cls, grammar: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return None for a grammar whose kinds are all at vLLM's defaults."""
+        is_set = grammar and any(value is not None and value is not False for value in grammar.values())
+        return grammar if is_set else None
+
     def given(self) -> dict[str, Any]:
-        """Return the given sampling parameters by vLLM's names, `stop` as a list."""
-        names = Sampling.model_fields.keys() - {"chat_template_kwargs", "session_id"}
+        """Return the given sampling parameters by vLLM's names, `stop` as a list. Empty lists and maps are left out."""
+        names = Sampling.model_fields.keys() - {"chat_template_kwargs", "enable_thinking", "session_id"}
         found = {name: value for name in Sampling.model_fields if name in names for value in [getattr(self, name)]}
         if isinstance(self.stop, str):
             found["stop"] = [self.stop]
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value not in (None, [], {})}
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """The options of the chat template."""
+        named = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**named, **(self.chat_template_kwargs or {})}
+
+    def unknown_fields(self) -> list[str]:
+        """Return the names of the fields that are not read and name no sampling.
+
+        Raises:
+            ClientError: 400, an unknown field would change what is sampled, or there are too many of them.
+        """
+        unknown = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        if len(unknown) > _MOST_UNKNOWN:
+            raise ClientError(400, f"the body has more than {_MOST_UNKNOWN} unknown fields")
+        for name, value in unknown.items():
+            meant = sampling_name(name)
+            if meant is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(meant, ())):
+                hint = f"; did you mean {meant}?" if meant != name and meant in type(self).model_fields else ""
+                raise ClientError(
+                    400, f"{name}: this field is unknown here, and it would change what is sampled{hint}", name
+                )
+        return [*unknown]
 
 
 class ToolChoice(NamedTuple):
@@ -209,10 +257,9 @@ def make_asked(
     sampling: Mapping[str, Any] | None = None,
     choice: ToolChoice = AUTO,
     template: Mapping[str, Any] | None = None,
-    counts: bool = False,
     **rest: Any,
 ) -> Asked:
-    """Build the request from what a protocol read. With `counts` its prompt is only counted.
+    """Build the request from what a protocol read.
 
     Raises:
         ClientError: 400, a field contradicts another one; or 413.
@@ -227,7 +274,7 @@ def make_asked(
     if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
         raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     specs = () if choice.kind == "none" else tuple(tool.in_chat() for tool in tools)
-    template = {**(template or {}), **(body.chat_template_kwargs or {})}
+    template = {**(template or {}), **body.template_options}
     try:
         key = prompt_key(specs, template)
         asked = Asked(
@@ -245,15 +292,19 @@ def make_asked(
         )
         refers = any(REFERENCE in message for message in messages)
         is_whole = asked.previous is None and asked.prompt is None and not refers
-        return with_messages(asked, messages, is_whole=is_whole, counts=counts)
+        return with_messages(asked, messages, is_whole=is_whole)
     except RecursionError as error:
         raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
 
 
-def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True, counts: bool = False) -> Asked:
-    """Return the request with these messages, which are checked if they are the whole conversation, and their sizes."""
-    if is_whole:
-        check_conversation(messages, asked.at, counts=counts)
+def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
+    """Return the request with these messages and their sizes.
+
+    Raises:
+        ClientError: 400, the messages are the whole conversation (`is_whole`), and there is none.
+    """
+    if is_whole and not messages:
+        raise ClientError(400, f"{asked.at}: there is no message", asked.at)
     calls = sum(len(message.get("tool_calls", ())) for message in messages)
     last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
     return replace(
@@ -266,17 +317,6 @@ def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool =
         + _reasoning(messages[last_user:]),
         earlier_reasoning=_reasoning(messages[:last_user]),
     )
-
-
-def check_conversation(messages: Sequence[Message], at: str, *, counts: bool = False) -> None:
-    """Refuse a conversation that no policy's turn can follow, with a ClientError that names the field `at`.
-
-    One that is only counted (`counts`) may end with the assistant's message.
-    """
-    if not messages or all(message["role"] != "user" for message in messages):
-        raise ClientError(400, f"{at}: one message at least must be the user's", at)
-    if messages[-1]["role"] == "assistant" and not counts:
-        raise ClientError(400, f"{at}: the last message must not be the assistant's", f"{at}.{len(messages) - 1}.role")
 
 
 def check_choices(n: int | None, client: Client) -> int:
@@ -332,6 +372,21 @@ _named: set[str] = set()
 _MOST_NAMED = 1000
 _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
+
+
+_BILLING = re.compile(
+    r"x-anthropic-billing-header:(?:(?:[ \t]*[\w.-]+=[^;\s]*;)+(?:[ \t]*[\w.-]+=[^;\s]*(?=\n|\Z))?|[^\n]*)\s*"
+)
+"""Line at the beginning of Claude Code's system prompt, with another checksum in every request.
+
+Translating proxies join it with the text that follows.
+"""
+
+
+def without_billing(text: str) -> str:
+    """Return a system prompt without Claude Code's billing line, so that the requests of a session begin alike."""
+    match = _BILLING.match(text)
+    return text[match.end() :] if match else text
 
 
 _GRAMMAR = "structured_outputs"
@@ -424,3 +479,69 @@ def _altering(sampling: Mapping[str, Any]) -> Iterator[str]:
             yield name
     if sampling.get("temperature") == 0:
         yield "temperature"
+
+
+_MOST_UNKNOWN = 64
+"""Largest number of unknown fields of a body."""
+_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    # vLLM's fields that name the sampling, the prompt or the answer's text.
+    **{"use_beam_search": (False,), "length_penalty": (1,), "watermarking": (False,), "thinking_token_budget": ()},
+    **{"repetition_detection": (), "vllm_xargs": ({},), "logits_processors": ([],), "skip_special_tokens": (True,)},
+    **{"prompt_logprobs": (), "logprob_token_ids": ([],), "truncate_prompt_tokens": (-1,), "echo": (False,)},
+    **{"add_generation_prompt": (True,), "continue_final_message": (False,), "add_special_tokens": (False,)},
+    **{"documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},)},
+    **{"prompt_embeds": (), "previous_input_messages": ([],), "lora_request": ()},
+    # Fields of one protocol of the gateway that another one does not have.
+    **{"messages": (), "input": (), "prompt": (), "system": ("", []), "instructions": ("",), "suffix": ("",)},
+    **{"tools": ([],), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "n": (1,), "best_of": (1,)},
+    **{"max_tokens": (), "max_completion_tokens": (), "max_output_tokens": (), "stop_sequences": ([],)},
+    **{"response_format": ({"type": "text"},), "output_config": ({},), "output_format": ()},
+    **{"text": ({}, {"format": {"type": "text"}}), "logprobs": (False,), "top_logprobs": (0,)},
+    **{"reasoning_effort": (), "functions": ([],), "function_call": ("auto", "none"), "audio": ()},
+    # Names of other servers and providers.
+    **{"sampling_params": ({},), "generation_config": ({},), "parameters": ({},), "options": ({},)},
+    **{"extra_body": ({},), "max_new_tokens": (), "min_new_tokens": (0,), "num_predict": (), "n_predict": ()},
+    **{"max_tokens_to_sample": (), "do_sample": (True,), "num_beams": (1,), "typical_p": (1,), "top_a": (0,)},
+    **{"tfs_z": (1,), "top_n_sigma": (), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "no_repeat_ngram_size": (0,)},
+    **{"repeat_penalty": (1,), "repeat_last_n": (), "penalty_alpha": (0,), "smoothing_factor": (0,)},
+    **{"dry_multiplier": (0,), "xtc_probability": (0,), "mirostat": (0,), "dynatemp_range": (0,), "min_temp": ()},
+    **{"random_seed": (), "grammar": ("",), "regex": ("",), "ebnf": ("",), "json_schema": ({},), "stop_regex": ([],)},
+    **{"custom_logit_processor": (), "lora_path": (), "thinking_budget": (), "reasoning_budget": ()},
+    **{"guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "prefix": ("",)},
+    **{"stop_words": ([],), "beam_width": (1,), "candidate_count": (1,), "max_length": (), "min_length": (0,)},
+    **{"eos_token_id": (), "banned_tokens": ([],), "negative_prompt": ("",), "guidance_scale": (1,), "input_ids": ()},
+    **{"system_prompt": ("",), "system_instruction": (), "contents": (), "prompt_mode": (), "safe_prompt": (False,)},
+}
+"""Fields that would change the answer and are not offered, or not by every protocol: name -> values that do not."""
+_FAMILIES = ("guided", "mirostat", "dynatemp")
+"""Beginnings of further such names."""
+_LIKE = 0.87
+"""Least similarity of a misspelled name, as `difflib` measures it."""
+_SHORTEST_LIKE = 6
+"""Shorter names are too much like each other, such as `seed` and `speed`."""
+
+
+@lru_cache(maxsize=1024)
+def sampling_name(name: str) -> str | None:
+    """Return the parameter of sampling that an unknown field means, also in another spelling; None: it names none."""
+    plain = _plain_spelling(name)
+    if plain.startswith(_FAMILIES):
+        return name
+    meant = _spellings().get(plain)
+    if meant is None and _SHORTEST_LIKE <= len(plain) <= 2 * _SHORTEST_LIKE + 16:
+        close = get_close_matches(
+            plain, [spelling for spelling in _spellings() if len(spelling) >= _SHORTEST_LIKE], 1, _LIKE
+        )
+        meant = _spellings()[close[0]] if close else None
+    return meant
+
+
+@lru_cache(maxsize=1)
+def _spellings() -> dict[str, str]:
+    """Return the names of all parameters of sampling by their plain spelling."""
+    names = (Sampling.model_fields.keys() - {"session_id"}) | _NOT_OFFERED.keys()
+    return {_plain_spelling(name): name for name in sorted(names)}
+
+
+def _plain_spelling(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())

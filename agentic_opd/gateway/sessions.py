@@ -140,6 +140,10 @@ class Sessions:
         """Return the client's turn that an answer with this id gave; None if no open session has it."""
         return self._by_answer.get((owner, answer_id))
 
+    def forget_answer(self, owner: str, answer_id: str) -> None:
+        """Find the client's turn by the id of its answer no more."""
+        self._by_answer.pop((owner, answer_id), None)
+
     def continued(self, owner: str, asked: Asked) -> Asked | None:
         """Return the request with the answers that it continues or refers to; None if one is in no open session."""
         keys = {answer_id: self.answered(owner, answer_id) for answer_id in asked.answers}
@@ -159,7 +163,7 @@ class Sessions:
     def with_dropped_texts(self, owner: str, asked: Asked) -> Asked:
         """Return the request with the texts of the turns of which the client sent only the tool calls back."""
         messages = [self._with_dropped_text(owner, message) for message in asked.messages]
-        return with_messages(asked, messages, is_whole=False) if messages != [*asked.messages] else asked
+        return with_messages(asked, messages) if messages != [*asked.messages] else asked
 
     def _with_dropped_text(self, owner: str, message: Message) -> Message:
         calls = message.get("tool_calls", ())

@@ -277,16 +277,18 @@ def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) 
 def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     """Return the client's reply to the last learned turn of a branch, up to the next assistant message.
 
-    If a later turn continues this one, its messages are the reply. Otherwise the reply comes from the next request with
-    the same prompt in which this turn is left out or has another text. It is empty if there is no such request.
+    If a later turn continues this one, its messages are the reply, unless the assistant took another turn without any.
+    Otherwise the reply comes from the next request with the same prompt in which this turn is left out or has another
+    text. It is empty if there is no such request.
     """
     later = [one for turn_id, one in sorted(tree.turns.items()) if turn_id > turn.turn_id and one.turn_type == "main"]
-    child = next((one for one in later if one.parent == turn.turn_id), None)
+    child = next((one for one in later if one.parent == turn.turn_id and len(one.messages) > 1), None)
     if child is not None:
         return child.messages[:-1]
     for one in later:
-        if one.follows is not None and one.follows.turn_id == turn.turn_id and one.follows.start < one.follows.stop:
-            return tuple(_messages(tree.path(one.turn_id))[one.follows.start : one.follows.stop])
+        follows = one.follows
+        if follows is not None and follows.turn_id == turn.turn_id and follows.start < follows.stop:
+            return tuple(_messages(tree.path(one.turn_id))[follows.start : follows.stop])
     prompt: list[bytes] | None = None
     for one in later:
         is_other = one.parent not in (None, turn.parent) or one.tools != turn.tools

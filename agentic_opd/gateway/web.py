@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import sha256
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -32,8 +33,8 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
-from agentic_opd.gateway.protocols.responses import OpenAIResponses, stored_response
-from agentic_opd.gateway.request import Asked, ClosedModel, read_body
+from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
+from agentic_opd.gateway.request import Asked, ClosedModel, OpenModel, read_body
 from agentic_opd.gateway.sampler import Answer, Begun
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 from agentic_opd.gateway.turns import Feedback
@@ -65,6 +66,15 @@ class _TurnFeedback(ClosedModel):
     text: Annotated[str, Field(max_length=100_000)] | None = None
 
 
+class _Page(OpenModel):
+    """The query of `GET /v1/responses/{answer}/input_items`."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+    """Id of the item before the page."""
+
+
 class Answers(Protocol):
     """A source of answers: a gateway, or an environment that runs agent programs."""
 
@@ -77,8 +87,8 @@ class Answers(Protocol):
         """Maximum tokens of a sequence."""
         ...
 
-    async def count(self, asked: Asked) -> int:
-        """Return the number of tokens of a request's prompt."""
+    async def count(self, asked: Asked, owner: str) -> int:
+        """Return the number of tokens of the prompt of a client's request."""
         ...
 
     def answer(self, asked: Asked, owner: str) -> Answer:
@@ -106,8 +116,19 @@ def make_app(gateway: Gateway) -> Starlette:
     for prefix in (_SESSION, ""):
         path = f"{prefix}{OpenAIResponses.path}/{{answer}}"
         app.add_route(path, chat.guarded(routes.response), methods=["GET"])
+        app.add_route(path, chat.guarded(routes.forget), methods=["DELETE"])
+        app.add_route(f"{path}/input_items", chat.guarded(routes.input_items), methods=["GET"])
         app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
+    if gateway.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.config.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=["X-Session-Id", "Retry-After"],
+        )
     return app
 
 
@@ -192,7 +213,7 @@ class ChatRoutes:
 
     async def count(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
         asked = await self._read(protocol, request, counts=True)
-        return JSONResponse({"input_tokens": await self._answers.count(asked)})
+        return JSONResponse(protocol.counted(await self._answers.count(asked, owner)))
 
     async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
         """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.
@@ -252,8 +273,29 @@ class _Routes:
 
     async def response(self, request: Request, owner: str) -> Response:
         """Answer `GET /v1/responses/{answer}` with an answer of the journal."""
-        row, turn = await self._gateway.recorded(owner, request.path_params["answer"])
-        return JSONResponse(stored_response(turn, self._gateway.model, row.opened))
+        row, path = await self._gateway.recorded(owner, request.path_params["answer"])
+        return JSONResponse(stored_response(path[-1], self._gateway.model, row.opened))
+
+    async def forget(self, request: Request, owner: str) -> Response:
+        """Answer `DELETE /v1/responses/{answer}`: the answer is not given again, and its turn stays in its session."""
+        answer_id = request.path_params["answer"]
+        await self._gateway.forget(owner, answer_id)
+        return JSONResponse({"id": answer_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request, owner: str) -> Response:
+        """Answer `GET /v1/responses/{answer}/input_items`, one page of the conversation before an answer."""
+        query = read_body(_Page, dict(request.query_params))
+        _, path = await self._gateway.recorded(owner, request.path_params["answer"])
+        items = input_items(path)
+        if query.order == "desc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        if query.after is not None and query.after not in ids:
+            raise ClientError(400, f"after: there is no item {query.after[:80]!r}", "after")
+        start = 0 if query.after is None else ids.index(query.after) + 1
+        page = items[start : start + query.limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+        return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
 
     async def session(self, request: Request, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""

@@ -107,7 +107,9 @@ class ChatFormat:
         return other
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Render the messages before the first turn; at least one must have the role user."""
+        """Render the messages before the first turn. Without a user message, the last one that is not the assistant's
+        takes its place, and without such a one, the assistant's opening.
+        """
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
@@ -385,25 +387,22 @@ class ChatFormat:
         opening = len(ids)
         while opening > known and owner[opening - 1] == -1:
             opening -= 1
-        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        if users:
-            last_user_end = self._content_end(rendered, users[-1], known)
-        elif last_user_end is None:
-            raise RendererError("the first prompt holds no user message")
+        if last_user_end is None or any(message["role"] == "user" for message in messages):
+            last = _last_user(messages)
+            last_user_end = opening if last is None else self._content_end(rendered, last, known)
         return Prompt(tuple(ids[known:]), opening, last_user_end)
 
     def _placed_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
         """Place a prompt for a renderer that does not attribute tokens to messages, as when a template writes a message
         differently if others follow: compare with the ids of a prompt whose last user message has one word more.
         """
-        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        if not users:
-            raise RendererError("the first prompt holds no user message")
-        last = messages[users[-1]]
-        more = [*messages[: users[-1]], {**last, "content": f"{last['content']} x"}, *messages[users[-1] + 1 :]]
         without = self.renderer.render_ids(list(messages), tools=self._written_tools)  # type: ignore[arg-type]
-        longer = self.renderer.render_ids(more, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
         opening = shared_length(ids, without)
+        if (last := _last_user(messages)) is None:
+            return Prompt(tuple(ids), opening, opening)
+        longer_one = {**messages[last], "content": f"{messages[last]['content']} x"}
+        more = [*messages[:last], longer_one, *messages[last + 1 :]]
+        longer = self.renderer.render_ids(more, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
         return Prompt(tuple(ids), opening, min(opening, shared_length(ids, longer)))
 
     def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
@@ -419,6 +418,13 @@ class ChatFormat:
 
     def _is_scaffold(self, token_id: int) -> bool:
         return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
+
+
+def _last_user(messages: Sequence[Message]) -> int | None:
+    """Return the index of the last user message; without one, of the last message that is not the assistant's."""
+    users = (i for i, message in reversed([*enumerate(messages)]) if message["role"] == "user")
+    others = (i for i, message in reversed([*enumerate(messages)]) if message["role"] != "assistant")
+    return next(users, next(others, None))
 
 
 _REASONING_CLOSE = re.compile(r"\s*(</\w+>|\[/\w+\]|<\|end\|>)?\s*")

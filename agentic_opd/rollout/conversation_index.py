@@ -37,12 +37,12 @@ class ConversationIndex(Generic[Known]):
     def find(
         self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
     ) -> Match[Known]:
-        """Return the longest known proper prefix of a request's messages, and all accepted values stored for it.
+        """Return the longest known prefix of a request's messages, and all accepted values stored for it.
 
         `identities` are the messages' `identity`s; the look-up is restricted to values with this `scope`.
         """
         prefix, digests = _start(scope), list[bytes]()
-        for message in identities[:-1]:
+        for message in identities:
             prefix.update(message)
             digests.append(prefix.digest())
         for length in range(len(digests), 0, -1):

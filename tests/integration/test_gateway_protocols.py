@@ -101,6 +101,25 @@ def test_an_answer_by_a_schema_beside_tools_is_that_or_a_call(gateway: Served) -
     assert re.match(r'\{\s*"day"\s*:\s*"(Monday|Tuesday)"\s*', answer.choices[0].message.content or "")
 
 
+def test_turns_without_a_users_message_before_them_are_recorded_as_sampled(gateway: Served) -> None:
+    """The fixture computes them again: one turn behind another one, and one behind a system prompt only."""
+    history: list[Any] = [USER]
+    for more in ((), [{"role": "user", "content": "Go on."}], ()):
+        answer = gateway.chat(*history, session="again", max_tokens=20)
+        history += [{"role": "assistant", "content": answer.choices[0].message.content}, *more]
+    group = gateway.end("again", reward=0.5)
+    assert [len(starts_of(mask)) for mask in group["masks"]] == [3]
+    outcomes = [turn["outcome"] for turn in group["overrides"][0]["opd"]["turns"]]
+    assert outcomes == ["no_next_state", "scored", "no_next_state"]
+    system = {"role": "system", "content": QUESTION}
+    said = gateway.chat(system, session="system", max_tokens=20).choices[0].message.content
+    gateway.chat(system, {"role": "assistant", "content": said}, USER, session="system", max_tokens=20)
+    group = gateway.end("system", reward=0.5)
+    assert [len(starts_of(mask)) for mask in group["masks"]] == [2]
+    outcomes = [turn["outcome"] for turn in group["overrides"][0]["opd"]["turns"]]
+    assert outcomes == ["scored", "no_next_state"]
+
+
 @pytest.mark.sandbox
 def test_a_user_of_messages_makes_the_groups_of_a_user_of_chat(fake_server: FakePlugin, tmp_path: Path) -> None:
     """What `scripts/learn --talk --through messages` trains on is what it trains on through chat."""

@@ -29,22 +29,18 @@ class CommonBody(Sampling):
     model: str | None = None
     """Any name is served."""
     stream: bool | None = None
-    metadata: WithoutEffect[dict[str, Any]] = None
-    service_tier: WithoutEffect[str] = None
-    user: WithoutEffect[str] = None
-    store: WithoutEffect[bool] = None
-    safety_identifier: WithoutEffect[str] = None
-    prompt_cache_key: WithoutEffect[str] = None
-    prompt_cache_retention: WithoutEffect[str] = None
-    priority: WithoutEffect[int] = None
-    request_id: WithoutEffect[str] = None
-    cache_salt: WithoutEffect[str] = None
+    metadata: WithoutEffect[Any] = None
+    prompt_cache_key: WithoutEffect[Any] = None
 
     def log_without_effect(self, protocol: str) -> None:
-        """Name the given fields without effect in the log."""
+        """Name the given fields without effect in the log.
+
+        Raises:
+            ClientError: 400, an unknown field would change what is sampled.
+        """
         fields = type(self).model_fields
-        idle = (name for name in self.model_fields_set if _WITHOUT_EFFECT in fields[name].metadata)
-        ignored(protocol, (name for name in idle if getattr(self, name) is not None))
+        idle = [name for name in self.model_fields_set & fields.keys() if _WITHOUT_EFFECT in fields[name].metadata]
+        ignored(protocol, [*(name for name in idle if getattr(self, name) is not None), *self.unknown_fields()])
 
 
 class WireProtocol(ABC):
@@ -58,6 +54,10 @@ class WireProtocol(ABC):
     @abstractmethod
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
         """Validate a body; raises ClientError (400) with the invalid field. `counts`: its prompt is only counted."""
+
+    def counted(self, input_tokens: int) -> dict[str, Any]:
+        """Return the body of the answer of `count_path`."""
+        return {"input_tokens": input_tokens}
 
     def error(self, error: ClientError) -> dict[str, Any]:
         """Return the body of an error, by default in OpenAI's format."""
@@ -73,6 +73,7 @@ class Reply(ABC):
     model: str
     decode: Callable[[Sequence[int]], str]
     created: int = field(default_factory=lambda: int(time.time()))
+    prompt_ids: tuple[int, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
     session_id: str = ""
@@ -82,7 +83,11 @@ class Reply(ABC):
 
     def take(self, event: Event) -> None:
         if isinstance(event, Begun):
-            self.prompt_tokens, self.session_id = event.prompt_tokens, event.session_id
+            self.prompt_ids, self.prompt_tokens, self.session_id = (
+                event.prompt_ids,
+                event.prompt_tokens,
+                event.session_id,
+            )
             return
         piece = event.rest if isinstance(event, Finished) else event
         self.tokens.setdefault(piece.index, []).extend(piece.tokens)

@@ -1,10 +1,14 @@
-"""OpenAI's chat completions: `POST /v1/chat/completions`. Pure."""
+"""OpenAI's chat completions: `POST /v1/chat/completions`. Pure.
 
+A conversation that ends with the assistant's message is answered by another one, as by OpenAI and vLLM.
+"""
+
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
@@ -13,16 +17,19 @@ from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
+from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
 from agentic_opd.gateway.request import (
+    HOSTED,
     Asked,
-    ClosedModel,
     FunctionSpec,
     OpenModel,
     ToolChoice,
     check_choices,
     format_of,
+    ignored,
     make_asked,
     read_body,
+    without_billing,
 )
 from agentic_opd.gateway.sampler import Begun
 from agentic_opd.plugin.sampling import SampledToken
@@ -33,7 +40,7 @@ class _ImageUrl(OpenModel):
 
 
 class _ChatPart(OpenModel):
-    type: Literal["text", "refusal", "image_url"]
+    type: Literal["text", "input_text", "output_text", "refusal", "image_url"]
     text: str = ""
     refusal: str = ""
     image_url: _ImageUrl | None = None
@@ -44,58 +51,123 @@ class _ChatPart(OpenModel):
             raise ValueError("a part of type image_url needs image_url")
         return self
 
+    def read(self, path: str) -> str | ImageUri:
+        """Return the text or the picture; `path` is the name of the part."""
+        if self.type == "image_url" and self.image_url is not None:
+            return ImageUri(self.image_url.url, f"{path}.image_url.url")
+        return self.text or self.refusal
+
+
+_READ_TYPES = ("text", "input_text", "output_text", "refusal", "image_url")
+_THOUGHTS = ("thinking", "reasoning", "reasoning_content")
+"""Types of parts that hold an assistant's reasoning, as other providers' messages have them."""
+
 
 class _CalledFunction(OpenModel):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
+class _CustomCall(OpenModel):
+    name: str
+    input: str = ""
+
+
 class _ChatCall(OpenModel):
     id: str = ""
-    type: Literal["function"] = "function"
-    function: _CalledFunction
+    type: str = "function"
+    function: _CalledFunction | None = None
+    custom: _CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _check_call(self) -> "_ChatCall":
+        if self.function is None and self.custom is None:
+            raise ValueError("a call needs a function or a custom tool")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Return the call as chat templates read it."""
+        if self.function is not None:
+            name, arguments = self.function.name, call_arguments(self.function.arguments)
+        else:
+            assert self.custom is not None
+            name, arguments = self.custom.name, json.dumps({"input": self.custom.input}, ensure_ascii=False)
+        return {"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class _ChatMessage(OpenModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_ChatPart] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
     tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
+    prefix: Literal[False] | None = None
+    partial: Literal[False] | None = None
+    """With either, some providers continue the message instead of answering it."""
+    function_call: _CalledFunction | None = None
+    """A call in OpenAI's form before tools, which a message of the role `function` answers."""
 
     def plain(self, index: int, images: RequestImages) -> Message:
         """Return the message in the package's form: its content is always a string."""
-        message: Message = {"role": "system" if self.role == "developer" else self.role}
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        message: Message = {"role": role}
         message |= images.content(self.role, self._parts(index))
-        thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thought}
+        thoughts = (self.reasoning_content, self.reasoning, self._thought() or None)
+        thought = next((text for text in thoughts if text is not None), None)
+        name = None if self.role == "function" else self.name
+        call_id = self.name if self.role == "function" else self.tool_call_id
+        optional = {"name": name, "tool_call_id": call_id, "reasoning_content": thought}
         message |= {name: value for name, value in optional.items() if value is not None}
-        if self.role == "assistant" and self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
-                for call in self.tool_calls
-                for text in [call_arguments(call.function.arguments)]
-            ]
+        calls = [*(self.tool_calls or ())]
+        if self.function_call is not None and not calls:
+            calls = [_ChatCall(id=self.function_call.name, function=self.function_call)]
+        if self.role == "assistant" and calls:
+            message["tool_calls"] = [call.plain() for call in calls]
         return message
 
     def _parts(self, index: int) -> list[str | ImageUri]:
-        if isinstance(self.content, str):
-            return [self.content]
-        at = f"messages.{index}.content"
-        return [
-            ImageUri(part.image_url.url, f"{at}.{place}.image_url.url")
-            if part.image_url is not None
-            else part.text or part.refusal
-            for place, part in enumerate(self.content or ())
-        ]
+        if self.content is None or isinstance(self.content, str):
+            text = self.content or self.refusal or ""
+            return [without_billing(text) if self.role in ("system", "developer") else text]
+        parts: list[str | ImageUri] = []
+        for position, part in enumerate(self.content):
+            path, kind = ("messages", index, "content", position), part.get("type")
+            if isinstance(kind, str) and kind not in _READ_TYPES and self.role == "assistant":
+                hosted = self._of_provider(kind, part)
+                parts += [*(["\n\n"] if parts else []), f"{hosted}\n\n"] if hosted else []
+                continue
+            content = read_body(_ChatPart, part, *path).read(".".join(map(str, path)))
+            if isinstance(content, str) and self.role in ("system", "developer"):
+                content = without_billing(content)
+            parts.append(content)
+        return parts
+
+    def _of_provider(self, kind: str, part: dict[str, Any]) -> str:
+        """Return the text of a part that another provider's assistant wrote; calls stand in `tool_calls` too."""
+        if kind in _THOUGHTS or (kind in ("tool_use", "tool_call", "function_call") and self.tool_calls):
+            return ""
+        text = hosted_text(kind, part)
+        if not text:
+            ignored("chat completions", [kind], LEFT_OUT)
+        return text
+
+    def _thought(self) -> str:
+        """Return the reasoning in the content's parts."""
+        if self.role != "assistant" or not isinstance(self.content, list):
+            return ""
+        thoughts = [(kind, part) for part in self.content if (kind := part.get("type")) in _THOUGHTS]
+        return "".join(readable([part.get(kind), part.get("text"), part.get("summary")]) for kind, part in thoughts)
 
 
-class _ChatTool(ClosedModel):
-    type: Literal["function"]
-    function: FunctionSpec
-    cache_control: Any = None
+class _ChatTool(OpenModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: str = ""
+    """The type of a tool of the client is `function`; its provider runs any other one."""
+    function: FunctionSpec | None = None
 
 
 class _NamedFunction(OpenModel):
@@ -107,10 +179,8 @@ class _NamedChoice(OpenModel):
     function: _NamedFunction
 
 
-class StreamOptions(ClosedModel):
+class StreamOptions(OpenModel):
     include_usage: bool = False
-    include_obfuscation: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None
 
 
 class _JsonSchema(OpenModel):
@@ -135,21 +205,31 @@ class _ChatBody(CommonBody):
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
-    verbosity: WithoutEffect[str] = None
-    prediction: WithoutEffect[dict[str, Any]] = None
     modalities: WithoutEffect[list[Literal["text"]]] = None
-    cache_control: WithoutEffect[dict[str, Any]] = None
-    reasoning: WithoutEffect[dict[str, Any]] = None
-    thinking: WithoutEffect[dict[str, Any]] = None
-    usage: WithoutEffect[dict[str, Any]] = None
-    provider: WithoutEffect[dict[str, Any]] = None
-    include_reasoning: WithoutEffect[bool] = None
+    return_token_ids: bool | None = None
 
     def choice(self) -> ToolChoice:
         given, parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(given, _NamedChoice):
             return ToolChoice("named", given.function.name, parallel)
         return ToolChoice(given or "auto", None, parallel)
+
+    def functions(self) -> list[FunctionSpec]:
+        """Return the tools that the client runs; the log names the others.
+
+        Raises:
+            ClientError: 400, a tool of type `function` has no function, or a custom tool cannot be offered.
+        """
+        functions: list[FunctionSpec] = []
+        for index, tool in enumerate(self.tools or ()):
+            if tool.function is not None:
+                functions.append(tool.function)
+                ignored("chat completions", (f"tools.{name}" for name in tool.model_extra or ()))
+            elif tool.type in ("function", "custom"):
+                raise ClientError(400, f"tools.{index}.function: Field required", f"tools.{index}.function")
+            else:
+                ignored("chat completions", [tool.type or "tools"], HOSTED)
+        return functions
 
     def grammar(self) -> dict[str, Any]:
         """Return vLLM's parameters for `response_format`."""
@@ -169,10 +249,12 @@ class _ChatReply(Reply):
                 "message": {**_message(one), "refusal": None},
                 "logprobs": self._logprobs(self.tokens[index]),
                 "finish_reason": one.finish_reason,
+                **self._token_ids(self.tokens[index]),
             }
             for index, one in sorted(self.finished.items())
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(self)}
+        ids = {"prompt_token_ids": list(self.prompt_ids)} if self._returns_ids else {}
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage(self), **ids}
 
     def events(self, event: Event) -> Iterator[str]:
         if isinstance(event, Begun):
@@ -180,11 +262,12 @@ class _ChatReply(Reply):
         piece = event.rest if isinstance(event, Finished) else event
         if piece.index not in self.roles_sent:
             self.roles_sent.add(piece.index)
-            yield self._chunk(piece.index, {"role": "assistant", "content": ""})
+            yield self._chunk(piece.index, {"role": "assistant", "content": ""}, is_first=True)
         delta = {"content": piece.content, "reasoning_content": piece.reasoning}
         delta = {name: text for name, text in delta.items() if text}
-        if delta or (piece.tokens and self.asked.top_logprobs is not None):
-            yield self._chunk(piece.index, delta, logprobs=self._logprobs(piece.tokens))
+        shows_tokens = self.asked.top_logprobs is not None or self._returns_ids
+        if delta or (piece.tokens and shows_tokens):
+            yield self._chunk(piece.index, delta, piece.tokens)
         if isinstance(event, Finished):
             calls = event.message.get("tool_calls") or ()
             if calls:
@@ -202,19 +285,31 @@ class _ChatReply(Reply):
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.asked.answer_id, "object": kind, "created": self.created, "model": self.model}
 
+    @property
+    def _returns_ids(self) -> bool:
+        """Whether the client wants the token ids of the prompt and the answer, as vLLM's route gives them."""
+        return bool(self.asked.echo.get("return_token_ids"))
+
     def _chunk(
         self,
         index: int,
         delta: dict[str, Any],
+        tokens: Sequence[SampledToken] = (),
         *,
         finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
+        is_first: bool = False,
     ) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse({**self._head("chat.completion.chunk"), "choices": [choice]})
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        if tokens:
+            choice |= {"logprobs": self._logprobs(tokens), **self._token_ids(tokens)}
+        prompt = {"prompt_token_ids": list(self.prompt_ids)} if is_first and self._returns_ids else {}
+        return sse({**self._head("chat.completion.chunk"), "choices": [choice], **prompt})
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         return None if self.asked.top_logprobs is None else {"content": self.logprobs(tokens)}
+
+    def _token_ids(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        return {"token_ids": [token.token_id for token in tokens]} if self._returns_ids else {}
 
 
 def usage(reply: Reply) -> dict[str, int]:
@@ -241,19 +336,21 @@ class ChatCompletions(WireProtocol):
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
         read = read_body(_ChatBody, body)
         for index, message in enumerate(read.messages):
-            if message.content is None and message.role not in ("assistant", "tool"):
+            if message.content is None and message.role not in ("assistant", "tool", "function"):
                 raise ClientError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
-        if read.top_logprobs is not None and not read.logprobs:
+        if read.top_logprobs and not read.logprobs:
             raise ClientError(400, "top_logprobs needs logprobs: true", "top_logprobs")
         if read.stream_options is not None and not read.stream:
             raise ClientError(400, "stream_options needs stream: true", "stream_options")
         read.log_without_effect("chat completions")
         images = RequestImages()
+        functions = read.functions()
+        messages = [message.plain(index, images) for index, message in enumerate(read.messages)]
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),
             read,
-            [message.plain(index, images) for index, message in enumerate(read.messages)],
-            [tool.function for tool in read.tools or ()],
+            [message for message in messages if message["role"] != "system" or message["content"]],
+            functions,
             sampling=read.grammar(),
             choice=read.choice(),
             template={"reasoning_effort": read.reasoning_effort} if read.reasoning_effort else None,
@@ -263,5 +360,6 @@ class ChatCompletions(WireProtocol):
             stream=bool(read.stream),
             include_usage=bool(read.stream_options and read.stream_options.include_usage),
             answer_id=new_id("chatcmpl-"),
+            echo={"return_token_ids": read.return_token_ids},
             images=images.given,
         )

@@ -9,7 +9,7 @@ from pydantic import Field
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
+from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.chat import StreamOptions, usage
 from agentic_opd.gateway.request import Asked, check_choices, make_asked, read_body
 from agentic_opd.gateway.sampler import Begun
@@ -23,24 +23,18 @@ _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class _CompletionBody(CommonBody):
     prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
     n: Annotated[int, Field(ge=1)] | None = None
-    best_of: WithoutEffect[Annotated[int, Field(ge=1)]] = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
+    add_special_tokens: Literal[True] | None = None
     return_token_ids: bool | None = None
 
 
 @dataclass(slots=True)
 class _CompletionReply(Reply):
-    prompt_ids: tuple[int, ...] = ()
-
-    def take(self, event: Event) -> None:
-        Reply.take(self, event)
-        if isinstance(event, Begun):
-            self.prompt_ids = event.prompt_ids
-
     def whole(self) -> dict[str, Any]:
         choices = [
             self._choice(index, one.message["content"], self.tokens[index], one.finish_reason, 0)

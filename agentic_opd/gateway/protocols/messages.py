@@ -1,7 +1,8 @@
 """Anthropic's messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`. Pure.
 
 A message's blocks become messages of the conversation as in vLLM's route of this name: tool results come before the
-other blocks of their message, and text blocks are joined.
+other blocks of their message, and text blocks are joined. What tools of Anthropic's servers did is part of the text.
+Messages that end with the assistant's ask for its continuation (a prefill), which is refused.
 """
 
 import json
@@ -17,7 +18,8 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
-from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text
 from agentic_opd.gateway.request import (
     HOSTED,
     Asked,
@@ -29,11 +31,10 @@ from agentic_opd.gateway.request import (
     ignored,
     make_asked,
     read_body,
+    without_billing,
 )
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
 
-_BILLING = "x-anthropic-billing-header"
-"""Beginning of a block that Claude Code puts into its system prompt, with another checksum in every request."""
 _PING = sse({"type": "ping"}, "ping")
 _KINDS = {
     **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
@@ -100,7 +101,7 @@ class _Piece(OpenModel):
 
 class _Block(_Piece):
     type: Literal[  # type: ignore[assignment]
-        "text", "image", "document", "tool_reference", "tool_use", "tool_result", "thinking", "redacted_thinking"
+        "text", "image", "document", "tool_reference", "tool_use", "tool_result", "thinking"
     ]
     thinking: str | None = None
     id: str | None = None
@@ -118,9 +119,11 @@ class _Block(_Piece):
             raise ValueError(f"a block of type {self.type} needs {name}")
         return self
 
-    @property
-    def is_billing(self) -> bool:
-        return (self.text or "").startswith(_BILLING)
+    def call(self, default_id: str) -> dict[str, Any]:
+        """Return the call of a block of type tool_use."""
+        arguments = json.dumps(self.input or {}, ensure_ascii=False)
+        function = {"name": self.name or "", "arguments": arguments}
+        return {"id": self.id or default_id, "type": "function", "function": function}
 
     def part(self, *at: str | int) -> str | ImageUri:
         """Return the text or the picture in a message, where an empty line follows a document."""
@@ -128,18 +131,46 @@ class _Block(_Piece):
         return f"{said}\n\n" if self.type == "document" else said
 
 
+_Blocks = str | list[dict[str, Any]]
+_READ_TYPES = ("text", "image", "document", "tool_reference", "tool_use", "tool_result", "thinking")
+_HOSTED_TYPES = (
+    "search_result",
+    "redacted_thinking",
+    "compaction",
+    "container_upload",
+    "tool_addition",
+    "tool_removal",
+)
+_HOSTED_ENDS = ("_tool_use", "_tool_result", "_tool_listing")
+"""Ends of the types of blocks that tools of Anthropic's servers wrote."""
+
+
 class _ResultContent(OpenModel):
-    content: str | list[_Piece] | None = None
+    content: _Blocks | None = None
 
 
 class _AnthropicTurn(OpenModel):
     role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
+    content: _Blocks
+
+
+def _hosted_part(role: str, block: dict[str, Any]) -> str | None:
+    """Return the text of a block that Anthropic's servers wrote; None for a block of another type."""
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind in _READ_TYPES:
+        return None
+    if role != "assistant" and kind not in _HOSTED_TYPES and not kind.endswith(_HOSTED_ENDS):
+        return None
+    text = "" if kind == "redacted_thinking" else hosted_text(kind, block)
+    if not text:
+        ignored("messages", [kind], LEFT_OUT)
+    return text
 
 
 class _ClientTool(OpenModel):
     type: str | None = None
-    name: str
+    name: str | None = None
+    """Some sets of tools that Anthropic's servers run have no name."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -168,22 +199,11 @@ class _MessagesBody(CommonBody):
     tool_choice: _AnthropicChoice | None = None
     output_config: _OutputConfig | None = None
     stop_sequences: list[StopString] | None = None
-    thinking: WithoutEffect[dict[str, Any]] = None
-    cache_control: WithoutEffect[dict[str, Any]] = None
-    mcp_servers: WithoutEffect[list[Any]] = None
-    context_management: WithoutEffect[dict[str, Any]] = None
-    betas: WithoutEffect[list[str]] = None
-    speed: WithoutEffect[str] = None
-    container: WithoutEffect[str | dict[str, Any]] = None
-    inference_geo: WithoutEffect[str] = None
-    diagnostics: WithoutEffect[dict[str, Any]] = None
-    user_profile_id: WithoutEffect[str] = None
-    workspace_id: WithoutEffect[str] = None
 
 
 def _conversation(body: _MessagesBody, images: RequestImages) -> list[Message]:
     blocks = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
-    system = "".join(text for text in blocks if not text.startswith(_BILLING))
+    system = "".join(map(without_billing, blocks))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for index, turn in enumerate(body.messages):
         messages += _messages(turn, index, images)
@@ -193,36 +213,54 @@ def _conversation(body: _MessagesBody, images: RequestImages) -> list[Message]:
 def _messages(turn: _AnthropicTurn, index: int, images: RequestImages) -> Iterator[Message]:
     """Yield the messages of one turn: the tool results, then the text and the pictures."""
     if isinstance(turn.content, str):
-        yield {"role": turn.role, "content": turn.content}
+        text = without_billing(turn.content) if turn.role == "system" else turn.content
+        yield {"role": turn.role, "content": text}
         return
     message: Message = {"role": turn.role, "content": ""}
     parts: list[str | ImageUri] = []
+    thoughts: list[str] = []
     calls: list[Any] = []
-    for place, block in enumerate(turn.content):
-        at = ("messages", index, "content", place)
+    for position, content in enumerate(turn.content):
+        path = ("messages", index, "content", position)
+        if (hosted := _hosted_part(turn.role, content)) is not None:
+            parts += [*(["\n\n"] if parts else []), f"{hosted}\n\n"] if hosted else []
+            continue
+        block = read_body(_Block, content, *path)
         if block.type == "tool_result":
-            content = read_body(_ResultContent, {"content": block.content}, *at).content
-            said = [content] if isinstance(content, str) else _result_parts(content or (), *at)
-            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", **images.content("tool", said, "\n")}
+            yield _tool_message(block, images, *path)
         elif block.type == "tool_use":
-            arguments = json.dumps(block.input or {}, ensure_ascii=False)
-            function = {"name": block.name or "", "arguments": arguments}
-            calls.append({"id": block.id or f"call_{place}", "type": "function", "function": function})
+            calls.append(block.call(f"call_{position}"))
         elif block.type == "thinking":
-            message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
-        elif block.type in ("text", "image", "document") and not (turn.role == "system" and block.is_billing):
-            parts.append(block.part(*at))
+            thoughts.append(block.thinking or "")
+        elif block.type != "tool_reference":
+            part = block.part(*path)
+            parts.append(without_billing(part) if turn.role == "system" and isinstance(part, str) else part)
     message |= images.content(turn.role, parts)
+    message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
     if calls and turn.role == "assistant":
         message["tool_calls"] = calls
     if message["content"] or turn.role == "assistant":
         yield message
 
 
-def _result_parts(content: Sequence[_Piece], *at: str | int) -> list[str | ImageUri]:
-    """Return the texts and pictures of a tool result."""
-    places = enumerate(content)
-    return [piece.read(*at, "content", place) for place, piece in places if piece.type != "tool_reference"]
+def _tool_message(block: _Block, images: RequestImages, *path: str | int) -> Message:
+    """Return the message of a tool's result; `path` is the place of the block."""
+    content = read_body(_ResultContent, {"content": block.content}, *path).content
+    parts = [content] if isinstance(content, str) else _result_parts(content or (), *path)
+    return {"role": "tool", "tool_call_id": block.tool_use_id or "", **images.content("tool", parts, "\n")}
+
+
+def _result_parts(content: Sequence[dict[str, Any]], *path: str | int) -> list[str | ImageUri]:
+    """Return the texts and pictures of a tool result; `path` is the place of its block."""
+    parts: list[str | ImageUri] = []
+    for position, part in enumerate(content):
+        if (hosted := _hosted_part("tool", part)) is not None:
+            parts += [hosted] if hosted else []
+            continue
+        piece = read_body(_Piece, part, *path, "content", position)
+        if piece.type != "tool_reference":
+            parts.append(piece.read(*path, "content", position))
+    return parts
 
 
 def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
@@ -365,11 +403,12 @@ class AnthropicMessages(WireProtocol):
             raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
         read.log_without_effect("messages")
         images = RequestImages()
+        metadata: dict[str, Any] = read.metadata if isinstance(read.metadata, dict) else {}
         config = read.output_config or _OutputConfig()
         wanted = config.format
         grammar = {} if wanted is None else format_of(wanted.type, wanted.schema_, "output_config.format.schema")
         return make_asked(
-            client.with_user_id((read.metadata or {}).get("user_id")),
+            client.with_user_id(metadata.get("user_id")),
             read,
             _conversation(read, images),
             _tools(read.tools or ()),
@@ -377,7 +416,6 @@ class AnthropicMessages(WireProtocol):
             choice=_choice(read.tool_choice),
             template={"reasoning_effort": config.effort} if config.effort else None,
             max_tokens=read.max_tokens,
-            counts=counts,
             stream=bool(read.stream),
             answer_id=new_id("msg_"),
             images=images.given,

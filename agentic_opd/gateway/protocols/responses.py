@@ -1,7 +1,9 @@
-"""OpenAI's responses: `POST /v1/responses`. Pure.
+"""OpenAI's responses: `POST /v1/responses` and `POST /v1/responses/input_tokens`. Pure.
 
-Items that an assistant wrote in a row (reasoning, a message, calls) are one message of the conversation. A custom tool
-becomes a function with the one argument `input`, and a namespace's tools are named `NAMESPACE__NAME`, as in vLLM.
+Items that an assistant wrote in a row (reasoning, a message, calls) are one message of the conversation, and so are all
+of them until the first result of its calls. A custom tool becomes a function with the one argument `input`, and a
+namespace's tools are named `NAMESPACE__NAME`, as in vLLM. Of tools that another provider ran, calls with an id are
+calls, and other items are part of the assistant's text.
 """
 
 import base64
@@ -14,12 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import IMAGE_MARK, Message
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
+from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
 from agentic_opd.gateway.request import (
     HOSTED,
     REFERENCE,
@@ -31,9 +34,10 @@ from agentic_opd.gateway.request import (
     ignored,
     make_asked,
     read_body,
+    without_billing,
 )
 from agentic_opd.gateway.sampler import Begun
-from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.gateway.turns import Path, RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
 _INPUT = "input"
@@ -65,19 +69,25 @@ _Content = str | list[_ContentPart] | None
 
 class _MessageItem(OpenModel):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[_ContentPart]
+    content: _Content = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "_MessageItem":
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} needs a content")
+        return self
 
 
 class _CallItem(OpenModel):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str = ""
+    arguments: str | dict[str, Any] = ""
     input: str = ""
 
 
 class _OutputItem(OpenModel):
-    call_id: str
+    call_id: str = ""
     output: _Content = None
 
 
@@ -117,12 +127,10 @@ class _Reasoning(OpenModel):
 
 
 class _ResponsesBody(CommonBody):
-    input: str | list[dict[str, Any]]
+    input: str | list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
     instructions: str | None = None
     previous_response_id: str | None = None
-    stream_options: WithoutEffect[dict[str, Any]] = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: WithoutEffect[int] = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_ToolItem] | None = None
     tool_choice: Literal["auto", "none", "required"] | _ChosenTool | None = None
@@ -131,57 +139,137 @@ class _ResponsesBody(CommonBody):
     reasoning: _Reasoning | None = None
     include: WithoutEffect[list[str]] = None
     background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: WithoutEffect[Literal["disabled", "auto"]] = None
+    """Nothing is dropped from a prompt that is too long, which is refused."""
     conversation: None = None
     prompt: None = None
-    prompt_cache_options: WithoutEffect[dict[str, Any]] = None
-    client_metadata: WithoutEffect[dict[str, Any]] = None
-    moderation: WithoutEffect[dict[str, Any]] = None
-    context_management: WithoutEffect[list[Any] | dict[str, Any]] = None
-    access_programs: WithoutEffect[dict[str, Any]] = None
 
 
-def _add_item(
-    messages: list[Message], item: dict[str, Any], index: int, num_instructions: int, images: RequestImages
-) -> None:
-    """Add an item of the input to the messages; raises ClientError (400) for one that has no place in them."""
-    kind = item.get("type") or "message"
-    last = messages[-1] if len(messages) > num_instructions and messages[-1]["role"] == "assistant" else None
-    if kind == "message":
-        read = read_body(_MessageItem, item, "input", index)
-        role = "system" if read.role == "developer" else read.role
-        content = images.content(role, _parts(read.content, f"input.{index}.content"))
-        is_open = last is not None and not last["content"] and not last.keys() & {"tool_calls", REFERENCE}
-        if read.role == "assistant" and last is not None and is_open:
-            last |= content
+@dataclass(slots=True)
+class _AssistantTurn:
+    """The items of one message of the assistant."""
+
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    reference: str | None = None
+    """Id of the answer that stands here."""
+    is_hosted: bool = False
+    """Whether the last text is what a provider's tool did."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the assistant's next text belongs to this message."""
+        return self.reference is None and (bool(self.calls) or self.is_hosted or not any(self.texts))
+
+    def message(self) -> Message:
+        message: Message = {"role": "assistant", "content": "\n\n".join(filter(None, self.texts))}
+        if any(self.thoughts):
+            message["reasoning_content"] = "\n".join(filter(None, self.thoughts))
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message if self.reference is None else {**message, REFERENCE: self.reference}
+
+
+class _Input:
+    """The messages of a request's `input`, which grow by its items."""
+
+    def __init__(self, images: RequestImages) -> None:
+        self._images = images
+        self._turns: list[_AssistantTurn | Message] = []
+
+    def messages(self) -> list[Message]:
+        return [turn.message() if isinstance(turn, _AssistantTurn) else turn for turn in self._turns]
+
+    def add(self, item: dict[str, Any], index: int) -> None:
+        """Add an item; raises ClientError (400) for one that has no place in a conversation."""
+        is_reference = item.keys() & {"id", "role", "content"} == {"id"}
+        kind = item.get("type") or ("item_reference" if is_reference else "message")
+        if kind == "message":
+            self._add_message(read_body(_MessageItem, item, "input", index), index)
+        elif kind in ("function_call", "custom_tool_call"):
+            self._add_call(kind, read_body(_CallItem, item, "input", index))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            result = read_body(_OutputItem, item, "input", index)
+            content = self._images.content("tool", _parts(result.output, f"input.{index}.output"))
+            self._turns.append({"role": "tool", "tool_call_id": result.call_id, **content})
+        elif kind == "item_reference":
+            self._add_reference(item.get("id"))
+        elif kind == "reasoning":
+            last = self._last()
+            turn = last if last is not None and last.calls and last.is_open else self._begin()
+            turn.thoughts.append(_reasoning(read_body(_ReasoningItem, item, "input", index)))
+        elif isinstance(kind, str) and "content" not in item:
+            self._add_hosted(kind, item)
         else:
-            messages.append({"role": role, **content})
-    elif kind in ("function_call", "custom_tool_call"):
-        called = read_body(_CallItem, item, "input", index)
-        name = called.name if called.namespace is None else f"{called.namespace}{_SEPARATOR}{called.name}"
-        arguments = call_arguments(called.arguments)
+            name = f"input.{index}.type"
+            raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
+
+    def _last(self) -> _AssistantTurn | None:
+        """Return the last message, if it is the assistant's."""
+        last = self._turns[-1] if self._turns else None
+        return last if isinstance(last, _AssistantTurn) else None
+
+    def _begin(self) -> _AssistantTurn:
+        turn = _AssistantTurn()
+        self._turns.append(turn)
+        return turn
+
+    def _open(self) -> _AssistantTurn:
+        """Return the message to which the assistant's next text belongs."""
+        last = self._last()
+        return last if last is not None and last.is_open else self._begin()
+
+    def _add_message(self, item: _MessageItem, index: int) -> None:
+        parts = _parts(item.content, f"input.{index}.content")
+        if item.role in ("system", "developer"):
+            parts = [without_billing(part) if isinstance(part, str) else part for part in parts]
+        content = self._images.content(item.role, parts)
+        if item.role == "assistant":
+            turn = self._open()
+            turn.texts.append(content["content"])
+            turn.is_hosted = False
+        elif item.role == "user":
+            self._turns.append({"role": "user", **content})
+        elif content["content"]:
+            self._turns.append({"role": "system", **content})
+
+    def _add_call(self, kind: str, item: _CallItem) -> None:
+        name = item.name if item.namespace is None else f"{item.namespace}{_SEPARATOR}{item.name}"
+        arguments = call_arguments(item.arguments)
         if kind == "custom_tool_call":
-            arguments = json.dumps({_INPUT: called.input}, ensure_ascii=False)
-        call = {"id": called.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        if last is None:
-            last = {"role": "assistant", "content": ""}
-            messages.append(last)
-        last |= {"tool_calls": [*last.get("tool_calls", ()), call]}
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        result = read_body(_OutputItem, item, "input", index)
-        content = images.content("tool", _parts(result.output, f"input.{index}.output"))
-        messages.append({"role": "tool", "tool_call_id": result.call_id, **content})
-    elif kind == "item_reference":
-        given = item.get("id")
-        answer_id = f"resp_{given.partition('_')[2][:_ANSWER_DIGITS]}" if isinstance(given, str) else ""
-        if last is None or last.get(REFERENCE) != answer_id:  # One message represents all items of an answer.
-            messages.append({"role": "assistant", "content": "", REFERENCE: answer_id})
-    elif kind == "reasoning":
-        thought = _reasoning(read_body(_ReasoningItem, item, "input", index))
-        messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
-    else:
-        name = f"input.{index}.type"
-        raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
+            arguments = json.dumps({_INPUT: item.input}, ensure_ascii=False)
+        self._call(item.call_id, name, arguments)
+
+    def _call(self, call_id: str, name: str, arguments: str) -> None:
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        (self._last() or self._begin()).calls.append(call)
+
+    def _add_reference(self, item_id: object) -> None:
+        answer_id = f"resp_{item_id.partition('_')[2][:_ANSWER_DIGITS]}" if isinstance(item_id, str) else ""
+        last = self._last()
+        if last is None or last.reference != answer_id:  # One message represents all items of an answer.
+            self._begin().reference = answer_id
+
+    def _add_hosted(self, kind: str, item: dict[str, Any]) -> None:
+        """Add an item of a tool that another provider offers, or leave it out if it holds nothing readable."""
+        call_id = item.get("call_id")
+        if isinstance(call_id, str) and kind.endswith("_call"):
+            names = ("action", "actions", "operation", "arguments")
+            arguments = next((item[name] for name in names if item.get(name)), None)
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+            self._call(call_id, kind.removesuffix("_call"), text)
+        elif isinstance(call_id, str) and kind.endswith("_output"):
+            self._turns.append({"role": "tool", "tool_call_id": call_id, "content": readable(item)})
+        elif text := hosted_text(kind, item):
+            if kind == "mcp_approval_response":
+                self._turns.append({"role": "user", "content": text})
+            else:
+                turn = self._open()
+                turn.texts.append(text)
+                turn.is_hosted = True
+        else:
+            ignored("responses", [kind], LEFT_OUT)
 
 
 def _parts(content: _Content, at: str) -> list[str | ImageUri]:
@@ -198,8 +286,10 @@ def _reasoning(item: _ReasoningItem) -> str:
         return "".join(part.text for part in item.content or item.summary or ())
     try:
         opened = base64.b64decode(item.encrypted_content or "", validate=True).decode()
-    except (binascii.Error, ValueError):  # Another provider's.
-        return ""
+    except (binascii.Error, ValueError):
+        opened = ""
+    if item.encrypted_content and not opened.startswith(_SEALED):
+        ignored("responses", ["reasoning.encrypted_content"], LEFT_OUT)
     return opened.removeprefix(_SEALED) if opened.startswith(_SEALED) else ""
 
 
@@ -436,24 +526,61 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
     return reply.whole()
 
 
+_INPUT_ID = "msg_input"
+"""Beginning of the id of an input item. An item reference does not find it: it would name an answer."""
+
+
+def input_items(path: Path) -> list[dict[str, Any]]:
+    """Return the conversation before the last turn of a path as items, without instructions.
+
+    `GET /v1/responses/{id}/input_items` lists them. Their ids depend on the answer and their position only.
+    """
+    turn = path[-1]
+    history = [message for earlier in path for message in earlier.messages][path[0].num_instructions : -1]
+    items: list[dict[str, Any]] = []
+    for message in history:
+        text = message["content"].replace(IMAGE_MARK, "[picture]")
+        if message["role"] == "tool":
+            called = message.get("tool_call_id", "")
+            items.append({"type": "function_call_output", "call_id": called, "output": text})
+            continue
+        if thought := message.get("reasoning_content"):
+            items.append({"type": "reasoning", "summary": [], "content": [_part("reasoning", thought, ())]})
+        is_answer = message["role"] == "assistant"
+        if text or not is_answer:
+            part = _part("message", text, ()) if is_answer else {"type": "input_text", "text": text}
+            items.append({"type": "message", "role": message["role"], "content": [part]})
+        for call in message.get("tool_calls") or ():
+            items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    digits = turn.answer_id.partition("_")[2]
+    return [{"id": f"{_INPUT_ID}{i}_{digits}", **item, "status": "completed"} for i, item in enumerate(items)]
+
+
 class OpenAIResponses(WireProtocol):
     path = "/v1/responses"
+    count_path = "/v1/responses/input_tokens"
     reply = _ResponsesReply
+
+    def counted(self, input_tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": input_tokens}
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
         read = read_body(_ResponsesBody, body)
         include = read.include or ()
-        messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
+        instructions = without_billing(read.instructions or "")
+        messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         num_instructions = len(messages)
-        items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
         images = RequestImages()
+        conversation = _Input(images)
+        items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
         for index, item in enumerate(items):
-            _add_item(messages, item, index, num_instructions, images)
+            conversation.add(item, index)
+        messages += conversation.messages()
         read.log_without_effect("responses")
         tools, kinds = _tools(read.tools or ())
         text = (read.text and read.text.format) or _TextFormat(type="text")
         effort = read.reasoning and read.reasoning.effort
-        wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
+        wants_logprobs = bool(read.top_logprobs) or "message.output_text.logprobs" in include
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),
             read,

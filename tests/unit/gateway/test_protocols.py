@@ -509,7 +509,8 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
     pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
     read = {"type": "tool_result", "tool_use_id": "c", "content": [pdf]}
     cases = [
-        ("/v1/responses", {"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
+        ("/v1/responses", {"input": [{"type": "mesage", "role": "user", "content": "a"}]}, "input.0.type"),
+        ("/v1/responses", {"input": []}, "input"),
         ("/v1/responses", {"input": [user, {"type": "function_call", "name": "f"}]}, "input.1.call_id"),
         (
             "/v1/responses",

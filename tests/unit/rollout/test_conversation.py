@@ -136,7 +136,7 @@ def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: An
     assert found(index, [*longer.messages, MORE]) == (5, [longer])
     assert found(index, [*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [conversation])
     assert found(index, [MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) == (2, [other])
-    assert found(index, conversation.messages) == (0, ()), "there is nothing that the messages add"
+    assert found(index, conversation.messages) == (3, [conversation]), "the assistant takes another turn"
     assert found(index, [*START, {"role": "assistant", "content": "Done!"}, MORE]) == (0, ())
     assert found(index, [*conversation.messages, MORE], scope=b"another key") == (0, ())
     index.discard(longer)
