@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.errors import (
+    AlignmentError,
     ConfigError,
     OPDError,
     OutputError,
@@ -171,6 +172,7 @@ async def _lines(
                     await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
                     await groups.write(done.group)
                 counts.lines[done.became] += 1
+                counts.notes += done.notes
                 bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
 
         try:
@@ -182,13 +184,15 @@ async def _lines(
             raise failures.exceptions[0] from None
     earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
     bar.say(f"{groups.path}: {counts.said()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    for line in counts.notes_as_text():
+        bar.say(line)
     bar.say(f"to look at it: agentic-opd report {groups.path}")
     return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
 
 
 def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
     path: Path = arguments.file
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
     if out.resolve() == path.resolve():
         raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
@@ -197,16 +201,17 @@ def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
 
 def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
     """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run."""
+    from agentic_opd.report.read import settings_path
+    from agentic_opd.runs.log_tools import plain_tools
+    from agentic_opd.worlds.choose import make_world
+
     if named is not None:
         try:
-            tools = read_json(named.read_text())
+            return plain_tools({"tools": read_json(named.read_text())})
         except (OSError, ValueError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
-        if not isinstance(tools, list):
-            raise PlaceError(f"--tools {str(named)!r}: expected a JSON list, got {type(tools).__name__}")
-        return tools
-    from agentic_opd.report.read import settings_path
-    from agentic_opd.worlds.choose import make_world
+        except AlignmentError as error:
+            raise PlaceError(f"--tools {str(named)!r}: {error}") from error
 
     if not settings_path(file).exists():
         return ()

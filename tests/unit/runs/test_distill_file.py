@@ -33,7 +33,7 @@ def test_every_line_has_a_name_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "line 2: not JSON"),
+        ("{", "line 2: not valid JSON"),
         ([1], "line 2: expected a JSON object, got list"),
         ({"a": 1}, "line 2: tokens and messages: expected"),
         ({"messages": [{"content": "u"}]}, r"line 2: messages\[0\]: expected an object with a role"),

@@ -1,0 +1,77 @@
+"""The rows of a JSON file (I/O): one JSON value a line, or the elements of one JSON array."""
+
+import gzip
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.core.text import read_json
+
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRow:
+    """A value of the file; `place` is its location for messages, for example `line 3`."""
+
+    number: int
+    """Number of the line or of the element, from 1."""
+    place: str
+    value: Any
+
+
+class NotJsonError(ValueError):
+    """A line is not JSON, nor is the file as a whole."""
+
+
+def json_rows(path: Path, parse: Callable[[str], Any] = read_json) -> Iterator[JsonRow]:
+    """Yield the rows of a file, which may be gzipped (.gz) and may begin with a byte order mark.
+
+    A file whose first line is not a row by itself, because it is one document, is read as a whole: an array's elements
+    are the rows, an object is the only row.
+
+    Raises:
+        NotJsonError: a line is not JSON; the message has its number.
+        OSError, EOFError, zlib.error: the file can't be read.
+    """
+    number, is_first = 0, True
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    value, problem = parse(line), None
+                except (ValueError, RecursionError) as error:
+                    value, problem = None, error
+                if is_first and (problem is not None or isinstance(value, list)):
+                    elements = _document(path, parse)
+                    if elements is not None:
+                        yield from (JsonRow(i, f"element {i}", one) for i, one in enumerate(elements, start=1))
+                        return
+                if problem is not None:
+                    advice = " Write one JSON object a line, as `jq -c . FILE` does." if is_first else ""
+                    raise NotJsonError(f"line {number}: not valid JSON: {problem}.{advice}") from problem
+                is_first = False
+                yield JsonRow(number, f"line {number}", value)
+    except UnicodeDecodeError as error:
+        raise NotJsonError(f"after line {number}: not valid JSON: {error}") from error
+
+
+def _opened(path: Path) -> Any:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        is_utf16 = file.read(2) in _UTF16_MARKS
+    encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    return opener(path, "rt", encoding=encoding, errors="surrogatepass", newline="\n")
+
+
+def _document(path: Path, parse: Callable[[str], Any]) -> list[Any] | None:
+    """Return the rows of a file that is one JSON array or object; None if it is not."""
+    with _opened(path) as file:
+        try:
+            value = parse(file.read())
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else [value] if isinstance(value, dict) else None
