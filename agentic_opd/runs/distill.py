@@ -49,7 +49,7 @@ from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.runs.logs import ConversationLog, LogNote, read_log
+from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 from agentic_opd.wire.images import ImageFolder
@@ -220,9 +220,13 @@ def rendered_log(log: ConversationLog, chat: ChatFormat, context: int | None = N
     for at, following in zip(said, [*said[1:], len(messages)], strict=True):
         asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
         message = {**messages[at], "content": chat.without_stop(messages[at]["content"])}
-        if at not in why and not message["content"].strip() and not message.get("tool_calls"):
+        if at not in why and says_nothing(message):
             why[at] = LogNote.EMPTY
         prompt = conversation.branching_prompt()
+        if context is not None and len(prompt) >= context:
+            why = dict.fromkeys(said[said.index(at) :], LogNote.TOO_LONG) | why
+            conversation.answer(messages[at:])
+            break
         try:
             turn = _written(chat, prompt, messages[:asked], message)
         except RendererError as error:

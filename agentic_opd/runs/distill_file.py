@@ -116,6 +116,10 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _rows(path: Path) -> Iterator[JsonRow]:
+    if path.suffix == ".parquet":
+        raise PlaceError(
+            f"{str(path)!r} is no JSON; write its rows as JSONL, for example with pandas' DataFrame.to_json"
+        )
     try:
         yield from json_rows(path)
     except NotJsonError as error:

@@ -229,7 +229,7 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
             plain_of_row = list(_plain(said, row.index, last_call))
         except ValidationError as error:
             raise AlignmentError(_problem(row.where, error)) from error
-        others = {key: value for key, value in message.items() if key not in _OWN_FIELDS and not _is_missing(value)}
+        others = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
         if not others.get("images"):
             others.pop("images", None)
         for plain in plain_of_row:
@@ -439,6 +439,11 @@ def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Seque
     return bool(changed)
 
 
+def _has_value(value: Any) -> bool:
+    """Whether a field of no meaning to this package has a value that JSON can write."""
+    return not _is_missing(value) and _is_json(value)
+
+
 def _is_missing(value: Any) -> bool:
     """Whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
     return is_null(value) or (isinstance(value, float) and value != value)
@@ -450,9 +455,16 @@ def _why_context(message: Message, others: Mapping[str, Any]) -> LogNote | None:
         return LogNote.WEIGHT_0
     if not has_arguments(message):
         return LogNote.ARGUMENTS
-    if not message["content"].strip() and not message.get("tool_calls"):
+    if says_nothing(message):
         return LogNote.EMPTY
     return LogNote.REASONING_IN_TEXT if has_reasoning_marks(message["content"]) else None
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a message has no call, and no character that can be seen."""
+    return not message.get("tool_calls") and not any(
+        char.isprintable() and not char.isspace() for char in message["content"]
+    )
 
 
 def _system(fields: Mapping[str, Any]) -> str:
@@ -520,13 +532,20 @@ def has_arguments(message: Message) -> bool:
 
 
 def _is_object(arguments: Any) -> bool:
-    """Whether arguments are an object that JSON can write; Python also reads NaN, Infinity and 1e400."""
     try:
         value = read_json(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and _is_json(value)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
+    try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return False
-    return isinstance(value, dict)
+    return True
 
 
 def _problem(where: str, error: ValidationError) -> str:
