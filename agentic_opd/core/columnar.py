@@ -60,6 +60,35 @@ def unpadded_arguments(calls: Sequence[Call], tools: Sequence[Mapping[str, Any]]
     return [_unpadded_value(call.arguments, schema or {}) or {} for call, schema in zip(calls, own, strict=True)]
 
 
+def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
+    """Return messages with the arguments of calls that are stored as objects without padding; see above.
+
+    A call is in OpenAI's form, or its function alone. What is no message or call is unchanged.
+    """
+    stored = [
+        (index, number, call)
+        for index, message in enumerate(messages)
+        if isinstance(message, Mapping) and isinstance(message.get("tool_calls"), list)
+        for number, call in enumerate(cast(list[Any], message["tool_calls"]))
+        if isinstance(call, Mapping)
+    ]
+    functions = [cast(Mapping[str, Any], call.get("function") or call) for _, _, call in stored]
+    objects = [isinstance(one.get("arguments"), Mapping) for one in functions]
+    calls = [
+        Call(str(one.get("name")), one["arguments"])
+        for one, is_object in zip(functions, objects, strict=True)
+        if is_object
+    ]
+    arguments = iter(unpadded_arguments(calls, tools))
+    unpadded: list[Any] = list(messages)
+    for (index, number, call), function, is_object in zip(stored, functions, objects, strict=True):
+        if is_object:
+            own = [*unpadded[index]["tool_calls"]]
+            own[number] = {**call, "function": {**function, "arguments": next(arguments)}}
+            unpadded[index] = {**unpadded[index], "tool_calls": own}
+    return unpadded
+
+
 def _schemas_of_calls(calls: Sequence[Call]) -> dict[str, Schema]:
     """Return a schema of each tool that has the keys for which a call has a value, or which only this tool has."""
     valued: dict[str, set[str]] = {}

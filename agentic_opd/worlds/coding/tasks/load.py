@@ -15,6 +15,7 @@ from agentic_opd.worlds.coding.tasks.io_tasks import IO_FIELDS, TEST_NAMES, io_t
 from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
@@ -146,7 +147,7 @@ def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
     if not isinstance(given, list) or not all(isinstance(one, dict) and "role" in one for one in given):
         return ()
     try:
-        return Task(task_id, "", None, examples=given).examples
+        return Task(task_id, "", None, examples=given, tools=TOOL_SPECS).examples
     except AlignmentError as error:
         raise values.wrong("examples", str(error)) from error
 
