@@ -503,20 +503,22 @@ def _with_ordered_results(messages: Sequence[Message], notes: Counter[LogNote]) 
 def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[LogNote]) -> list[Message]:
     """Return the results that follow calls of these ids in the calls' order.
 
-    A result without an id belongs to the first call without a result. Results of an unknown or a repeated id stand
-    after the others.
+    Results without an id belong to the calls without a result, and so do results of unknown ids if there are as many
+    of them. Others, such as those of a repeated id, stand after the results of all calls.
     """
     open_calls = list(range(len(calls)))
-    number_of = dict[int, int]()
-    for index, result in enumerate(results):
-        named = [number for number in open_calls if calls[number] == result.get("tool_call_id")]
-        if named:
-            number_of[index] = named[0]
+    ids = [result.get("tool_call_id") for result in results]
+    by_id = dict[int, int]()
+    for index, call_id in enumerate(ids):
+        if named := [number for number in open_calls if calls[number] == call_id]:
+            by_id[index] = named[0]
             open_calls.remove(named[0])
-    without_id = [index for index, result in enumerate(results) if not result.get("tool_call_id")]
-    number_of |= dict(zip(without_id, open_calls, strict=False))
+    unnamed = [index for index, call_id in enumerate(ids) if call_id not in calls]
+    is_certain = len(unnamed) == len(open_calls) or not any(ids[index] for index in unnamed)
+    number_of = by_id | (dict(zip(unnamed, open_calls, strict=False)) if is_certain else {})
     order = sorted(range(len(results)), key=lambda index: number_of.get(index, len(calls)))
-    notes[LogNote.RESULT_WITHOUT_CALL] += len(results) - len(number_of)
+    strays = [index for index in order if index not in by_id and (ids[index] or index not in number_of)]
+    notes[LogNote.RESULT_WITHOUT_CALL] += len(strays)
     notes[LogNote.CALL_WITHOUT_RESULT] += len(calls) - len(number_of)
     notes[LogNote.REORDERED] += sum(index != place for place, index in enumerate(order))
     named_ids = {index: {"tool_call_id": calls[number]} for index, number in number_of.items()}
