@@ -49,15 +49,18 @@ def unpadded_arguments(calls: Sequence[Call], tools: Sequence[Mapping[str, Any]]
         schemas = _schemas_of_calls(calls)
     else:
         functions = [cast(Schema, tool.get("function") or tool) for tool in tools]
-        schemas = {str(one.get("name")): cast(Schema, one.get("parameters") or {}) for one in functions}
+        schemas = {str(fields.get("name")): cast(Schema, fields.get("parameters") or {}) for fields in functions}
     unknown: Schema | None = None if tools is None else {"properties": {}, "additionalProperties": False}
-    own = [schemas.get(call.name, unknown) for call in calls]
+    call_schemas = [schemas.get(call.name, unknown) for call in calls]
     is_padded = any(
-        schema is not None and _has_padding(call.arguments, schema) for call, schema in zip(calls, own, strict=True)
+        schema is not None and _has_padding(call.arguments, schema)
+        for call, schema in zip(calls, call_schemas, strict=True)
     )
     if not is_padded:
         return [dict(call.arguments) for call in calls]
-    return [_unpadded_value(call.arguments, schema or {}) or {} for call, schema in zip(calls, own, strict=True)]
+    return [
+        _unpadded_value(call.arguments, schema or {}) or {} for call, schema in zip(calls, call_schemas, strict=True)
+    ]
 
 
 def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
@@ -73,19 +76,19 @@ def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]
         if isinstance(call, Mapping)
     ]
     functions = [cast(Mapping[str, Any], call.get("function") or call) for _, _, call in stored]
-    objects = [isinstance(one.get("arguments"), Mapping) for one in functions]
+    objects = [isinstance(function.get("arguments"), Mapping) for function in functions]
     calls = [
-        Call(str(one.get("name")), one["arguments"])
-        for one, is_object in zip(functions, objects, strict=True)
+        Call(str(function.get("name")), function["arguments"])
+        for function, is_object in zip(functions, objects, strict=True)
         if is_object
     ]
     arguments = iter(unpadded_arguments(calls, tools))
     unpadded: list[Any] = list(messages)
     for (index, number, call), function, is_object in zip(stored, functions, objects, strict=True):
         if is_object:
-            own = [*unpadded[index]["tool_calls"]]
-            own[number] = {**call, "function": {**function, "arguments": next(arguments)}}
-            unpadded[index] = {**unpadded[index], "tool_calls": own}
+            message_calls = [*unpadded[index]["tool_calls"]]
+            message_calls[number] = {**call, "function": {**function, "arguments": next(arguments)}}
+            unpadded[index] = {**unpadded[index], "tool_calls": message_calls}
     return unpadded
 
 
@@ -96,7 +99,7 @@ def _schemas_of_calls(calls: Sequence[Call]) -> dict[str, Schema]:
         valued.setdefault(call.name, set()).update(key for key, value in call.arguments.items() if not is_null(value))
     schemas: dict[str, Schema] = {}
     for name in valued:
-        foreign = {key for other, keys in valued.items() if other != name for key in keys} - valued[name]
+        foreign = {key for tool, keys in valued.items() if tool != name for key in keys} - valued[name]
         keys = {key for call in calls if call.name == name for key in call.arguments} - foreign
         schemas[name] = {"properties": {key: {} for key in keys}}
     return schemas
@@ -150,10 +153,14 @@ def _has_padding(value: Any, schema: Schema) -> bool:
     if not isinstance(value, Mapping) or properties is None:
         return False
     for key, member in cast(Mapping[str, Any], value).items():
-        own: Any = properties.get(key)
-        if is_null(member) if key not in properties else member is None and bool(own) and not _allows_null(own):
+        member_schema: Any = properties.get(key)
+        if (
+            is_null(member)
+            if key not in properties
+            else member is None and bool(member_schema) and not _allows_null(member_schema)
+        ):
             return True
-        if isinstance(own, Mapping) and _has_padding(member, cast(Schema, own)):
+        if isinstance(member_schema, Mapping) and _has_padding(member, cast(Schema, member_schema)):
             return True
     return False
 
@@ -166,13 +173,15 @@ def _unpadded_value(value: Any, schema: Schema) -> Any:
         return value
     properties = _properties(schema) or {}
     required = {key for option in _options(schema) for key in cast(Sequence[str], option.get("required") or ())}
-    kept: dict[str, Any] = {}
+    unpadded: dict[str, Any] = {}
     for key, member in cast(Mapping[str, Any], value).items():
-        own: Any = properties.get(key)
-        if is_null(member) and not (key in required and _allows_null(own)):
+        member_schema: Any = properties.get(key)
+        if is_null(member) and not (key in required and _allows_null(member_schema)):
             continue
-        kept[key] = _unpadded_value(member, cast(Schema, own) if isinstance(own, Mapping) else {})
-    return kept
+        unpadded[key] = _unpadded_value(
+            member, cast(Schema, member_schema) if isinstance(member_schema, Mapping) else {}
+        )
+    return unpadded
 
 
 def _items(schema: Schema) -> Schema:
@@ -201,14 +210,14 @@ def _unpadded_schema(value: Any, *, has_names: bool = False) -> Any:
         return [_unpadded_schema(item) for item in cast(list[Any], value)]
     if not isinstance(value, Mapping):
         return value
-    kept: dict[str, Any] = {}
+    unpadded: dict[str, Any] = {}
     for key, member in cast(Mapping[str, Any], value).items():
         holds_names = key == "properties" and not has_names
         if not is_null(member):
             is_value = key in _VALUES and not has_names
-            kept[key] = member if is_value else _unpadded_schema(member, has_names=holds_names)
+            unpadded[key] = member if is_value else _unpadded_schema(member, has_names=holds_names)
         elif holds_names:
-            kept[key] = {}
+            unpadded[key] = {}
         elif key == "default" and not has_names and _allows_null(value):
-            kept[key] = None
-    return kept
+            unpadded[key] = None
+    return unpadded

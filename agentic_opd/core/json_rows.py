@@ -48,7 +48,7 @@ def json_rows(path: Path, parse: Callable[[str], Any] = read_json) -> Iterator[J
                 if is_first and (problem is not None or isinstance(value, list)):
                     elements = _document(path, parse)
                     if elements is not None:
-                        yield from (JsonRow(i, f"element {i}", one) for i, one in enumerate(elements, start=1))
+                        yield from (JsonRow(i, f"element {i}", element) for i, element in enumerate(elements, start=1))
                         return
                 if problem is not None:
                     advice = " Write one JSON object a line, as `jq -c . FILE` does." if is_first else ""

@@ -224,8 +224,8 @@ class ChatFormat:
         names = ("content", "reasoning_content")
         pairs = [(parsed.message.get(name) or "", message.get(name) or "") for name in names]
         calls = [(call.name, call.arguments) for call in parsed.tool_calls]
-        own = [(call["function"]["name"], _arguments_of(call)) for call in message.get("tool_calls") or ()]
-        pairs.append((json.dumps(calls, sort_keys=True), json.dumps(own, sort_keys=True)))
+        message_calls = [(call["function"]["name"], _arguments_of(call)) for call in message.get("tool_calls") or ()]
+        pairs.append((json.dumps(calls, sort_keys=True), json.dumps(message_calls, sort_keys=True)))
         return all(first.strip() == second.strip() or self._same_ids(first, second) for first, second in pairs)
 
     def spells_calls(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
@@ -238,7 +238,7 @@ class ChatFormat:
         if not is_called or not parsed.tool_calls or self.spells_control_tokens(parsed.message):
             return False
         user: Message = {"role": "user", "content": "u"}
-        texts = ({"role": "assistant", "content": one["content"]} for one in (message, parsed.message))
+        texts = ({"role": "assistant", "content": turn["content"]} for turn in (message, parsed.message))
         plain, called = texts
         called["tool_calls"] = parsed.message["tool_calls"]
         return self.written([user, plain]) == self.written([user, called])

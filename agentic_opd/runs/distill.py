@@ -210,47 +210,47 @@ def rendered_log(log: ConversationLog, chat: ChatFormat, context: int | None = N
     messages = [*log.messages]
     first_user = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
     assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    said = [i for i in assistants if i > first_user]
-    why = {i: LogNote.BEFORE_USER for i in assistants if i < first_user} | dict(log.context)
+    answers = [i for i in assistants if i > first_user]
+    reasons = {i: LogNote.BEFORE_USER for i in assistants if i < first_user} | dict(log.context)
     notes = Counter(log.notes)
-    if not said:
-        return _nothing_learned(notes + Counter(why.values()))
-    conversation = Conversation(chat, messages[: said[0]])
+    if not answers:
+        return _nothing_learned(notes + Counter(reasons.values()))
+    conversation = Conversation(chat, messages[: answers[0]])
     errors = list[RendererError]()
-    for at, following in zip(said, [*said[1:], len(messages)], strict=True):
-        asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
-        message = {**messages[at], "content": chat.without_stop(messages[at]["content"])}
-        if at not in why and says_nothing(message):
-            why[at] = LogNote.EMPTY
+    for index, following in zip(answers, [*answers[1:], len(messages)], strict=True):
+        message = {**messages[index], "content": chat.without_stop(messages[index]["content"])}
+        if says_nothing(message):
+            reasons.setdefault(index, LogNote.EMPTY)
         prompt = conversation.branching_prompt()
         if context is not None and len(prompt) >= context:
-            why = dict.fromkeys(said[said.index(at) :], LogNote.TOO_LONG) | why
-            conversation.answer(messages[at:])
+            reasons = {i: LogNote.TOO_LONG for i in answers if i >= index} | reasons
+            conversation.answer(messages[index:])
             break
+        prompt_end = next(i for i in range(index, 0, -1) if messages[i - 1]["role"] != "assistant")
         try:
-            turn = _written(chat, prompt, messages[:asked], message)
+            turn = _written(chat, prompt, messages[:prompt_end], message)
         except RendererError as error:
             errors.append(error)
-            why.setdefault(at, LogNote.NOT_READ_BACK)
+            reasons.setdefault(index, LogNote.NOT_READ_BACK)
             conversation.branch()
-            conversation.answer(messages[at:following])
+            conversation.answer(messages[index:following])
             continue
-        notes[LogNote.REASONING] += at not in why and turn.message.keys() < message.keys()
-        if at not in why and turn.problem is not None:
-            why[at] = turn.problem
-        messages[at] = turn.message
+        if turn.problem is not None:
+            reasons.setdefault(index, turn.problem)
+        notes[LogNote.REASONING] += index not in reasons and turn.message.keys() < message.keys()
+        messages[index] = turn.message
         conversation.add(Completion(turn.ids, (0.0,) * len(turn.ids)), ParsedTurn(turn.message, ()))
-        conversation.answer(messages[at + 1 : following])
+        conversation.answer(messages[index + 1 : following])
     traces = conversation.traces()
     if context is not None:
         late = [turn.message_index for trace in traces for turn in trace.turns if turn.end >= context]
-        why = dict.fromkeys(late, LogNote.TOO_LONG) | why
+        reasons = dict.fromkeys(late, LogNote.TOO_LONG) | reasons
         traces = tuple(_within(trace, context) for trace in traces)
-    notes += Counter(why.values())
-    if set(said) <= why.keys():
+    notes += Counter(reasons.values())
+    if set(answers) <= reasons.keys():
         return _nothing_learned(notes, errors)
-    kept = (_without_turns(trace, why) for trace in traces)
-    return RenderedLog(tuple(trace for trace in kept if trace.turns), notes)
+    traces = tuple(_without_turns(trace, reasons) for trace in traces)
+    return RenderedLog(tuple(trace for trace in traces if trace.turns), notes)
 
 
 def _nothing_learned(notes: Counter[LogNote], errors: Sequence[RendererError] = ()) -> RenderedLog:
@@ -296,7 +296,7 @@ def _problem(chat: ChatFormat, prompt: list[int], ids: tuple[int, ...], message:
         return LogNote.CONTROL_TOKENS
     if chat.reads_back(prompt, ids, message):
         return None
-    thoughts = [one.get("reasoning_content") for one in (chat.parse(prompt, ids, 0).message, message)]
+    thoughts = [turn.get("reasoning_content") for turn in (chat.parse(prompt, ids, 0).message, message)]
     return LogNote.NO_REASONING if thoughts[0] and not thoughts[1] else LogNote.NOT_READ_BACK
 
 

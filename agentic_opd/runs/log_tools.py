@@ -66,9 +66,9 @@ def _declared(tool: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _chat_tool(tool: Any, where: str) -> dict[str, Any]:
-    whole = _without_nulls(tool)
-    function = _without_nulls(whole.get("function", whole.get("toolSpec", whole)))
-    kind: Any = whole.get("type")
+    wrapper = _without_nulls(tool)
+    function = _without_nulls(wrapper.get("function", wrapper.get("toolSpec", wrapper)))
+    kind: Any = wrapper.get("type")
     if kind not in (None, "function", "custom") or (kind == "custom" and not any(map(function.get, _SCHEMA_FIELDS))):
         raise AlignmentError(
             f"{where}.type: {kind!r:.40} is a tool of its provider, expected a function with a JSON schema in "
@@ -81,8 +81,8 @@ def _chat_tool(tool: Any, where: str) -> dict[str, Any]:
     if field is None and foreign:
         raise AlignmentError(f"{where}.{foreign[0]}: expected the JSON schema of the arguments in parameters")
     schema = {} if field is None else {"parameters": _schema(function[field], f"{where}.{field}")}
-    if "function" in whole and field in (None, "parameters"):
-        return {**whole, "function": function | schema}
+    if "function" in wrapper and field in (None, "parameters"):
+        return {**wrapper, "function": function | schema}
     return {"type": "function", "function": {key: function[key] for key in _PLAIN_FIELDS if key in function} | schema}
 
 

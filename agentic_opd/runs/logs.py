@@ -225,20 +225,20 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
     for row in _rows(fields):
         message, note = row.message()
         try:
-            said = _Said.model_validate(message)
-            plain_of_row = list(_plain(said, row.index, last_call))
+            parsed = _Said.model_validate(message)
+            plain_of_row = list(_plain(parsed, row.index, last_call))
         except ValidationError as error:
             raise AlignmentError(_problem(row.where, error)) from error
-        others = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
-        if not others.get("images"):
-            others.pop("images", None)
+        extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
+        if not extra.get("images"):
+            extra.pop("images", None)
         for plain in plain_of_row:
-            if plain["role"] == "assistant" and (why := note or _why_context(plain, others)) is not None:
+            if plain["role"] == "assistant" and (why := note or _why_context(plain, extra)) is not None:
                 context[len(messages)] = why
             if calls := plain.get("tool_calls"):
                 last_call = calls[-1]["id"]
-                objects += () if row.is_text else _stored_as_objects(calls, said.calls())
-            messages.append(others | plain)
+                objects += () if row.is_text else _stored_as_objects(calls, parsed.calls())
+            messages.append(extra | plain)
     if system and messages[1:2] and messages[1]["role"] == "system":
         del messages[0]
         context = {index - 1: why for index, why in context.items()}
@@ -283,10 +283,12 @@ class _Row:
         if message["role"] == "assistant":
             content: Any = message.get("content")
             parts = cast(list[Any], content) if isinstance(content, list) else []
-            kept = [part for part in parts if not isinstance(part, Mapping) or part.get("type") not in _MEDIA_PARTS]
-            if len(kept) < len(parts) or message.get("audio") is not None:
+            text_parts = [
+                part for part in parts if not isinstance(part, Mapping) or part.get("type") not in _MEDIA_PARTS
+            ]
+            if len(text_parts) < len(parts) or message.get("audio") is not None:
                 note = note or LogNote.MEDIA
-            message["content"] = kept if isinstance(content, list) else content
+            message["content"] = text_parts if isinstance(content, list) else content
         return message, note
 
 
@@ -307,10 +309,10 @@ def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
         for index, value in enumerate(completion):
             yield _Row(f"completion[{index}]", len(prompt) + index, value, isinstance(value, str))
     else:
-        held = ", ".join(map(str, fields)) or "nothing"
+        names = ", ".join(map(str, fields)) or "nothing"
         raise AlignmentError(
             "tokens and messages: expected a scored group's tokens, or a conversation's list of messages; the row "
-            f'holds {held}. Write a conversation as {{"messages": [{{"role": "user", "content": ...}}, '
+            f'holds {names}. Write a conversation as {{"messages": [{{"role": "user", "content": ...}}, '
             '{"role": "assistant", "content": ...}, ...], "tools": [...]}'
         )
 
@@ -342,8 +344,8 @@ def _from_sharegpt(message: Mapping[str, Any], where: str) -> tuple[dict[str, An
     speaker, value = str(message["from"]), message.get("value")
     if speaker not in _SHAREGPT_ROLES:
         raise AlignmentError(f"{where}.from: expected one of {', '.join(_SHAREGPT_ROLES)}, got {speaker!r:.40}")
-    others = {key: member for key, member in message.items() if key not in ("from", "value")}
-    read = {**others, "role": _SHAREGPT_ROLES[speaker], "content": value}
+    extra = {key: member for key, member in message.items() if key not in ("from", "value")}
+    read = {**extra, "role": _SHAREGPT_ROLES[speaker], "content": value}
     if speaker != "function_call":
         return read, None
     try:
@@ -449,9 +451,9 @@ def _is_missing(value: Any) -> bool:
     return is_null(value) or (isinstance(value, float) and value != value)
 
 
-def _why_context(message: Message, others: Mapping[str, Any]) -> LogNote | None:
+def _why_context(message: Message, extra: Mapping[str, Any]) -> LogNote | None:
     """Return the reason why an assistant's message is not learned, as far as the message alone shows it."""
-    if others.get("weight") == 0:  # OpenAI's fine-tuning format
+    if extra.get("weight") == 0:  # OpenAI's fine-tuning format
         return LogNote.WEIGHT_0
     if not has_arguments(message):
         return LogNote.ARGUMENTS

@@ -119,8 +119,8 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             task_id = values.text("task_id")
             if task_id is not None and task_id in places:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
-            made = preset.make_task(task_id or str(number), values)
-            task = replace(made, kind=values.text("kind"), examples=_examples(made.task_id, values))
+            task = preset.make_task(task_id or str(number), values)
+            task = replace(task, kind=values.text("kind"), examples=_examples(task.task_id, values))
             checks_of(task)
         except DatasetError as error:
             broken.append(error)

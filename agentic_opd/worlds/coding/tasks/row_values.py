@@ -85,7 +85,7 @@ class RowValues:
                 prompt = stored if all("role" in message for message in stored) else prompt
         if not isinstance(prompt, list):
             return prompt
-        messages = [cast(Mapping[str, Any], one) for one in cast(list[Any], prompt) if isinstance(one, Mapping)]
+        messages = [cast(Mapping[str, Any], row) for row in cast(list[Any], prompt) if isinstance(row, Mapping)]
         texts = [message.get("content") for message in messages]
         roles = [message.get("role") for message in messages]
         if roles not in (["user"], ["system", "user"]) or not all(isinstance(text, str) for text in texts):
