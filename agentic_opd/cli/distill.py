@@ -55,9 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
         description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
-        "FILE is JSONL (or one JSON array) of scored groups, of this package or of another Atropos environment, or of "
-        'conversations in text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered by '
-        "rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
+        "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
+        'conversations in text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered '
+        "by rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,

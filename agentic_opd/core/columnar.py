@@ -8,9 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-_VALUES = ("default", "const", "enum", "examples", "example")
-"""Keys of a JSON schema under which null is a value."""
+from agentic_opd.core.errors import AlignmentError
+
+_NULLABLE = ("default", "const", "example")
+"""Keys of a JSON schema whose value may be null."""
+_VALUES = (*_NULLABLE, "enum", "examples")
+"""Keys of a JSON schema that hold values, and no schemas."""
 _UNIONS = ("anyOf", "oneOf", "allOf")
+MOST_NESTED = 100
+"""Deepest nesting of objects and lists in tools and calls."""
 
 Schema = Mapping[str, Any]
 
@@ -27,10 +33,34 @@ def unpadded_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools without padding: without nulls where a tool or a JSON schema has none.
 
     In padded tools `default: null` stays only if the schema allows null. Tools without such a null are unchanged.
+
+    Raises:
+        AlignmentError: a tool is nested too deeply.
     """
-    if not any(map(_is_padded_schema, tools)):
+    check_nesting(tools, "tools")
+    if not is_padded(tools):
         return [dict(tool) for tool in tools]
     return [cast(dict[str, Any], _unpadded_schema(tool)) for tool in tools]
+
+
+def is_padded(tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a tool has a null where a tool or a JSON schema has none."""
+    return any(map(_is_padded_schema, tools))
+
+
+def check_nesting(value: object, name: str) -> None:
+    """Raise AlignmentError if a value is nested deeper than `MOST_NESTED`; the error names the field `name`."""
+    level: list[Any] = [value]
+    for _ in range(MOST_NESTED):
+        level = [
+            member
+            for container in level
+            if isinstance(container, Mapping | list | tuple)
+            for member in (container.values() if isinstance(container, Mapping) else container)
+        ]
+        if not level:
+            return
+    raise AlignmentError(f"{name}: nested deeper than {MOST_NESTED} objects and lists")
 
 
 def unpadded_arguments(calls: Sequence[Call], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -67,7 +97,11 @@ def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]
     """Return messages with the arguments of calls that are stored as objects without padding; see above.
 
     A call is in OpenAI's form, or its function alone. What is no message or call is unchanged.
+
+    Raises:
+        AlignmentError: a message is nested too deeply.
     """
+    check_nesting(messages, "messages")
     stored = [
         (index, number, call)
         for index, message in enumerate(messages)
@@ -198,11 +232,13 @@ def _is_padded_schema(value: Any, *, has_names: bool = False) -> bool:
         return any(map(_is_padded_schema, cast(list[Any], value)))
     if not isinstance(value, Mapping):
         return False
-    return any(
-        member is None or _is_padded_schema(member, has_names=key == "properties" and not has_names)
-        for key, member in cast(Mapping[str, Any], value).items()
-        if has_names or key not in _VALUES
-    )
+    for key, member in cast(Mapping[str, Any], value).items():
+        if member is None and (has_names or key not in _NULLABLE):
+            return True
+        is_schema = has_names or key not in _VALUES
+        if is_schema and _is_padded_schema(member, has_names=key == "properties" and not has_names):
+            return True
+    return False
 
 
 def _unpadded_schema(value: Any, *, has_names: bool = False) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from agentic_opd.core.columnar import unpadded_tools
+from agentic_opd.core.columnar import check_nesting, is_padded, unpadded_tools
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import read_json
 
@@ -21,14 +21,15 @@ def from_text(value: Any, name: str) -> Any:
     """Return the value of JSON text; other values are unchanged.
 
     Raises:
-        AlignmentError: the text is not JSON; the error names the field `name`.
+        AlignmentError: the text is not JSON, or the value is nested too deeply; the error names the field `name`.
     """
-    if not isinstance(value, str):
-        return value
-    try:
-        return read_json(value)
-    except (ValueError, RecursionError) as error:
-        raise AlignmentError(f"{name}: a text that is not JSON: {error}") from error
+    if isinstance(value, str):
+        try:
+            value = read_json(value)
+        except (ValueError, RecursionError) as error:
+            raise AlignmentError(f"{name}: a text that is not JSON: {error}") from error
+    check_nesting(value, name)
+    return value
 
 
 def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -40,12 +41,12 @@ def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         AlignmentError: a tool can't be read, or has no form that the policy's chat template could show; the error
             names the field (`tools[1]`).
     """
-    name = "tools" if fields.get("tools") else "functions"
+    name = _field_of_tools(fields)
     tools = from_text(fields.get(name) or [], name)
     if not isinstance(tools, list):
         raise AlignmentError(f"{name}: expected a list of objects, got {type(tools).__name__}")
     listed = cast(list[Any], tools)
-    if not isinstance(fields[name] if listed else None, str) and all(isinstance(tool, Mapping) for tool in listed):
+    if has_padded_tools(fields):
         listed = unpadded_tools(listed)
     declared = (
         function
@@ -53,6 +54,19 @@ def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         for function in _declared(from_text(tool, f"{name}[{index}]"), f"{name}[{index}]")
     )
     return [_chat_tool(tool, where) for where, tool in declared]
+
+
+def has_padded_tools(fields: Mapping[str, Any]) -> bool:
+    """Whether the tools of a conversation hold padding of columnar files; JSON text holds none."""
+    tools = fields.get(_field_of_tools(fields))
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in cast(list[Any], tools)):
+        return False
+    check_nesting(tools, "tools")
+    return is_padded(cast(list[Mapping[str, Any]], tools))
+
+
+def _field_of_tools(fields: Mapping[str, Any]) -> str:
+    return "tools" if fields.get("tools") else "functions"
 
 
 def _declared(tool: Any, where: str) -> Iterator[tuple[str, Any]]:

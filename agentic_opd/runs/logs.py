@@ -20,7 +20,7 @@ from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
-from agentic_opd.runs.log_tools import from_text, plain_tools
+from agentic_opd.runs.log_tools import from_text, has_padded_tools, plain_tools
 
 __all__ = ["ConversationLog", "LogNote", "has_arguments", "plain_messages", "plain_tools", "read_log"]
 
@@ -242,7 +242,8 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
     if system and messages[1:2] and messages[1]["role"] == "system":
         del messages[0]
         context = {index - 1: why for index, why in context.items()}
-    notes = Counter({LogNote.PADDING: int(_remove_padding(objects, tools))})
+    is_padded = _remove_padding(objects, tools) or has_padded_tools(fields)
+    notes = Counter({LogNote.PADDING: int(is_padded)})
     return ConversationLog(_with_ordered_results(messages, notes), context, notes)
 
 

@@ -331,6 +331,33 @@ def test_padding_is_no_part_of_a_call() -> None:
     }
 
 
+def test_padding_of_tools_is_counted() -> None:
+    padded = tool("f", a={**TEXT, "enum": None})
+    rows = ({"tools": [padded]}, {"functions": [padded["function"]]}, {"tools": json.dumps([padded])}, {"tools": []})
+    counts = [read_log({"messages": [USER, SAID], **row}, plain_tools(row)).notes[LogNote.PADDING] for row in rows]
+    assert counts == [1, 1, 0, 0]
+
+
+def nested(depth: int) -> Any:
+    return [] if depth == 0 else {"a": nested(depth - 1)}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, called(nested(200))]},
+        {"messages": json.dumps([{**USER, "x": nested(200)}])},
+        {"messages": [USER, {**SAID, "thinking": nested(200)}]},
+        {"messages": [USER, SAID], "tools": [tool("f", a=nested(200))]},
+    ],
+)
+def test_a_row_that_is_nested_too_deeply_is_refused(row: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(PlaceError, match=r"line 1: \w+: nested deeper than 100 objects and lists"):
+        list(read_lines(path))
+
+
 def test_fields_without_a_value_are_left_out() -> None:
     """Of Arrow, of older `datasets`, and of pandas."""
     empty = {"name": None, "function_call": {"name": None, "arguments": None}, "tool_calls": float("nan"), "x": None}
