@@ -208,7 +208,7 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
     if named is not None:
         try:
             return plain_tools({"tools": read_json(named.read_text())})
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
         except AlignmentError as error:
             raise PlaceError(f"--tools {str(named)!r}: {error}") from error

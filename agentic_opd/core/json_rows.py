@@ -1,7 +1,9 @@
 """The rows of a JSON file (I/O): one JSON value a line, or the elements of one JSON array."""
 
 import gzip
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,18 +40,20 @@ def json_rows(path: Path, parse: Callable[[str], Any] = read_json) -> Iterator[J
     number, is_first = 0, True
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, start=1):
+            lines = enumerate(file, start=1)
+            while (numbered := next(lines, None)) is not None:
+                number, line = numbered
                 if not line.strip():
                     continue
-                try:
-                    value, problem = parse(line), None
-                except (ValueError, RecursionError) as error:
-                    value, problem = None, error
+                value, problem = _parsed(line, parse)
                 if is_first and (problem is not None or isinstance(value, list)):
-                    elements = _document(path, parse)
-                    if elements is not None:
+                    rest = file.read()
+                    document, _ = _parsed(line + rest, parse)
+                    if isinstance(document, list | dict):
+                        elements = document if isinstance(document, list) else [document]
                         yield from (JsonRow(i, f"element {i}", element) for i, element in enumerate(elements, start=1))
                         return
+                    lines = enumerate(io.StringIO(rest, newline="\n"), start=number + 1)
                 if problem is not None:
                     advice = " Write one JSON object a line, as `jq -c . FILE` does." if is_first else ""
                     raise NotJsonError(f"line {number}: not valid JSON: {problem}.{advice}") from problem
@@ -59,19 +63,17 @@ def json_rows(path: Path, parse: Callable[[str], Any] = read_json) -> Iterator[J
         raise NotJsonError(f"after line {number}: not valid JSON: {error}") from error
 
 
-def _opened(path: Path) -> Any:
+def _parsed(text: str, parse: Callable[[str], Any]) -> tuple[Any, Exception | None]:
+    """Return a JSON value and no error, or None and the error."""
+    try:
+        return parse(text), None
+    except (ValueError, RecursionError) as error:
+        return None, error
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[io.TextIOWrapper]:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as file:
-        is_utf16 = file.read(2) in _UTF16_MARKS
-    encoding = "utf-16" if is_utf16 else "utf-8-sig"
-    return opener(path, "rt", encoding=encoding, errors="surrogatepass", newline="\n")
-
-
-def _document(path: Path, parse: Callable[[str], Any]) -> list[Any] | None:
-    """Return the rows of a file that is one JSON array or object; None if it is not."""
-    with _opened(path) as file:
-        try:
-            value = parse(file.read())
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, list) else [value] if isinstance(value, dict) else None
+        encoding = "utf-16" if file.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
+        yield io.TextIOWrapper(file, encoding=encoding, errors="surrogatepass", newline="\n")
