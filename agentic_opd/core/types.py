@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from agentic_opd.core.columnar import is_null, unpadded_messages, unpadded_tools
 from agentic_opd.core.errors import AlignmentError
 
 Message = dict[str, Any]
@@ -82,7 +83,8 @@ class Task:
     None if nothing verifies the result, as in recorded conversations. `kind` selects the teacher if there is one per
     kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
     assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
-    arguments; the other fields of OpenAI's format may be missing.
+    arguments; the other fields of OpenAI's format may be missing. Padding of columnar files is removed (see
+    `columnar`), and the results of parallel calls are put in the order of the calls.
 
     `messages`, if given, are the whole conversation before the first turn: they replace system prompt (if they have
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
@@ -106,8 +108,11 @@ class Task:
     image: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", _complete_messages(self.task_id, "examples", self.examples))
-        object.__setattr__(self, "messages", _complete_messages(self.task_id, "messages", self.messages))
+        if self.tools is not None:
+            object.__setattr__(self, "tools", unpadded_tools(self.tools))
+        for name in ("examples", "messages"):
+            messages = unpadded_messages(getattr(self, name), self.tools)
+            object.__setattr__(self, name, _complete_messages(self.task_id, name, messages))
         said = [message["content"] for message in self.messages if message["role"] == "user"]
         object.__setattr__(self, "prompt", self.prompt or (said[-1] if said else ""))
         for name, value in self.limits.items():
@@ -130,13 +135,15 @@ def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tupl
     open_calls: list[dict[str, Any]] = []
     for index, one in enumerate(messages):
         try:
-            message: Message = {"content": "", **{key: value for key, value in one.items() if value is not None}}
+            message: Message = {"content": "", **{key: value for key, value in one.items() if not is_null(value)}}
             role = message["role"]
             if role == "assistant" and message.get("tool_calls"):
                 calls = [_complete_call(call, f"call_{index}_{n}") for n, call in enumerate(message["tool_calls"])]
                 message["tool_calls"], open_calls = calls, calls[:]
             elif role == "tool":
-                call = open_calls.pop(0)
+                call_id = message.get("tool_call_id")
+                call = next((call for call in open_calls if call["id"] == call_id), None) or open_calls[0]
+                open_calls.remove(call)
                 message = {"tool_call_id": call["id"], "name": call["function"]["name"], **message}
             elif role not in ("user", "assistant") and not (role == "system" and what == "messages" and index == 0):
                 raise ValueError(f"role {role!r}, expected user, assistant or tool")
@@ -146,11 +153,25 @@ def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tupl
             why = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
             raise AlignmentError(f"task {task_id!r}: {what}[{index}] {why}: {str(one)[:200]}") from error
         done.append(message)
+    done = _results_in_order(done)
     if what == "examples" and done and done[-1]["role"] == "user":
         raise AlignmentError(f"task {task_id!r}: examples end with a user's message, which nothing answers")
     if what == "messages" and done and done[-1]["role"] not in ("user", "tool"):
         raise AlignmentError(f"task {task_id!r}: messages end with role {done[-1]['role']!r}, expected user or tool")
     return tuple(done)
+
+
+def _results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Return complete messages with the results of each turn's calls in the order of the calls."""
+    order: dict[str, int] = {}
+    numbers: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            numbers.append((numbers[-1][0], order.get(message["tool_call_id"], len(order))))
+        else:
+            order = {call["id"]: number for number, call in enumerate(message.get("tool_calls") or (), start=1)}
+            numbers.append((index, 0))
+    return [messages[index] for index in sorted(range(len(messages)), key=numbers.__getitem__)]
 
 
 def _complete_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:

@@ -57,6 +57,72 @@ def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
     assert (last.task_id, last.prompt, last.entry_point) == ("b", "Write `add` in solution.py.", None)
 
 
+VERL = {
+    "data_source": "x",
+    "prompt": [{"role": "system", "content": "Think first."}, {"role": "user", "content": "Echo a line."}],
+    "reward_model": {"style": "rule", "ground_truth": json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1", "2"]})},
+    "extra_info": {"index": 7, "split": "train"},
+}
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.parquet", "array.jsonl", "texts.jsonl"])
+@pytest.mark.parametrize("dataset_format", ["generic", "apps"])
+def test_a_field_may_be_inside_another_and_a_prompt_messages(tmp_path: Path, name: str, dataset_format: Any) -> None:
+    """As in verl's datasets; an inner object may be JSON text, and the rows one array."""
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        parquet.write_table(Table.from_pylist([VERL]), path)
+    elif name.startswith("array"):
+        path.write_text(json.dumps([VERL], indent=1))
+    else:
+        write(path, {field: json.dumps(value) for field, value in VERL.items()} if name == "texts.jsonl" else VERL)
+    fields = {"task_id": "extra_info.index", "input_output": "reward_model.ground_truth", "prompt": "prompt"}
+    (task,) = load(path, dataset_format=dataset_format, dataset_fields=fields)
+    assert task.task_id == "7"
+    assert task.prompt.startswith("Think first.\n\nEcho a line.\n\nWrite a program in solution.py")
+    assert task.hidden_tests is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"input_output": "reward_model.truth"},
+            "no field 'reward_model.truth' for input_output; there is data_source",
+        ),
+        ({"input_output": "reward_model.style.x"}, "no field 'reward_model.style.x' for input_output"),
+        ({"test_code": "data_source", "prompt": "reward_model"}, "must be a text, got dict"),
+    ],
+)
+def test_an_inner_field_that_is_not_there_is_named(tmp_path: Path, fields: dict[str, str], said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        load(write(tmp_path / "a.jsonl", VERL), dataset_fields=fields)
+
+
+def test_a_field_whose_name_has_a_dot_is_that_field(tmp_path: Path) -> None:
+    row = {**ROW, "a": {"b": "inner"}, "a.b": "outer"}
+    assert load(write(tmp_path / "a.jsonl", row), dataset_fields={"task_id": "a.b"})[0].task_id == "outer"
+
+
+def test_prompts_of_several_turns_are_refused(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    with pytest.raises(
+        DatasetError, match=r"field 'prompt' \(prompt\) must be a text, or the messages of a system and a"
+    ):
+        load(write(tmp_path / "a.jsonl", {**ROW, "prompt": turns}))
+
+
+def test_a_rows_number_is_no_id_of_another_row(tmp_path: Path) -> None:
+    """Whatever the order; a missing id may be null, or NaN as pandas writes it."""
+    rows = [{**ROW, "task_id": task_id} for task_id in ("1", None, float("nan"), "row-4", None, "4", "2")]
+    ids = [task.task_id for task in load(write(tmp_path / "a.jsonl", *rows))]
+    assert ids == ["1", "row-1", "row-2", "row-4", "row-row-4", "4", "2"]
+    bare = [{**ROW, "task_id": None}] * 2
+    assert [task.task_id for task in load(write(tmp_path / "b.jsonl", *bare))] == ["0", "1"]
+    with pytest.raises(DatasetError, match=r"a\.jsonl, line 3: the id '1' is already that of a\.jsonl, line 1"):
+        load(write(tmp_path / "a.jsonl", rows[0], rows[1], rows[0]))
+
+
 def test_a_row_of_any_format_may_name_its_kind(tmp_path: Path) -> None:
     plain = write(tmp_path / "tasks.jsonl", ROW, {**ROW, "task_id": "b", "kind": "math"})
     assert [task.kind for task in load(plain)] == [None, "math"]
