@@ -399,8 +399,11 @@ def _vote(answer: str, text: str) -> Vote:
 
 def parse_step_vote(text: str) -> StepScore | None:
     """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
-    scores = (_STEP_SCORES.get(_only_box(answer) or "") for answer in answers(text))
-    return next((score for score in scores if score is not None), None)
+    for answer in answers(text):
+        score = _STEP_SCORES.get(_only_box(answer) or "")
+        if score is not None:
+            return score
+    return None
 
 
 def _only_box(answer: str) -> str | None:

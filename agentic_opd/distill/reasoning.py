@@ -13,7 +13,7 @@ _MARK = re.compile(
 """Matches a tag or a control token: `</think>`, `[/THINK]`, `<|END_THINKING|>`, `<channel|>`, and others."""
 _IS_ABOUT_REASONING = re.compile(
     r"think|thought|reason|analy[sz]|reflect|scratch_?pad|monologue|deliberat|rationale|ponder|inner_|chain_?of|\bcot\b|"
-    r"channel\|>$",
+    r"channel\|>$|\u601d\u8003|\u63a8\u7406|\u53cd\u601d",  # Also Chinese for thought, reasoning and reflection.
     re.IGNORECASE,
 )
 _END_WORDS = frozenset(("end", "close", "stop", "suffix"))

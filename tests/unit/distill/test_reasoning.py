@@ -28,6 +28,8 @@ MARKS = [
     *(("<scratchpad>", "</scratchpad>"), ("<analysis>", "</analysis>"), ("<inner_monologue>", "</inner_monologue>")),
     *(("<reflection>", "</reflection>"), ("<think_fast>", "< /think_fast >"), ("<unused94>thought\n", "<unused95>")),
     *(("Thinking...\n", "\n...done thinking.\n"), ("## Reasoning\n", "\n--- end of reasoning ---\n")),
+    *(("<\u601d\u8003>", "</\u601d\u8003>"), ("", "</\u63a8\u7406>"), ("[[think]]", "[[/think]]")),
+    *(("<|thinking|>", "<|/thinking|>"), ("<|begin_think|>", "<|end_think|>"), ("<think:x>", "</think:x>")),
     *(("<musing>", "</musing>"), ("[notes]", "[/notes]"), ("<a>x</a>\n<b>", "</b>")),
     *(("", "\n<answer>"), ("<think>", "</think>\n<answer>\n"), ("**Reasoning:** ", "\n**Final answer:** ")),
     *(("Reasoning: ", "\nAnswer: "), ("", "\n### Verdict\n")),
@@ -49,8 +51,18 @@ def test_marks_behind_a_vote_change_nothing(tail: str) -> None:
 
 @pytest.mark.parametrize(
     "begin",
-    ["<think>", "<thinking>", " [THINK]", "<seed:think>", "\u25c1think\u25b7", "<|START_THINKING|>", "<thought>\n"]
-    + ["<|channel|>analysis<|message|>", "<|channel>thought\n", "Here is my thought process: ", "<reasoning>"],
+    [
+        *(
+            "<think>",
+            "<thinking>",
+            " [THINK]",
+            "<seed:think>",
+            "\u25c1think\u25b7",
+            "<|START_THINKING|>",
+            "<thought>\n",
+        ),
+        *("<|channel|>analysis<|message|>", "<|channel>thought\n", "Here is my thought process: ", "<reasoning>"),
+    ],
 )
 def test_reasoning_without_an_end_is_no_vote(begin: str) -> None:
     assert parse_vote(begin + POSITIVE).decision is None
