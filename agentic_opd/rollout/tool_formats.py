@@ -483,13 +483,25 @@ def with_types(
     form = _OF_TEXT_ARGUMENTS.get(family)
     if form is not None:
         return [with_declared_types(call, tools, form) for call in _separated(calls)]
-    return [_typed_json_call(call, tools) for call in calls] if family in _OF_TYPED_JSON else [*calls]
+    if family not in _OF_TYPED_JSON:
+        return [*calls]
+    return [_typed_json_call(call, tools, is_gemma=family == "gemma4") for call in calls]
 
 
-def _typed_json_call(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]]) -> ParsedToolCall:
+def _typed_json_call(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]], *, is_gemma: bool) -> ParsedToolCall:
     if call.status not in _READABLE or not isinstance(call.arguments, dict):
         return call
-    return _typed(call, _typed_object(call.arguments, _properties(call.name, tools)))
+    arguments = cast(dict[str, Any], _with_scalars_as_text(call.arguments) if is_gemma else call.arguments)
+    return _typed(call, _typed_object(arguments, _properties(call.name, tools)))
+
+
+def _with_scalars_as_text(value: Any) -> Any:
+    """Return a value with its numbers and constants as texts, as vLLM reads Gemma 4's calls before it types them."""
+    if isinstance(value, dict):
+        return {key: _with_scalars_as_text(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_with_scalars_as_text(item) for item in cast(list[Any], value)]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def with_declared_types(

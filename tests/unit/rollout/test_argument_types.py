@@ -137,6 +137,10 @@ FORMS: list[Form] = [
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_calls>", "</tool_calls>", "<tool_sep>")
 MARKS += ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>")
 MARKS += ("<|tool_call_argument_begin|>", "<|tool_call|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+MARKS += ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|turn>", "<turn|>", "<|tool_response>")
+MARKS += ("<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "<|content_text|>")
+MARKS += ("<|content_thinking|>", "<|content_model_end_sampling|>", "<|content_invoke_tool_text|>")
+
 MARKS += ("<minimax:tool_call>", "</minimax:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
@@ -226,10 +230,20 @@ JSON_VALUES += [
     [["1"]],
 ]
 KIMI = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+INKLING = "<|message_model|>f<|content_invoke_tool_json|>{}<|end_message|>"
 DSML = (
     '<\uff5cDSML\uff5cinvoke name="f">\n<\uff5cDSML\uff5cparameter name="x" string="false">{}'
     "</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>"
 )
+
+
+def gemma(value: Any) -> str:
+    """Write a value as Gemma 4 does."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{gemma(item)}' for key, item in value.items())}}}"
+    return f"[{','.join(map(gemma, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +252,8 @@ DSML = (
         ("kimi-k2", "kimi_k2", lambda x: KIMI.replace("{}", json.dumps({"x": x})), "{}"),
         ("granite", "granite", lambda x: json.dumps({"name": "f", "arguments": {"x": x}}) + ",", "<|tool_call|>[{}]"),
         ("mistral", "mistral", lambda x: "[TOOL_CALLS]f[ARGS]" + json.dumps({"x": x}), "{}"),
+        ("gemma4", "gemma4", lambda x: f"<|tool_call>call:f{{x:{gemma(x)}}}<tool_call|>", "{}"),
+        ("inkling", "inkling", lambda x: INKLING.replace("{}", json.dumps({"name": "f", "args": {"x": x}})), "{}"),
         ("deepseek-v4", "deepseek_v4", lambda x: DSML.replace("{}", json.dumps(x)), "<\uff5cDSML\uff5ctool_calls>{}"),
         (
             "hermes",
