@@ -200,6 +200,7 @@ def is_json(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[0]}-{form[1]}")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_value_is_that_of_vllms_reader(form: Form) -> None:
     family, name, write, around = form
@@ -264,6 +265,7 @@ def gemma(value: Any) -> str:
         ("llama3_json", "llama3_json", lambda x: json.dumps({"name": "f", "parameters": {"x": x}}) + ";", "{}"),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_value_of_a_call_in_json_is_that_of_vllms_reader(
     family: str, name: str, write: Callable[[Any], str], turn: str
@@ -277,6 +279,41 @@ def test_every_value_of_a_call_in_json_is_that_of_vllms_reader(
         ours = [_argument(call) for call in with_types(calls, family, [tool(schema)])]
         wrong += unequal(schema, JSON_VALUES, ours, of_vllm(name, text, schema))
     assert not wrong, "\n".join([f"{len(wrong)} differ", *wrong[:40]])
+
+
+@pytest.mark.parametrize("write", [coder, glm])
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "0", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024", "2024"),
+        ({"type": "number"}, "1e999", "1e999"),
+        ({"type": "number"}, "1.0", 1),
+        ({"type": "number"}, "1e-3", 0.001),
+        ({"type": "integer"}, "007", 7),
+        ({"type": "integer"}, "1.5", 1.5),
+        ({"type": "integer"}, "None", "None"),
+        ({"type": "array"}, "['a']", "['a']"),
+        ({"type": "object"}, '{"a": [1, null]}', {"a": [1, None]}),
+        ({"type": "object"}, '{"a": NaN}', '{"a": NaN}'),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"$ref": "#/$defs/A"}, "[1]", "[1]"),
+        ({}, "12", "12"),
+        ({"type": "string"}, "&lt;b&gt; \n", "&lt;b&gt; \n"),
+        ({"type": "integer"}, "9" * 5000, "9" * 5000),
+    ],
+)
+def test_a_text_has_the_type_that_its_schema_declares(
+    schema: Any, text: str, value: Any, write: Callable[[str], str]
+) -> None:
+    call = ParsedToolCall(raw=write(text), name="f", arguments={}, status=ToolCallParseStatus.OK)
+    arguments: Any = with_declared_types(call, [tool(schema)]).arguments
+    assert repr(arguments["x"]) == repr(value)
 
 
 @pytest.mark.parametrize("text", [*LOST, "NaN", "1e999", "[NaN]"])
