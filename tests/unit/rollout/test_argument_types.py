@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from agentic_opd.rollout.chat_format import ChatFormat
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.tool_formats import with_declared_types, with_types
 from tests.unit.conftest import make_tokenizer
 
@@ -362,3 +364,17 @@ def test_hostile_text_is_read_in_linear_time(family: str, piece: str) -> None:
     begin = time.process_time()
     with_types([ParsedToolCall(raw=raw, name="f")], family, [tool({"type": "integer"})])
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(("family", "write"), [("qwen3.5", coder), ("glm-4.5", glm), ("glm-5", glm)])
+def test_a_familys_own_renderer_reads_typed_values(
+    family_tokenizer: Any, family: str, write: Callable[[str], str]
+) -> None:
+    chat = ChatFormat(
+        load_renderer(family_tokenizer, family, {}), family_tokenizer, [tool({"type": ["boolean", "null"]})]
+    )
+    stop = "<|user|>" if family.startswith("glm") else "<|im_end|>"
+    for text, value in (("True", True), ("null", None), ("\u00fc", "\u00fc")):
+        ids = family_tokenizer.encode(f"<think>a</think><tool_call>{write(text)}</tool_call>{stop}")
+        (call,) = chat.parse([], ids, 1).tool_calls
+        assert (call.name, call.arguments, call.error) == ("f", {"x": value}, None)
