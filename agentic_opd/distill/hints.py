@@ -26,6 +26,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
+from agentic_opd.distill.reasoning import answers
 
 MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
@@ -378,11 +379,16 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
 def parse_vote(text: str) -> Vote:
     r"""Parse one answer of the judge; an answer that violates the protocol abstains (decision None).
 
-    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest, outside the hint, must contain the
+    Reasoning is dropped (`reasoning.answers`). Every `\boxed{...}` in the rest, outside the hint, must contain the
     same 1 or -1: a hint may say where an answer belongs. Decision 1 requires exactly one `[HINT_START]...[HINT_END]`
     with more than `MIN_HINT_CHARS` characters.
     """
-    answer = text.rpartition("</think>")[2]
+    votes = (_vote(answer, text) for answer in answers(text))
+    return next((vote for vote in votes if vote.decision is not None), Vote(None, None, text))
+
+
+def _vote(answer: str, text: str) -> Vote:
+    """Return the vote in an answer without reasoning; `text` is the whole text."""
     boxed = _only_box(_MARKED.sub("", answer))
     decision = None if boxed is None else _DECISIONS.get(boxed)
     if decision != 1:
@@ -393,18 +399,18 @@ def parse_vote(text: str) -> Vote:
 
 def parse_step_vote(text: str) -> StepScore | None:
     """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
-    boxed = _only_box(text.rpartition("</think>")[2])
-    return None if boxed is None else _STEP_SCORES.get(boxed)
+    for answer in answers(text):
+        score = _STEP_SCORES.get(_only_box(answer) or "")
+        if score is not None:
+            return score
+    return None
 
 
 def _only_box(answer: str) -> str | None:
-    """Return the common content of all boxes of an answer; None if they differ or one is unreadable.
-
-    None as well for an unclosed <think>, because the answer never began, and for an unclosed or nested box.
-    """
+    """Return the common content of all boxes of an answer; None if they differ, or one is unclosed or nested."""
     boxes = _BOX.findall(answer)
     held = {box.strip() for box in boxes}
-    if answer.count("\\boxed") != len(boxes) or answer.lstrip().startswith("<think>") or len(held) != 1:
+    if answer.count("\\boxed") != len(boxes) or len(held) != 1:
         return None
     return held.pop()
 
