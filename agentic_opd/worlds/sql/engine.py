@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from threading import BoundedSemaphore
+from types import EllipsisType
 from typing import Any
 
 from agentic_opd.core.text import read_json
@@ -185,7 +186,7 @@ def difference(got: Result, expected: Result, *, is_ordered: bool, tie_ends: Seq
     return "the right rows in another order"
 
 
-Row = tuple[Value, ...]
+Row = tuple[Value | EllipsisType, ...]
 
 
 class _Equality:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from typing import Any
 
 MAX_STEPS = 20_000_000
@@ -122,7 +122,7 @@ def _rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _opened(source: bytes | Path) -> Iterator[sqlite3.Connection]:
+def _opened(source: bytes | Path) -> Generator[sqlite3.Connection]:
     """Open a database for one request of at most `MAX_STEPS`.
 
     Raises:
