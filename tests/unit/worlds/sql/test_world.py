@@ -15,7 +15,7 @@ from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.custom import HookedWorld
-from agentic_opd.worlds.sql.files import is_ordered
+from agentic_opd.worlds.sql.order import is_ordered
 
 GOLD = "SELECT name FROM shops WHERE price > 2"
 
