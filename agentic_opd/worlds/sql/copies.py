@@ -18,10 +18,10 @@ Copies are seeded: the same file gives the same copies.
 import re
 import sqlite3
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 from math import isclose
 from pathlib import Path
@@ -35,7 +35,8 @@ from agentic_opd.worlds.sql.query_process import quoted
 NUM_COPIES = 12
 _MOST_ROWS = 2000
 """Rows of a table in a copy, and as many again that hold a value which a question names."""
-_KEPT = 0.75
+_MOST_NAMED = 50
+_KEPT_SHARE = 0.75
 _PERMUTED = 0.75
 """Probability that a class of columns is permuted; in the first copies all are."""
 _ALL_PERMUTED = 2
@@ -54,7 +55,7 @@ _JOINED = re.compile(rf"\w[`\"\]]?\.{_NAME}\s*=\s*[`\"\[]?\w[\w ]*?[`\"\]]?\.{_N
 
 Row = list[Any]
 Node = tuple[int, int]
-"""A column: the numbers of its table and of its place in the table's rows."""
+"""A column: the numbers of its table and of its index in the table's rows."""
 
 
 @dataclass(slots=True)
@@ -64,11 +65,16 @@ class _Table:
     """The columns of `rows`, as SQL; a row id comes first, if it is no column of the table."""
     rows: list[Row]
     is_virtual: bool
-    unique: set[int] = field(default_factory=set[int])
-    """Places of the columns whose values all differ."""
+    is_sampled: bool
+    """Whether the database has further rows."""
 
-    def values(self, place: int) -> set[Any]:
-        return {row[place] for row in self.rows} - {None}
+    def values(self, index: int) -> set[Any]:
+        return {row[index] for row in self.rows} - {None}
+
+    def is_text(self, index: int) -> bool:
+        """Whether a column holds several texts and nothing else, and all of its rows are known."""
+        values = self.values(index)
+        return not self.is_sampled and len(values) >= _LEAST_VALUES and all(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,9 @@ class _Reference:
     """Columns of a table whose values are all in columns of another one."""
 
     child: int
-    child_places: tuple[int, ...]
+    child_columns: tuple[int, ...]
     parent: int
-    parent_places: tuple[int, ...]
+    parent_columns: tuple[int, ...]
 
 
 class Copies:
@@ -126,73 +132,95 @@ class _Source:
     fixed: set[int]
     """Numbers of the classes that stay as they are."""
 
+    undroppable: set[int]
+    """Numbers of the tables of which no row is dropped: SQLite finds what refers to them, but equality does not."""
+    literals: set[Any]
+    """Values that questions name."""
+
     @staticmethod
     def read(path: Path, queries: Sequence[str]) -> "_Source":
-        literals, joined = {*_literals(queries)}, {*_joined_names(queries)}
+        literals = {*_literals(queries)}
         with tempfile.NamedTemporaryFile(suffix=".sqlite") as file:
             with _opened(path) as old, closing(sqlite3.connect(file.name, isolation_level=None)) as new:
                 old.backup(new)
                 new.execute("PRAGMA journal_mode = DELETE")
                 new.text_factory = _lossless
-                triggers = [sql for (sql,) in new.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")]
-                for (name,) in new.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+                triggers = new.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+                for name, _ in triggers:
                     new.execute(f"DROP TRIGGER {quoted(name)}")
                 tables = [*_tables(new, literals, Random(path.name))]
+                full = _Full(new, tables)
                 references = [*_declared(new, tables)]
+                classes, inferred = _classes(full, references, {*_joined_names(queries)})
+                references = [reference for reference in (*references, *inferred) if full.has_parents(reference)]
+                _add_parents(full, references)
                 rebuilt = [*_rebuilt(new)]
+                tables = _emptied(new, tables)
                 new.execute("VACUUM")
             schema = Path(file.name).read_bytes()
-        classes, inferred = _classes(tables, references, joined)
-        references = [one for one in (*references, *inferred) if _holds(one, tables)]
-        keys = {(one.parent, p) for one in references for p in one.parent_places}
-        keys |= {(one.child, p) for one in references for p in one.child_places}
+        inexact = [reference for reference in references if not _matches_rows(reference, tables)]
+        references = [reference for reference in references if reference not in inexact]
+        keys = {(reference.parent, p) for reference in references for p in reference.parent_columns}
+        keys |= {(reference.child, p) for reference in references for p in reference.child_columns}
         dependent = {node for number in range(len(tables)) for node in _dependent(number, tables[number], keys)}
+        dependent |= {(reference.parent, index) for reference in inexact for index in reference.parent_columns}
         fixed = {n for n, nodes in enumerate(classes) if dependent.intersection(nodes) or _is_mixed(nodes, tables)}
-        return _Source(schema, [*rebuilt, *triggers], tables, references, classes, fixed)
+        after = [*rebuilt, *(sql for _, sql in triggers)]
+        undroppable = {reference.parent for reference in inexact}
+        return _Source(schema, after, tables, references, classes, fixed, undroppable, literals)
 
     def copy(self, rng: Random, seed: int) -> bytes:
         """Return the image of a copy."""
-        kept = [table.rows for table in self.tables]
+        remaining = [table.rows for table in self.tables]
         if seed % 2:
-            kept = self._dropped(rng)
+            remaining = self._dropped(rng)
         fixed = {*self.fixed}
         if seed >= _ALL_PERMUTED:
             fixed |= {number for number in range(len(self.classes)) if rng.random() > _PERMUTED}
         state = rng.getstate()
         while True:
             rng.setstate(state)
-            image, refused = self._written(self._permuted(kept, fixed, rng))
+            image, refused = self._written(self._permuted(remaining, fixed, rng))
             # A constraint over several columns does not fit permuted values.
             further = {n for n, nodes in enumerate(self.classes) if refused.intersection(table for table, _ in nodes)}
             if image is not None or further <= fixed:
                 break
             fixed |= further
-        return image if image is not None else self._written(kept, is_strict=False)[0] or self.schema
+        return image if image is not None else self._written(remaining, is_strict=False)[0] or self.schema
 
     def _dropped(self, rng: Random) -> list[list[Row]]:
         """Return the rows of each table without some, and without those that refer to them."""
-        kept = [[row for row in table.rows if len(table.rows) < 2 or rng.random() < _KEPT] for table in self.tables]
+        remaining = [
+            [
+                row
+                for row in table.rows
+                if len(table.rows) < 2 or rng.random() < _KEPT_SHARE or number in self.undroppable
+            ]
+            for number, table in enumerate(self.tables)
+        ]
         before = -1
-        while before != (before := sum(map(len, kept))):
-            for one in self.references:
-                there = {tuple(row[place] for place in one.parent_places) for row in kept[one.parent]}
-                kept[one.child] = [
+        while before != (before := sum(map(len, remaining))):
+            for reference in self.references:
+                parent_keys = {
+                    tuple(row[index] for index in reference.parent_columns) for row in remaining[reference.parent]
+                }
+                remaining[reference.child] = [
                     row
-                    for row in kept[one.child]
-                    if None in (key := tuple(row[place] for place in one.child_places)) or key in there
+                    for row in remaining[reference.child]
+                    if None in (key := tuple(row[index] for index in reference.child_columns)) or key in parent_keys
                 ]
-        return kept
+        return remaining
 
-    def _permuted(self, kept: Sequence[Sequence[Row]], fixed: set[int], rng: Random) -> list[list[Row]]:
-        rows = [[[*row] for row in of_table] for of_table in kept]
+    def _permuted(self, remaining: Sequence[Sequence[Row]], fixed: set[int], rng: Random) -> list[list[Row]]:
+        rows = [[[*row] for row in of_table] for of_table in remaining]
         for number, nodes in enumerate(self.classes):
-            values = sorted({v for table, place in nodes for v in self.tables[table].values(place)}, key=_sorting)
-            moved = _permutation(values, rng)
+            values = sorted({v for table, index in nodes for v in self.tables[table].values(index)}, key=_sorting)
+            moved = _permutation(values, rng, self.literals)
             if number in fixed:
                 continue
-            for table, place in nodes:
+            for table, index in nodes:
                 for row in rows[table]:
-                    row[place] = moved.get(row[place], row[place])
+                    row[index] = moved.get(row[index], row[index])
         return rows
 
     def _written(self, rows: Sequence[Sequence[Row]], *, is_strict: bool = True) -> tuple[bytes | None, set[int]]:
@@ -231,29 +259,32 @@ def _lossless(raw: bytes) -> str:
 
 
 def _tables(connection: sqlite3.Connection, literals: set[Any], rng: Random) -> Iterator[_Table]:
-    """Read the rows of each table, and delete them; a table that can't be read or emptied is left as it is."""
-    kinds = {row[1]: row for row in connection.execute("PRAGMA table_list").fetchall() if row[0] == "main"}
-    for name, (*_, is_without_rowid, _) in kinds.items():
-        kind = kinds[name][2]
+    """Read rows of each table; a table that can't be read is left as it is."""
+    for _, name, kind, _, is_without_rowid, *_ in connection.execute("PRAGMA main.table_list").fetchall():
         if kind not in ("table", "virtual") or name.startswith("sqlite_"):
             continue
         with suppress(sqlite3.Error):
-            about = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
-            names = [row[1] for row in about if row[6] == 0]
-            columns = [*map(quoted, names)]
-            keys = [row for row in about if row[5]]
+            info = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
+            columns = [quoted(row[1]) for row in info if row[6] == 0]
+            keys = [row for row in info if row[5]]
             has_own_key = len(keys) == 1 and keys[0][2].upper() == "INTEGER"
             if not is_without_rowid and not has_own_key and not _is_area(connection, name):
-                taken = {row[1].lower() for row in about}
-                columns = [*[alias for alias in _ROWID_NAMES if alias not in taken][:1], *columns]
+                column_names = {row[1].lower() for row in info}
+                columns = [*[alias for alias in _ROWID_NAMES if alias not in column_names][:1], *columns]
             selected = connection.execute(f"SELECT {', '.join(columns)} FROM {quoted(name)}")
+            (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted(name)}").fetchone()
             rows = _sample(map(list, selected), literals, rng)
-            connection.execute(f"DELETE FROM {quoted(name)}")
-            table = _Table(name, columns, rows, kind == "virtual")
-            table.unique = {
-                place for place in range(len(columns)) if len(rows) > 1 and len(table.values(place)) == len(rows)
-            }
-            yield table
+            yield _Table(name, columns, rows, kind == "virtual", count > len(rows))
+
+
+def _emptied(connection: sqlite3.Connection, tables: Sequence[_Table]) -> list[_Table]:
+    """Delete the rows of all tables, and return them; one that can't be emptied keeps its rows, and gets no others."""
+    for table in tables:
+        try:
+            connection.execute(f"DELETE FROM {quoted(table.name)}")
+        except sqlite3.Error:
+            table.rows, table.columns = [], []
+    return [*tables]
 
 
 def _is_area(connection: sqlite3.Connection, name: str) -> bool:
@@ -263,19 +294,26 @@ def _is_area(connection: sqlite3.Connection, name: str) -> bool:
 
 
 def _sample(rows: Iterable[Row], literals: set[Any], rng: Random) -> list[Row]:
-    """Return at most `_MOST_ROWS` random rows and as many others that hold a literal, in their order."""
-    named, others = dict[int, Row](), dict[int, Row]()
-    slots = list[int]()
+    """Return at most `_MOST_ROWS` random rows and as many others that hold a literal, in their order.
+
+    A literal that many rows hold keeps the first `_MOST_NAMED` of them.
+    """
+    named, unnamed, slots = dict[int, Row](), dict[int, Row](), list[int]()
+    quota = Counter(dict.fromkeys(literals, _MOST_NAMED))
     for number, row in enumerate(rows):
-        if len(named) < _MOST_ROWS and not literals.isdisjoint(map(_folded, row)):
+        literals_in_row = (
+            [literal for value in row if quota[literal := _folded(value)] > 0] if len(named) < _MOST_ROWS else []
+        )
+        if literals_in_row:
+            quota.subtract(literals_in_row)
             named[number] = row
         elif len(slots) < _MOST_ROWS:
             slots.append(number)
-            others[number] = row
+            unnamed[number] = row
         elif (slot := rng.randrange(number + 1)) < _MOST_ROWS:
-            del others[slots[slot]]
-            slots[slot], others[number] = number, row
-    return [row for _, row in sorted((named | others).items())]
+            del unnamed[slots[slot]]
+            slots[slot], unnamed[number] = number, row
+    return [row for _, row in sorted((named | unnamed).items())]
 
 
 def _insert(connection: sqlite3.Connection, table: _Table, rows: Sequence[Row], *, is_strict: bool) -> None:
@@ -303,13 +341,13 @@ def _bytes(value: Any) -> Any:
 
 def _rebuilt(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield statements that index again the full text of other tables."""
-    made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage = 0"
-    for name, sql in connection.execute(made).fetchall():
+    virtual = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage = 0"
+    for name, sql in connection.execute(virtual).fetchall():
         if re.search(r"\bcontent\s*=\s*['\"]?\w", sql, re.IGNORECASE):
             yield f"INSERT INTO {quoted(name)} ({quoted(name)}) VALUES ('rebuild')"
 
 
-# --------------------------------------------------------------------------------------------------- what belongs together
+# ------------------------------------------------------------------------------------------------ what belongs together
 
 
 def _declared(connection: sqlite3.Connection, tables: Sequence[_Table]) -> Iterator[_Reference]:
@@ -323,30 +361,115 @@ def _declared(connection: sqlite3.Connection, tables: Sequence[_Table]) -> Itera
             parent = numbers.get(columns[0][0].lower())
             if parent is None:
                 continue
-            about = connection.execute(f"PRAGMA table_info({quoted(tables[parent].name)})").fetchall()
-            own_key = [row[1] for row in sorted(about, key=lambda row: row[5]) if row[5]]
+            info = connection.execute(f"PRAGMA table_info({quoted(tables[parent].name)})").fetchall()
+            primary_key = [row[1] for row in sorted(info, key=lambda row: row[5]) if row[5]]
             targets = [target for *_, target in columns]
             if None in targets:
-                targets = own_key
+                targets = primary_key
             with suppress(ValueError):
                 yield _Reference(
                     child,
-                    tuple(_place(table, column) for _, column, _ in columns),
+                    tuple(_index(table, column) for _, column, _ in columns),
                     parent,
-                    tuple(_place(tables[parent], str(target)) for target in targets),
+                    tuple(_index(tables[parent], str(target)) for target in targets),
                 )
 
 
-def _place(table: _Table, column: str) -> int:
+def _index(table: _Table, column: str) -> int:
     return [name.lower() for name in table.columns].index(quoted(column).lower())
 
 
+@dataclass(frozen=True, slots=True)
+class _Full:
+    """A database with all of its rows, and the tables that hold samples of them."""
+
+    connection: sqlite3.Connection
+    tables: Sequence[_Table]
+
+    def has_parents(self, reference: _Reference) -> bool:
+        """Whether each key of a child is one of its parent."""
+        child = self._names(reference.child, reference.child_columns)
+        parent = self._names(reference.parent, reference.parent_columns)
+        keys = f"SELECT {', '.join(parent)} FROM {quoted(self.tables[reference.parent].name)}"
+        cursor = self.connection.execute(
+            f"SELECT 1 FROM {quoted(self.tables[reference.child].name)} WHERE {self._not_null(child)} AND "
+            f"({', '.join(child)}) NOT IN ({keys} WHERE {self._not_null(parent)}) LIMIT 1"
+        )
+        return cursor.fetchone() is None
+
+    def parents(self, reference: _Reference, keys: Iterable[tuple[Any, ...]]) -> list[Row]:
+        """Return the rows of a parent that have one of the keys."""
+        parent, names = self.tables[reference.parent], self._names(reference.parent, reference.parent_columns)
+        indices = [f"k{number}" for number in range(len(names))]
+        self.connection.execute(f"CREATE TEMP TABLE wanted_keys ({', '.join(indices)})")
+        marks = ", ".join("?" * len(indices))
+        rows = [key for key in keys if [*map(_bytes, key)] == [*key]]
+        self.connection.executemany(f"INSERT INTO wanted_keys VALUES ({marks})", rows)
+        cursor = self.connection.execute(
+            f"SELECT {', '.join(parent.columns)} FROM {quoted(parent.name)} "
+            f"WHERE ({', '.join(names)}) IN (SELECT {', '.join(indices)} FROM temp.wanted_keys)"
+        ).fetchall()
+        self.connection.execute("DROP TABLE temp.wanted_keys")
+        return [*map(list, cursor)]
+
+    def is_unique(self, node: Node) -> bool:
+        """Whether all values of a column differ."""
+        table = self.tables[node[0]]
+        if not table.is_sampled:
+            return 1 < len(table.rows) == len(table.values(node[1]))
+        column = table.columns[node[1]]
+        counts = f"SELECT COUNT(*), COUNT(DISTINCT {column}) FROM {quoted(table.name)}"
+        rows, different = self.connection.execute(counts).fetchone()
+        return rows == different
+
+    def shared(self, first: Node, second: Node) -> tuple[int, int, int]:
+        """Return the numbers of different values of two columns, and how many are in both."""
+        if not any(self.tables[table].is_sampled for table, _ in (first, second)):
+            in_first, in_second = (self.tables[table].values(index) for table, index in (first, second))
+            return len(in_first), len(in_second), len(in_first & in_second)
+        selected = [
+            f"SELECT {(c := self.tables[table].columns[index])} FROM {quoted(self.tables[table].name)} "
+            f"WHERE {c} IS NOT NULL"
+            for table, index in (first, second)
+        ]
+        counted = [*(f"SELECT DISTINCT * FROM ({sql})" for sql in selected), " INTERSECT ".join(selected)]
+        first_count, second_count, both_count = (self._count(sql) for sql in counted)
+        return first_count, second_count, both_count
+
+    def _count(self, sql: str) -> int:
+        return self.connection.execute(f"SELECT COUNT(*) FROM ({sql})").fetchone()[0]
+
+    def _names(self, table: int, indices: Iterable[int]) -> list[str]:
+        return [self.tables[table].columns[index] for index in indices]
+
+    @staticmethod
+    def _not_null(columns: Iterable[str]) -> str:
+        return " AND ".join(f"{column} IS NOT NULL" for column in columns)
+
+
+def _add_parents(full: _Full, references: Sequence[_Reference]) -> None:
+    """Add the rows that rows of a sample refer to."""
+    is_growing = True
+    while is_growing:
+        is_growing = False
+        for reference in references:
+            parent = full.tables[reference.parent]
+            if not parent.is_sampled:
+                continue
+            parent_keys = {tuple(row[index] for index in reference.parent_columns) for row in parent.rows}
+            keys = {tuple(row[index] for index in reference.child_columns) for row in full.tables[reference.child].rows}
+            rows = full.parents(reference, sorted((key for key in keys - parent_keys if None not in key), key=repr))
+            present = {tuple(row) for row in parent.rows}
+            added = [row for row in rows if tuple(row) not in present]
+            parent.rows += added
+            is_growing |= bool(added)
+
+
 def _classes(
-    tables: Sequence[_Table], declared: Sequence[_Reference], joined: set[frozenset[str]]
+    full: _Full, declared: Sequence[_Reference], joined: set[frozenset[str]]
 ) -> tuple[list[list[Node]], list[_Reference]]:
     """Return the classes of columns that share values, and the references that no schema declares."""
-    nodes = [(number, place) for number, table in enumerate(tables) for place in range(len(table.columns))]
-    values = {node: tables[node[0]].values(node[1]) for node in nodes}
+    nodes = [(number, index) for number, table in enumerate(full.tables) for index in range(len(table.columns))]
     root = {node: node for node in nodes}
 
     def find(node: Node) -> Node:
@@ -354,51 +477,61 @@ def _classes(
             node = root[node]
         return node
 
-    def join(first: Node, second: Node) -> None:
-        root[find(first)] = find(second)
-
-    for one in declared:
-        for child, parent in zip(one.child_places, one.parent_places, strict=False):
-            join((one.child, child), (one.parent, parent))
+    for reference in declared:
+        for child, parent in zip(reference.child_columns, reference.parent_columns, strict=False):
+            root[find((reference.child, child))] = find((reference.parent, parent))
+    unique = {node for node in nodes if full.is_unique(node)}
     inferred = list[_Reference]()
     for first, second in combinations(nodes, 2):
-        smaller, larger = sorted((first, second), key=lambda node: len(values[node]))
-        if not _may_be_joined(first, second, tables, joined) or not values[smaller]:
+        if not _may_be_joined(first, second, full.tables, joined, unique):
             continue
-        if 2 * len(values[smaller] & values[larger]) < len(values[smaller]):
+        in_first, in_second, in_both = full.shared(first, second)
+        if 2 * in_both < max(1, min(in_first, in_second)):
             continue
-        join(first, second)
-        for child, parent in ((smaller, larger), (larger, smaller)):
-            if child[0] != parent[0] and parent[1] in tables[parent[0]].unique and values[child] <= values[parent]:
-                inferred.append(_Reference(child[0], (child[1],), parent[0], (parent[1],)))
-                break
+        root[find(first)] = find(second)
+        inferred += [
+            _Reference(child[0], (child[1],), parent[0], (parent[1],))
+            for child, parent, count in ((first, second, in_first), (second, first, in_second))
+            if child[0] != parent[0] and parent in unique and count == in_both
+        ]
     classes: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
         classes[find(node)].append(node)
     return [*classes.values()], inferred
 
 
-def _may_be_joined(first: Node, second: Node, tables: Sequence[_Table], joined: set[frozenset[str]]) -> bool:
-    """Whether two columns have one name, or are compared by a question; ids of two kinds of things only have one name.
-
-    Row ids of full text belong to the rows of the table whose text it is.
-    """
-    names = [tables[table].columns[place].strip('"').lower() for table, place in (first, second)]
-    are_keys = all(place in tables[table].unique for table, place in (first, second))
+def _may_be_joined(
+    first: Node, second: Node, tables: Sequence[_Table], joined: set[frozenset[str]], unique: set[Node]
+) -> bool:
+    """Whether a question compares two columns, or their names are those of a thing and of what refers to it."""
+    names = [tables[table].columns[index].strip('"').lower() for table, index in (first, second)]
+    are_keys = first in unique and second in unique
     if frozenset(names) in joined:
         return not (names[0] == names[1] and first[0] == second[0])
     if first[0] == second[0]:
         return False
+    # Row ids of full text belong to the rows of the table whose text it is.
     if any(tables[table].is_virtual for table, _ in (first, second)):
-        has_rowid = any(tables[table].is_virtual and place == 0 for table, place in (first, second))
+        has_rowid = any(tables[table].is_virtual and index == 0 for table, index in (first, second))
         return names[0] == names[1] or (has_rowid and are_keys)
-    return names[0] == names[1] and not (are_keys and names[0] == "id") and names[0] not in _ROWID_NAMES
+    if names[0] == names[1]:
+        return names[0] not in _ROWID_NAMES and not (are_keys and names[0] == "id")  # Ids of two kinds of things.
+    if _is_named_after(names[0], names[1], tables[second[0]]) or _is_named_after(names[1], names[0], tables[first[0]]):
+        return True
+    return (first in unique or second in unique) and all(
+        tables[table].is_text(index) for table, index in (first, second)
+    )
 
 
-def _holds(one: _Reference, tables: Sequence[_Table]) -> bool:
-    there = {tuple(row[place] for place in one.parent_places) for row in tables[one.parent].rows}
-    keys = [tuple(row[place] for place in one.child_places) for row in tables[one.child].rows]
-    return all(None in key or key in there for key in keys)
+def _is_named_after(name: str, key: str, table: _Table) -> bool:
+    """Whether a column's name consists of those of a table and of its key, as `customer_id` of `customers` and `id`."""
+    return name != key and name.endswith(key) and name[:3] == table.name.lower()[:3]
+
+
+def _matches_rows(reference: _Reference, tables: Sequence[_Table]) -> bool:
+    parent_keys = {tuple(row[index] for index in reference.parent_columns) for row in tables[reference.parent].rows}
+    keys = [tuple(row[index] for index in reference.child_columns) for row in tables[reference.child].rows]
+    return all(None in key or key in parent_keys for key in keys)
 
 
 def _literals(queries: Sequence[str]) -> Iterator[Any]:
@@ -423,16 +556,16 @@ def _joined_names(queries: Sequence[str]) -> Iterator[frozenset[str]]:
 
 def _is_mixed(nodes: Sequence[Node], tables: Sequence[_Table]) -> bool:
     """Whether columns of a class hold texts and numbers, which SQLite may compare as one and the same."""
-    kinds = {isinstance(value, str) for table, place in nodes for value in tables[table].values(place)}
+    kinds = {isinstance(value, str) for table, index in nodes for value in tables[table].values(index)}
     return len(nodes) > 1 and len(kinds) > 1
 
 
 def _dependent(number: int, table: _Table, keys: set[Node]) -> Iterator[Node]:
     """Yield the columns of a table that depend on each other; keys only name things, and depend on nothing."""
     rows, rng = table.rows[:_LOOKED_AT], Random(table.name)
-    places = [p for p in range(len(table.columns)) if (number, p) not in keys and table.columns[p] not in _ROWID_NAMES]
-    columns = {place: [row[place] for row in rows] for place in places[:_MOST_COLUMNS]}
-    columns = {place: values for place, values in columns.items() if len({*values} - {None}) >= _LEAST_VALUES}
+    indices = [p for p in range(len(table.columns)) if (number, p) not in keys and table.columns[p] not in _ROWID_NAMES]
+    columns = {index: [row[index] for row in rows] for index in indices[:_MOST_COLUMNS]}
+    columns = {index: values for index, values in columns.items() if len({*values} - {None}) >= _LEAST_VALUES}
     numbers = {p: values for p, values in columns.items() if all(isinstance(v, int | float | None) for v in values)}
     texts = {p: values for p, values in columns.items() if all(isinstance(v, str | None) for v in values)}
     dates = {p: values for p, values in texts.items() if all(v is None or _DATE.match(v) for v in values)}
@@ -503,30 +636,30 @@ def _sorting(value: Any) -> tuple[str, Any]:
     return ("number" if isinstance(value, int | float) else type(value).__name__, value)
 
 
-def _permutation(values: Sequence[Any], rng: Random) -> dict[Any, Any]:
+def _permutation(values: Sequence[Any], rng: Random, literals: set[Any]) -> dict[Any, Any]:
     """Return a random cycle through the numbers and one through the texts, as old value -> new value.
 
-    A single value becomes another one of its form, or stays.
+    A single value becomes another one of its form, or stays; it stays if it is one of `literals`.
     """
     moved = dict[Any, Any]()
     for kinds in ((int, float), (str,)):
         group = [value for value in values if isinstance(value, kinds)]
         rng.shuffle(group)
         moved |= zip(group, [*group[1:], *group[:1]], strict=True)
-        if len(group) == 1 and rng.random() < 0.5:
-            moved[group[0]] = _other(group[0])
+        if len(group) == 1 and _folded(group[0]) not in literals and rng.random() < 0.5:
+            moved[group[0]] = _same_form(group[0])
     return moved
 
 
-def _other(value: Any) -> Any:
+def _same_form(value: Any) -> Any:
     """Return another value of the same form."""
     if isinstance(value, int):
         return value + 1 if value < 2**62 else value - 1
     if isinstance(value, float):
         return value + 1.0
-    for place in reversed(range(len(value))):
-        if value[place].isascii() and value[place].isalnum():
-            letter = value[place]
+    for index in reversed(range(len(value))):
+        if value[index].isascii() and value[index].isalnum():
+            letter = value[index]
             following = {"9": "8", "z": "y", "Z": "Y"}.get(letter, chr(ord(letter) + 1))
-            return value[:place] + following + value[place + 1 :]
+            return value[:index] + following + value[index + 1 :]
     return f"{value}x"

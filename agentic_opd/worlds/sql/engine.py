@@ -177,11 +177,11 @@ def difference(got: Result, expected: Result, *, is_ordered: bool, tie_ends: Seq
     if got.rows == expected.rows or (not is_ordered and Counter(got.rows) == Counter(expected.rows)):
         return None
     equality = _Equality(got, expected)
-    if not equality.holds(got.rows, expected.rows):
+    if not equality.has_equal_rows(got.rows, expected.rows):
         return "other values in the rows"
     ends = (tie_ends or range(1, len(expected.rows) + 1)) if is_ordered else ()
     runs = [slice(start, end) for start, end in pairwise((0, *ends))]
-    if all(equality.holds(got.rows[run], expected.rows[run]) for run in runs):
+    if all(equality.has_equal_rows(got.rows[run], expected.rows[run]) for run in runs):
         return None
     return "the right rows in another order"
 
@@ -199,7 +199,7 @@ class _Equality:
         """For each column, whether it holds a number that may be rounded."""
         self._rounded = {value for column in columns for value in column if isinstance(value, float) and value}
 
-    def holds(self, mine: Sequence[Row], theirs: Sequence[Row]) -> bool:
+    def has_equal_rows(self, mine: Sequence[Row], theirs: Sequence[Row]) -> bool:
         """Return whether each of two equally long sequences of rows is the other in some order."""
         groups = [self._by_exact_part(mine), self._by_exact_part(theirs)]
         return groups[0].keys() == groups[1].keys() and all(

@@ -67,29 +67,44 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
-    broken, cut, unguarded = list[str](), list[str](), list[str]()
+    notes = _Notes(skip_broken)
     for number, question in enumerate(_questions(entries, path, databases)):
-        if isinstance(question, ConfigError):
-            if not skip_broken:
-                raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
-            broken.append(f"\n  entry {number}: {question}")
-            continue
+        if not isinstance(question, ConfigError):
+            notes.add(number, question)
+            if not (skip_broken and question.cuts_tie):
+                yield question
+        elif skip_broken:
+            notes.broken.append(f"\n  entry {number}: {question}")
+        else:
+            raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
+    notes.log(len(entries))
+
+
+class _Notes:
+    """What is noticed about entries, for one warning of each kind."""
+
+    def __init__(self, skip_broken: bool) -> None:
+        self.broken, self._cut, self._unguarded = list[str](), list[str](), list[str]()
+        self._skip_broken = skip_broken
+
+    def add(self, number: int, question: FileQuestion) -> None:
+        """Note what is wrong with a question that can be asked."""
         if question.cuts_tie:
-            cut.append(f"\n  entry {number}: {question.sql}")
-            if skip_broken:
-                continue
-        if not question.is_guarded:
-            unguarded.append(f"\n  entry {number}: {question.sql}")
-        yield question
-    remedy = "they are left out" if skip_broken else "leave them out with env.dataset_skip_broken"
-    for named, what in (
-        (broken, "are left out"),
-        (cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
-        (unguarded, "have no hidden database with other values: an answer that repeats values of the result is right"),
-    ):
-        if named:
-            examples = "".join(named[:_NAMED])
-            _log.warning("%d of %d entries %s, the first ones:%s", len(named), len(entries), what, examples)
+            self._cut.append(f"\n  entry {number}: {question.sql}")
+        if not question.is_guarded and not (self._skip_broken and question.cuts_tie):
+            self._unguarded.append(f"\n  entry {number}: {question.sql}")
+
+    def log(self, count: int) -> None:
+        """Log the notes on `count` entries."""
+        remedy = "they are left out" if self._skip_broken else "leave them out with env.dataset_skip_broken"
+        for named, text in (
+            (self.broken, "are left out"),
+            (self._cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
+            (self._unguarded, "have no hidden database with other values: an answer may repeat those of the result"),
+        ):
+            if named:
+                examples = "".join(named[:_NAMED])
+                _log.warning("%d of %d entries %s, the first ones:%s", len(named), count, text, examples)
 
 
 def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[FileQuestion | ConfigError]:
@@ -163,19 +178,22 @@ def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
         ConfigError: The shown database cannot be copied.
     """
     own = expected(question.shown, question.sql)
-    beside = (path for path in question.shown.parent.iterdir() if path.suffix in _SUFFIXES and path != question.shown)
-    others = sorted(path for path in beside if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
-    if others:
-        results = [result for path in others if (result := _result(path, question.sql)) is not None]
-        is_guarded, cuts_tie = any(_has_new_rows(own, one) for one in results), any(one.cuts_tie for one in results)
-        return replace(question, hidden=(*others,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
+    paths = (path for path in question.shown.parent.iterdir() if path.suffix in _SUFFIXES and path != question.shown)
+    beside = sorted(path for path in paths if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
+    if beside:
+        results = [result for path in beside if (result := _result(path, question.sql)) is not None]
+        is_guarded, cuts_tie = (
+            any(_has_other_values(own, result) for result in results),
+            any(result.cuts_tie for result in results),
+        )
+        return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
     guards, changed, equal = list[bytes](), list[bytes](), list[bytes]()
     for seed in range(NUM_COPIES):
         image = copies.image(seed)
         result = _result(image, question.sql)
         if result is None or (result.cuts_tie and not own.cuts_tie):
             continue
-        if _has_new_rows(own, result):
+        if _has_other_values(own, result):
             guards.append(image)
         else:
             is_same = difference(result.result, own.result, is_ordered=False) is None
@@ -193,6 +211,10 @@ def _result(source: Source, sql: str) -> Expected | None:
         return None
 
 
-def _has_new_rows(own: Expected, other: Expected) -> bool:
-    """Whether a result has a row that is not in the shown one, which no repeated value gives."""
-    return not {*other.result.rows} <= {*own.result.rows}
+def _has_other_values(own: Expected, copied: Expected) -> bool:
+    """Whether no answer that repeats values of the shown result gives another one, also not under the same condition.
+
+    So the other result has a row that is not in the shown one; or, of a shown result with different rows, only some.
+    """
+    shown, judging = {*own.result.rows}, {*copied.result.rows}
+    return not judging <= shown or (len(shown) > 1 and 0 < len(judging) < len(shown))

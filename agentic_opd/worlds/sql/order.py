@@ -114,7 +114,9 @@ def _both_orders(source: Source, sql: str, level: _Level, columns: int) -> tuple
     try:
         if not level.is_outermost:
             columns = _num_columns(run)
-        ascending, descending = (run(f"{n} {way}" for n in range(1, columns + 1)) for way in ("ASC", "DESC"))
+        ascending, descending = (
+            run(f"{n} {direction}" for n in range(1, columns + 1)) for direction in ("ASC", "DESC")
+        )
     except QueryError:
         return None
     return ascending, descending

@@ -76,27 +76,27 @@ def run(source: bytes | Path, sql: str) -> dict[str, Any]:
             raise QueryError(f"the query can't be read: {error}") from None
 
 
-def held(source: bytes | Path, numbers: list[float]) -> dict[str, Any]:
+def stored_numbers(source: bytes | Path, numbers: list[float]) -> dict[str, Any]:
     """Return `numbers`: those of the given ones that a column of an ordinary table holds.
 
     Raises:
         QueryError: The search exceeds a limit.
     """
     with _opened(source) as connection:
-        connection.execute("CREATE TEMP TABLE wanted (number REAL PRIMARY KEY)")
-        connection.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", [(number,) for number in numbers])
-        virtual, found = {*_virtual_tables(connection)}, set[float]()
+        connection.execute("CREATE TEMP TABLE wanted_numbers (number REAL PRIMARY KEY)")
+        connection.executemany("INSERT OR IGNORE INTO wanted_numbers VALUES (?)", [(number,) for number in numbers])
+        virtual, matches = {*_virtual_tables(connection)}, set[float]()
         for (table,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
-            about = () if table in virtual else connection.execute(f"PRAGMA main.table_xinfo({quoted(table)})")
-            for column in [quoted(row[1]) for row in about]:
-                found.update(
+            info = () if table in virtual else connection.execute(f"PRAGMA main.table_xinfo({quoted(table)})")
+            for column in [quoted(row[1]) for row in info]:
+                matches.update(
                     number
                     for (number,) in connection.execute(
                         f"SELECT DISTINCT {column} FROM main.{quoted(table)} "
-                        f"WHERE typeof({column}) = 'real' AND {column} IN (SELECT number FROM wanted)"
+                        f"WHERE typeof({column}) = 'real' AND {column} IN (SELECT number FROM wanted_numbers)"
                     )
                 )
-        return {"numbers": sorted(found)}
+        return {"numbers": sorted(matches)}
 
 
 def quoted(name: str) -> str:
@@ -178,7 +178,7 @@ def main() -> None:
         # A query that exceeds this limit receives SIGXCPU, which ends the process.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, most_cpu_s))
         try:
-            answer = held(source, asked["numbers"]) if "numbers" in asked else run(source, asked["sql"])
+            answer = stored_numbers(source, asked["numbers"]) if "numbers" in asked else run(source, asked["sql"])
         except QueryError as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")
