@@ -10,7 +10,7 @@ wrong on a copy: `SELECT '555' FROM phones WHERE name = 'Ann'` meets another num
 - Values: columns that share values (references, and columns of one name) form a class. Each class has one permutation
   of its different values. It is the same in all of its columns, and another one than those of other classes.
 - Columns that depend on each other in a way that permutations do not keep stay as they are: a total and its parts, a
-  start before its end, a year and its date, a name and its initials.
+  start before its end, a year and its date, a code that many rows have and its name.
 
 Copies are seeded: the same file gives the same copies.
 """
@@ -45,7 +45,7 @@ _LOOKED_AT = 300
 _LEAST_ROWS, _LEAST_VALUES = 6, 4
 """Fewer rows or values show no dependency."""
 _SHUFFLES = 20
-_MOST_COLUMNS = 12
+_MOST_COLUMNS = 24
 """Columns of a table among which dependencies are looked for."""
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _DATE = re.compile(r"\d{4}-\d\d")
@@ -67,6 +67,8 @@ class _Table:
     is_virtual: bool
     is_sampled: bool
     """Whether the database has further rows."""
+    primary_key: frozenset[int]
+    """Indices of its columns."""
 
     def values(self, index: int) -> set[Any]:
         return {row[index] for row in self.rows} - {None}
@@ -162,6 +164,7 @@ class _Source:
         references = [reference for reference in references if reference not in inexact]
         keys = {(reference.parent, p) for reference in references for p in reference.parent_columns}
         keys |= {(reference.child, p) for reference in references for p in reference.child_columns}
+        keys |= {(number, p) for number, table in enumerate(tables) for p in table.primary_key}
         dependent = {node for number in range(len(tables)) for node in _dependent(number, tables[number], keys)}
         dependent |= {(reference.parent, index) for reference in inexact for index in reference.parent_columns}
         fixed = {n for n, nodes in enumerate(classes) if dependent.intersection(nodes) or _is_mixed(nodes, tables)}
@@ -274,7 +277,8 @@ def _tables(connection: sqlite3.Connection, literals: set[Any], rng: Random) -> 
             selected = connection.execute(f"SELECT {', '.join(columns)} FROM {quoted(name)}")
             (count,) = connection.execute(f"SELECT COUNT(*) FROM {quoted(name)}").fetchone()
             rows = _sample(map(list, selected), literals, rng)
-            yield _Table(name, columns, rows, kind == "virtual", count > len(rows))
+            primary_key = frozenset(columns.index(quoted(row[1])) for row in keys if quoted(row[1]) in columns)
+            yield _Table(name, columns, rows, kind == "virtual", count > len(rows), primary_key)
 
 
 def _emptied(connection: sqlite3.Connection, tables: Sequence[_Table]) -> list[_Table]:
@@ -563,23 +567,25 @@ def _is_mixed(nodes: Sequence[Node], tables: Sequence[_Table]) -> bool:
 def _dependent(number: int, table: _Table, keys: set[Node]) -> Iterator[Node]:
     """Yield the columns of a table that depend on each other; keys only name things, and depend on nothing."""
     rows, rng = table.rows[:_LOOKED_AT], Random(table.name)
-    indices = [p for p in range(len(table.columns)) if (number, p) not in keys and table.columns[p] not in _ROWID_NAMES]
+    indices = [n for n in range(len(table.columns)) if (number, n) not in keys and table.columns[n] not in _ROWID_NAMES]
     columns = {index: [row[index] for row in rows] for index in indices[:_MOST_COLUMNS]}
-    columns = {index: values for index, values in columns.items() if len({*values} - {None}) >= _LEAST_VALUES}
-    numbers = {p: values for p, values in columns.items() if all(isinstance(v, int | float | None) for v in values)}
-    texts = {p: values for p, values in columns.items() if all(isinstance(v, str | None) for v in values)}
-    dates = {p: values for p, values in texts.items() if all(v is None or _DATE.match(v) for v in values)}
-    for group in (numbers, dates):
-        for (a, first), (b, second) in permutations(group.items(), 2):
-            if _depends(first, second, _is_before, rng) or (a < b and _depends(first, second, _is_monotone, rng)):
+    several = {index: values for index, values in columns.items() if len({*values} - {None}) >= _LEAST_VALUES}
+    numbers = {n: values for n, values in several.items() if all(isinstance(v, int | float | None) for v in values)}
+    texts = {n: values for n, values in several.items() if all(isinstance(v, str | None) for v in values)}
+    dates = {n: values for n, values in texts.items() if all(v is None or _DATE.match(v) for v in values)}
+    relations = [
+        (_is_paired, combinations(columns, 2)),
+        (_is_before, (*permutations(numbers, 2), *permutations(dates, 2))),
+        (_is_monotone, (*combinations(numbers, 2), *combinations(dates, 2))),
+        (_is_part, ((a, b) for a, b in permutations(numbers | texts, 2) if b in texts)),
+    ]
+    for relation, pairs in relations:
+        for a, b in pairs:
+            if _depends(columns[a], columns[b], relation, rng):
                 yield from ((number, a), (number, b))
-    for (a, first), (b, second) in permutations((numbers | texts).items(), 2):
-        if b in texts and _depends(first, second, _is_part, rng):
-            yield from ((number, a), (number, b))
-    for (a, first), (b, second) in permutations(numbers.items(), 2):
-        for c, third in numbers.items():
-            if c not in (a, b) and _is_computed(first, second, third):
-                yield from ((number, a), (number, b), (number, c))
+    for a, b, c in permutations(numbers, 3):
+        if _is_computed(columns[a], columns[b], columns[c]):
+            yield from ((number, a), (number, b), (number, c))
 
 
 def _depends(
@@ -604,6 +610,12 @@ def _is_before(pairs: list[tuple[Any, Any]]) -> bool:
 def _is_monotone(pairs: list[tuple[Any, Any]]) -> bool:
     ordered = [b for _, b in sorted(pairs)]
     return all(a <= b for a, b in pairwise(ordered)) or all(a >= b for a, b in pairwise(ordered))
+
+
+def _is_paired(pairs: list[tuple[Any, Any]]) -> bool:
+    """Whether each value of two columns has one partner, as a code that stands in many rows and its name."""
+    different = {*pairs}
+    return len({a for a, _ in different}) == len({b for _, b in different}) == len(different) > 1
 
 
 def _is_part(pairs: list[tuple[Any, Any]]) -> bool:

@@ -187,20 +187,22 @@ def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
             any(result.cuts_tie for result in results),
         )
         return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
-    guards, changed, equal = list[bytes](), list[bytes](), list[bytes]()
+    guards, changed, others = list[bytes](), list[bytes](), list[bytes]()
     for seed in range(NUM_COPIES):
         image = copies.image(seed)
         result = _result(image, question.sql)
         if result is None or (result.cuts_tie and not own.cuts_tie):
             continue
-        if _has_other_values(own, result):
+        if len(own.result.rows) == 1 < len(result.result.rows):
+            others.append(image)  # Two largest values where the shown database has one, say.
+        elif _has_other_values(own, result):
             guards.append(image)
         else:
             is_same = difference(result.result, own.result, is_ordered=False) is None
-            (equal if is_same else changed).append(image)
+            (others if is_same else changed).append(image)
         if len(guards) == _JUDGING:
             break
-    judging = [*guards, *changed, *equal][:_JUDGING]
+    judging = [*guards, *changed, *others][:_JUDGING]
     return replace(question, hidden=(question.shown, *judging), is_guarded=bool(guards), cuts_tie=own.cuts_tie)
 
 

@@ -280,6 +280,53 @@ def test_any_database_is_copied_with_its_constraints(name: str, tmp_path: Path) 
             assert connection.execute(names).fetchall() == schema
 
 
+def test_columns_that_depend_on_each_other_keep_their_values(tmp_path: Path) -> None:
+    path = made(
+        tmp_path,
+        "trips",
+        "CREATE TABLE trips (id INTEGER PRIMARY KEY, code TEXT, country TEXT, begin TEXT, end TEXT, year INT, "
+        "a REAL, b REAL, sum REAL, first TEXT, full TEXT, rank INT, points REAL, note TEXT)",
+    )
+    rng, rows = Random(3), list[tuple[object, ...]]()
+    for n in range(1, 61):
+        year, month, a, b = 2000 + n % 20, rng.randrange(1, 10), rng.randrange(1, 50) / 4, rng.randrange(1, 50) / 4
+        begin, end, first = f"{year}-0{month}-01", f"{year}-0{month}-1{n % 9}", f"Given{n}"
+        code = n % 7
+        rows.append(
+            (
+                n,
+                f"c{code}",
+                f"Country {9 - code}",
+                begin,
+                end,
+                year,
+                a,
+                b,
+                a + b,
+                first,
+                f"{first} Family",
+                n,
+                900.0 / n,
+                f"note {n * 37 % 61}",
+            )
+        )
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executemany(f"INSERT INTO trips VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        connection.commit()
+    for seed in range(NUM_COPIES):
+        image = Copies(path, []).image(seed)
+        kept = run_query(
+            image,
+            "SELECT COUNT(*), SUM(substr(begin, 1, 4) = CAST(year AS TEXT)), SUM(begin <= end), SUM(a + b = sum), "
+            "SUM(full LIKE first || ' %'), SUM(substr(code, 2) = CAST(9 - substr(country, 9) AS TEXT)), "
+            "SUM(points = 900.0 / rank) FROM trips",
+        )
+        assert len({*kept.rows[0]}) == 1, kept
+        assert run_query(image, "SELECT note, code FROM trips WHERE id < 9").rows != tuple(
+            (r[13], r[1]) for r in rows[:8]
+        )
+
+
 def test_copies_are_seeded(shop: Path) -> None:
     images = [Copies(shop, []).image(seed) for seed in range(3)]
     assert [Copies(shop, []).image(seed) for seed in range(3)] == images
