@@ -307,8 +307,10 @@ class CheckedTask(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Outcome of the tests: `ran`, or `ran, in_process` if they shared a process with the solution."""
-        return self.verification.outcome.value + (", in_process" if self.verification.in_process else "")
+        """Outcome of the tests, with its cause: `ran`, `ran, in_process`, or for example `no_verdict, timeout`."""
+        cause = self.verification.no_verdict
+        parts = [self.verification.outcome.value, *(["in_process"] if self.verification.in_process else [])]
+        return ", ".join([*parts, *([cause.value] if cause is not None else [])])
 
     def to_row(self) -> dict[str, Any]:
         """Return the JSON line's object."""

@@ -332,6 +332,37 @@ class VerifyOutcome(StrEnum):
     """The solution could not be imported, exited early, raised outside of a check, or used too much memory or disk."""
     TIMEOUT = "timeout"
     """One check, or all of them together, exceeded the time limit."""
+    NO_VERDICT = "no_verdict"
+    """The tests themselves could not run or gave no result, so nothing is known about the solution."""
+
+
+class NoVerdict(StrEnum):
+    """Why tests gave no verdict."""
+
+    NOT_RUN = "not_run"
+    """A command of the tests was not found or could not be executed."""
+    TIMEOUT = "timeout"
+    """The tests exceeded their time limit."""
+    MEMORY = "memory"
+    """The tests exceeded the memory."""
+    DISK = "disk"
+    """The tests exceeded the disk space."""
+    OUTPUT = "output"
+    """The tests printed too much."""
+    KILLED = "killed"
+    """A signal ended the tests."""
+    CONTAINER_ENDED = "container_ended"
+    """The container was ended during the tests, for its use of memory or disk space."""
+    UNHEALTHY = "unhealthy"
+    """The health check of the container failed before the tests."""
+    NO_REWARD = "no_reward"
+    """The tests write a reward, but wrote none this time."""
+    UNREADABLE_REWARD = "unreadable_reward"
+    """The reward that the tests wrote is no finite number."""
+
+
+PASSING_SCORE = 1 - 1e-9
+"""A score passes from this number on: sums of weights such as 0.7 + 0.2 + 0.1 are not exactly 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,15 +380,37 @@ class Verification:
     made_by: frozenset[int] | None = None
     """Changes to the judged content (`Episode.changes`, counted from 0 over all turns) of which something was left.
     None: unknown."""
+    score: float | None = None
+    """Score in [0, 1], if the verification gave a number in place of counts: one check, which passes from
+    `PASSING_SCORE` on."""
+    no_verdict: NoVerdict | None = None
+    """Given if and only if `outcome` is NO_VERDICT."""
 
     def __post_init__(self) -> None:
         if not (self.total > 0 and 0 <= self.passed <= self.total):
             raise AlignmentError(f"verification: expected 0 <= passed <= total > 0, got {self.passed} of {self.total}")
+        if self.score is not None and not 0 <= self.score <= 1:
+            raise AlignmentError(f"verification: expected a score in [0, 1], got {self.score}")
+        if (self.outcome is VerifyOutcome.NO_VERDICT) != (self.no_verdict is not None):
+            raise AlignmentError(f"verification: outcome {self.outcome} with no_verdict {self.no_verdict}")
+
+    @classmethod
+    def of_score(
+        cls, score: float, report: str, judge_report: str, *, made_by: frozenset[int] | None = None
+    ) -> "Verification":
+        """Return the result of tests that gave a number in [0, 1]."""
+        passed = int(score >= PASSING_SCORE)
+        return cls(VerifyOutcome.RAN, passed, 1, report, judge_report, made_by=made_by, score=score)
 
     @property
     def correctness(self) -> float:
-        """Share of checks that passed, in [0, 1]."""
-        return self.passed / self.total
+        """The score, or the share of checks that passed, in [0, 1]."""
+        return self.passed / self.total if self.score is None else self.score
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether all checks passed."""
+        return self.passed == self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +550,7 @@ class Episode:
     """Error of the policy server; given if and only if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
+    """None without a verdict."""
     changes: tuple[frozenset[int], ...] = ()
     """For each turn, the tool calls (counted from 0) that changed the judged content. Empty: unknown."""
     requests: int = 0
@@ -509,6 +563,11 @@ class Episode:
             check_lengths("episode", turns=len(self.turns), changes=len(self.changes))
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
             raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
+
+    @property
+    def no_verdict(self) -> NoVerdict | None:
+        """Why the tests gave no verdict; None if they gave one, or did not run because the policy server failed."""
+        return None if self.verification is None else self.verification.no_verdict
 
     @property
     def recording(self) -> Recording:

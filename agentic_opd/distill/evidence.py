@@ -173,7 +173,7 @@ def _verdicts(recording: Recording, config: DistillConfig) -> dict[int, str]:
     if config.hindsight == "next_state":
         return {last: report}
     verdicts = dict.fromkeys(author_turns(recording) or [last], report)
-    if last not in verdicts and not _calls(recording, last) and recording.verification.correctness < 1:
+    if last not in verdicts and not _calls(recording, last) and not recording.verification.all_passed:
         verdicts[last] = report.partition("\n")[0]
     return verdicts
 

@@ -309,7 +309,7 @@ def sibling(context: TurnContext, config: DistillConfig) -> Hints | str:
 
 
 def _passed(recording: Recording) -> bool:
-    return recording.verification is not None and recording.verification.correctness == 1
+    return recording.verification is not None and recording.verification.all_passed
 
 
 SOURCES: dict[str, Callable[[TurnContext, DistillConfig], Hints | str]] = {

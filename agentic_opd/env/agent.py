@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from atroposlib.envs.base import BaseEnv
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -166,11 +167,24 @@ class AgentEnv(BaseEnv):
         return finished.group.to_wire(), []
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified."""
+        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified.
+
+        Episodes whose tests gave no verdict are left out of the group, which counts them.
+
+        Raises:
+            WorldError: no episode got a verdict.
+        """
         if self.distiller is not None and self.distiller.needs_group:
             made = await self._finished_together(item.task, self.distiller)
         else:
             made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
+        rolled_out = tuple(episode for episode, _ in made)
+        made = [(episode, done) for episode, done in made if episode.no_verdict is None]
+        no_verdicts = Counter(episode.no_verdict.value for episode in rolled_out if episode.no_verdict is not None)
+        if not made:
+            self.run_metrics.add_episodes(rolled_out)
+            causes = ", ".join(f"{cause} {count}" for cause, count in no_verdicts.most_common())
+            raise WorldError(f"no rollout of {item.task.task_id} got a verdict from its tests: {causes}")
         distilled = [one for _, one in made if one is not None]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
         episodes = tuple(episode for episode, _ in made)
@@ -186,8 +200,9 @@ class AgentEnv(BaseEnv):
             task_id=item.task.task_id,
             weight_version=min(versions, default=None),
             distillation=of_group.about if of_group else None,
+            no_verdicts=no_verdicts or None,
         )
-        return FinishedGroup(group, episodes, of_group)
+        return FinishedGroup(group, rolled_out, of_group)
 
     async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
         async with AsyncExitStack() as place:
@@ -199,25 +214,31 @@ class AgentEnv(BaseEnv):
                 # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
+                if episode.no_verdict is not None:
+                    return episode, None
                 await place.aclose()  # The next episode begins while this one is judged and scored.
                 known = await turns.known()
                 return episode, await self.distiller.distill(episode.recording, policy_url, known)
 
-    async def _finished_together(self, task: Task, distiller: Distiller) -> list[tuple[Episode, DistilledRecording]]:
-        """Return the episodes of a group, each distilled with the others as siblings."""
+    async def _finished_together(
+        self, task: Task, distiller: Distiller
+    ) -> list[tuple[Episode, DistilledRecording | None]]:
+        """Return the episodes of a group, each distilled with the others as siblings, if it has a verdict."""
 
         async def sampled() -> tuple[Episode, str]:
             async with self._slot() as server:
                 return await self._sampled(task, server), server.client.base_url
 
-        group = await gather_all(sampled() for _ in range(self.config.group_size))
+        rolled_out = await gather_all(sampled() for _ in range(self.config.group_size))
+        group = [(episode, url) for episode, url in rolled_out if episode.no_verdict is None]
         distilled = await gather_all(
             distiller.distill(
                 episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
             )
             for episode, url in group
         )
-        return [(episode, one) for (episode, _), one in zip(group, distilled, strict=True)]
+        without = [(episode, None) for episode, _ in rolled_out if episode.no_verdict is not None]
+        return [*((episode, done) for (episode, _), done in zip(group, distilled, strict=True)), *without]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""

@@ -80,6 +80,8 @@ class ShownRollout:
     tool_errors: int | None
     distillation: GroupDistillation | None
     """About the group; None if it was not distilled, or another program wrote the file."""
+    no_verdicts: Mapping[str, int]
+    """Rollouts that the group leaves out because their tests gave no verdict, by cause."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
@@ -228,6 +230,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
         distillation=group.distillation,
+        no_verdicts=group.no_verdicts or {},
     )
 
 

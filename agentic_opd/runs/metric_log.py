@@ -139,18 +139,22 @@ class RunMetrics:
 
     def add(self, finished: FinishedGroup) -> None:
         """Keep the data for the next logging step, without the arrays (many megabytes per episode)."""
-        self._episodes += finished.episodes
-        called = any(episode.tool_calls or episode.program for episode in finished.episodes)
-        if called or self.silent_rollouts < 0:
-            self.silent_rollouts = -1
-        else:
-            self.silent_rollouts += len(finished.episodes)
+        self.add_episodes(finished.episodes)
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
             most = self.config.num_rollouts_per_group_for_logging
             self._rows += rollout_rows(finished.group, self.decode, len(finished.episodes) if most == -1 else most)
             del self._rows[: -self.config.num_rollouts_to_keep]
+
+    def add_episodes(self, episodes: Sequence[Episode]) -> None:
+        """Keep episodes for the next logging step; alone if they make no group."""
+        self._episodes += episodes
+        called = any(episode.tool_calls or episode.program for episode in episodes)
+        if called or self.silent_rollouts < 0:
+            self.silent_rollouts = -1
+        else:
+            self.silent_rollouts += len(episodes)
 
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""

@@ -281,6 +281,8 @@ def _kill(process: Process) -> None:
 def read_scores(samples: Path, version: int) -> dict[str, float]:
     """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone.
 
+    A sample whose tests gave no verdict counts as 0.
+
     Raises:
         EvaluationFailedError: the file can't be read, holds no sample, or other weights sampled one.
     """
@@ -293,7 +295,9 @@ def read_scores(samples: Path, version: int) -> dict[str, float]:
                     f"version {version} was to be evaluated, and version {row['weight_version']} answered: does "
                     "another trainer push to these servers?"
                 )
-            scores.setdefault(row["task_id"], []).append(float(row["score"]))
+            # A version whose agent breaks the tests must not hide a fall.
+            score = 0.0 if row.get("no_verdict") is not None else float(row["score"])
+            scores.setdefault(row["task_id"], []).append(score)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EvaluationFailedError(f"{str(samples)!r} holds no samples of an evaluation: {error!r}") from error
     if not scores:

@@ -453,6 +453,8 @@ class ScoredGroup:
     distillation: GroupDistillation | None = None
     rollout_scores: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
     """Scores of all rollouts of the full group, one per rollout, if this group is a part of a larger one."""
+    no_verdicts: Annotated[Mapping[str, Index], Field(min_length=1)] | None = None
+    """Number of the item's rollouts that are left out because their tests gave no verdict, by cause."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown fields of the group."""
     other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -606,7 +608,7 @@ class _Entries:
 
 _RESULT = "stop_reason turns tool_calls tool_errors reward verification opd session_id program"
 _OF_SEQUENCE = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
-_OF_GROUP = _Entries(ScoredGroup, "item_id task_id opd weight_version group_id session_id rollout_scores")
+_OF_GROUP = _Entries(ScoredGroup, "item_id task_id opd weight_version group_id session_id rollout_scores no_verdicts")
 _TURN = TypeAdapter(TurnRecord)
 _SEQUENCE_OPD = TypeAdapter(_SequenceOpd)
 _DISTILLATION = TypeAdapter(GroupDistillation)

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from fractions import Fraction
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
@@ -339,8 +338,8 @@ class HookedWorld:
         if not isinstance(text, str):
             raise WorldError(f"world {self._name}: verify gave a text of type {type(text).__name__}")
         if isinstance(result, int | float) and 0 <= result <= 1:
-            share = Fraction(float(result)).limit_denominator(1000)
-            result = Checks(share.numerator, share.denominator, *[f"The result is {result:g} of 1."] * 2)
+            text = well_formed(text or f"The result is {result:.15g} of 1.")
+            return Verification.of_score(float(result), text, text, made_by=left.made_by)
         if not isinstance(result, Checks):
             what = repr(result) if isinstance(result, int | float) else type(result).__name__
             raise WorldError(

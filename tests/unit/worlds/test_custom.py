@@ -496,11 +496,11 @@ def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("result", "passed", "total", "report", "judge_report"),
     [
-        (0.5, 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (0.5, 0, 1, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
         (True, 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
         ((0, "Too slow."), 0, 1, "Too slow.", "Too slow."),
         ((Checks(1, 3, "secret"), "Two fail."), 1, 3, "Two fail.", "Two fail."),
-        (np.float32(0.5), 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (np.float32(0.5), 0, 1, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
         (np.bool_(True), 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
         (Checks(np.int64(1), np.int64(3), "a", "b"), 1, 3, "a", "b"),  # type: ignore[arg-type]
     ],
@@ -512,6 +512,17 @@ def test_a_verdict_may_be_a_number_and_have_a_text(
     hooks.verify = lying(result)  # type: ignore[method-assign]
     made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
     assert (made.passed, made.total, made.report, made.judge_report) == (passed, total, report, judge_report)
+
+
+@pytest.mark.parametrize(
+    ("number", "has_passed"), [(0.9996, False), (0.0004, False), (1e-9, False), (0.7 + 0.2 + 0.1, True), (1, True)]
+)
+def test_a_number_stays_exact_and_passes_at_one(number: float, has_passed: bool) -> None:
+    hooks = Plain()
+    hooks.verify = lying(number)  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (made.correctness, made.all_passed) == (number, has_passed)
+    assert made.report == f"The result is {number:.15g} of 1."
 
 
 class Room(CustomWorld):
