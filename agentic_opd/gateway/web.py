@@ -376,7 +376,11 @@ async def no_key(request: Request) -> ClientError:
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
-    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`."""
+    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
+
+    A web page of another origin can post text, or nothing, to a loopback address, but JSON only after a CORS preflight.
+    Browsers send `Origin` with each post.
+    """
     declared = request.headers.get("Content-Length", "")
     chunks, body = request.stream(), bytearray()
     is_too_long = declared.isdecimal() and int(declared) > max_bytes
@@ -387,12 +391,11 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         body.clear()
         await _discard(chunks)
         raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
-    if or_nothing and not body:
-        return b"{}"
-    # A web page of another origin can post text to a loopback address, but JSON only after a CORS preflight.
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+    is_empty = or_nothing and not body
+    is_json = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+    if not is_json and ("Origin" in request.headers or not is_empty):
         raise ClientError(415, "the body must be JSON, with 'Content-Type: application/json'")
-    return bytes(body)
+    return b"{}" if is_empty else bytes(body)
 
 
 def _json(body: bytes) -> object:

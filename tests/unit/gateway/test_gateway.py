@@ -572,6 +572,9 @@ def test_bad_bodies_keys_and_sessions_are_refused(tokenizer: Any, tmp_path: Path
         assert (await at.http.post(url, content=parts(), headers=json_type)).status_code == 413
         foreign = await at.http.get(f"{at.url}/v1/models", headers={"Host": "evil.example:80"})
         assert foreign.status_code == 403
+        of_a_page = {"Origin": "https://pages.example"}
+        assert (await at.http.post(f"{at.url}/sessions/nobody/end", headers=of_a_page)).status_code == 415
+        assert (await at.http.post(f"{at.url}/sessions/nobody/end")).status_code == 404
         assert (await at.end("nobody")).json()["error"]["code"] == "session_not_found"
         assert (await at.http.get(f"{at.url}/sessions/nobody")).status_code == 404
         assert (await at.http.get(f"{at.url}/v1/nothing")).json()["error"]["message"]
