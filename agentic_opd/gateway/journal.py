@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import OutputError, WireError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
 from agentic_opd.gateway.turns import Feedback, RecordedTurn
@@ -122,6 +123,7 @@ class Journal:
         self.path = path
         self._lock: FileLock | None = None
         try:
+            check_regular(path)
             if only_read:
                 self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
             else:

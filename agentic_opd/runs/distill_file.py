@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import (
     IGNORED,
@@ -87,6 +88,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         PlaceError: a line can't be read; the message names its number and field.
     """
     seen: set[str] = set()
+    check_regular(path, is_read=True)
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as file:
         for number, line in enumerate(file, start=1):

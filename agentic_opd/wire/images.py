@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.files import check_regular
 
 MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """The first bytes of a file -> the kind of picture."""
@@ -50,10 +51,15 @@ class ImageFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             # NamedTemporaryFile creates a file of mode 600.
             with NamedTemporaryFile(dir=self.path, prefix=".", delete=False) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(path)
+                fresh = Path(file.name)
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    fresh.replace(path)
+                except OSError:  # On a full disk it would take up room for good.
+                    fresh.unlink()
+                    raise
         except OSError as error:
             raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
         return digest
@@ -65,7 +71,9 @@ class ImageFolder:
             PlaceError: it is missing or has changed.
         """
         try:
-            data = self._path_of(digest).read_bytes()
+            path = self._path_of(digest)
+            check_regular(path)
+            data = path.read_bytes()
         except OSError as error:
             raise PlaceError(f"there is no picture {digest!r} in {str(self.path)!r}") from error
         if digest_of(data) != digest:
