@@ -333,7 +333,7 @@ class AgentProcess:
             capture.failure = error
             raise
         finally:
-            session.end(time.time())
+            session.end(time.monotonic())
 
     async def count(self, asked: Asked) -> int:
         return await self._sampler.count(asked, self.max_model_len)

@@ -78,6 +78,7 @@ class Gateway:
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
         writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
+        self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
         self._show_open()
@@ -193,7 +194,7 @@ class Gateway:
                     yield event
             is_whole = True
         finally:
-            session.end(time.time())
+            session.end(time.monotonic())
             if is_whole and asked.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif not session.tree.turns and session.is_free:
@@ -208,6 +209,20 @@ class Gateway:
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence: that of the server with the longest context."""
         return max(server.info.max_model_len for server in self._servers.values())
+
+    async def problems(self) -> dict[str, str]:
+        """Return why outputs can't be written now, by their names; those that failed last are tried again."""
+        with suppress(OutputError):
+            if self._journal.problem is not None:
+                await self._journal.run(self._journal.try_again)
+        with suppress(OutputError):
+            if self._images.problem is not None:
+                await asyncio.to_thread(self._images.try_again)
+        outputs = {"journal": self._journal, "groups": self._writer, "pictures": self._images}
+        causes = {name: output.problem for name, output in outputs.items()}
+        for name, cause in causes.items():
+            self.telemetry.failing.labels(name).set(cause is not None)
+        return {name: cause for name, cause in causes.items() if cause is not None}
 
     async def read_versions(self) -> None:
         """Ask the servers which weights they have, for the metrics; those that do not answer keep their last values."""
@@ -320,7 +335,7 @@ class Gateway:
             raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
         await self._journal.run(lambda: self._journal.add_feedback(key.turn_id, feedback))
         found.feedback.setdefault(key.turn_id, []).append(feedback)
-        found.used = time.time()
+        found.used = time.monotonic()
         self._judge(found, self._sessions.path(key), reply_to(found.tree, found.tree.turns[key.turn_id]))
         return key.turn_id
 
@@ -372,18 +387,24 @@ class Gateway:
             if time.monotonic() - cleaned > _CLEANING_S:
                 cleaned = time.monotonic()
                 await self._remove_old()
-            for session in self._sessions:
-                is_idle = session.is_free and time.time() - session.used > idle_s
-                if is_idle and not self._sessions.under(session):  # It waits for its sub-agents.
-                    try:
-                        await self._close(session, StopReason.IDLE)
-                    except OutputError as error:
-                        logger.error("an idle session stays open: %s", error)
+            await self._close_older(idle_s)
+
+    async def _close_older(self, idle_s: float) -> None:
+        """Close the sessions that were used last more than `idle_s` seconds ago."""
+        for session in self._sessions:
+            is_idle = session.is_free and time.monotonic() - session.used > idle_s
+            if is_idle and not self._sessions.under(session):  # It waits for its sub-agents.
+                try:
+                    await self._close(session, StopReason.IDLE)
+                except OutputError as error:
+                    logger.error("an idle session stays open: %s", error)
 
     async def _remove_old(self) -> None:
         days = self.config.keep_sessions_days
         if days is not None:
-            before = time.time() - days * 86400
+            # A clock that was set forward meanwhile makes no session older.
+            now = min(time.time(), self._began[0] + time.monotonic() - self._began[1])
+            before = now - days * 86400
             try:
                 await self._journal.run(lambda: self._journal.delete_older(before))
             except OutputError as error:

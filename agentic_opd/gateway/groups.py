@@ -2,7 +2,8 @@
 
 A session without a group name forms a group by itself. Sessions with the same group name form one group as soon as
 `group_size` of them are closed, or if no further one closes within `session_idle_s`. If a server is unreachable, the
-group is retried until it answers. Sessions whose group fails are counted and stay in the journal.
+group is retried until it answers; if the disk refuses it, until the disk takes it. Sessions whose group fails are
+counted and stay in the journal.
 
 A group is stored in the journal first, then in the file; then its sessions are marked as written. The file is read at
 the start, so a gateway that was killed in between neither builds nor writes a group twice.
@@ -12,13 +13,13 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
+from agentic_opd.core.errors import AlignmentError, OutputError, ServerError, ServerUnreachableError
 from agentic_opd.core.types import Message, Recording
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
@@ -37,6 +38,8 @@ Judged = Mapping[int, asyncio.Task[DistilledTurn]]
 
 RETRY_S = 10.0
 """Seconds between two attempts at a group whose server is unreachable."""
+STORE_RETRY_S = 2.0
+"""Seconds between two attempts to store a group that the disk refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,13 @@ class GroupWriter:
         self._gatherings: dict[str, _Gathering] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._judging: set[asyncio.Task[DistilledTurn]] = set()
+        self._refused: dict[object, str] = {}
+        """Why the disk refused the groups that wait for it."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why a finished group can't be stored now; None: none waits for the disk."""
+        return next(iter(self._refused.values()), None)
 
     def join(self, session: SessionRow) -> str:
         """Add a closing session to a waiting group of its name, or to a new group; returns the group id."""
@@ -203,11 +213,12 @@ class GroupWriter:
                 if group is None:
                     states = dict.fromkeys(ids, SessionState.EMPTY)
                 elif group.item_id not in self._file.finished:
-                    await self._write(group)
+                    await self._stored(partial(self._write, group))
             except (ServerError, AlignmentError) as error:
                 states, problem = dict.fromkeys(ids, SessionState.FAILED), f"{type(error).__name__}: {error}"
                 logger.warning("no group is made of %s: %s", ", ".join(ids), type(error).__name__)
-            await self._journal.run(partial(self._journal.finish_sessions, states, problem))
+            finish = partial(self._journal.finish_sessions, states, problem)
+            await self._stored(partial(self._journal.run, finish))
             for state in states.values():
                 self._telemetry.sessions.labels(state.value).inc()
             if self._delivery is not None and SessionState.WRITTEN in states.values():
@@ -220,8 +231,24 @@ class GroupWriter:
         if group is None:
             group = await self._made(closed)
             if group is not None:
-                await self._journal.keep_group(group)
+                await self._stored(partial(self._journal.keep_group, group))
         return group
+
+    async def _stored(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Call `store`, again and again while it raises OutputError."""
+        waiting = object()
+        try:
+            while True:
+                try:
+                    return await store()
+                except OutputError as error:
+                    if not self._refused:
+                        logger.error("finished groups wait until the disk takes them: %s", error)
+                    cause = error.__cause__ or error
+                    self._refused[waiting] = getattr(cause, "strerror", None) or str(cause)
+                await asyncio.sleep(STORE_RETRY_S)
+        finally:
+            self._refused.pop(waiting, None)
 
     async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
         """Build the group, with retries while a server is unreachable; raises ServerError if one refuses a request."""

@@ -121,6 +121,8 @@ class Journal:
             OutputError: another process writes the file, it can't be opened, or it has another schema version.
         """
         self.path = path
+        self.problem: str | None = None
+        """Why SQLite failed last; None after the next successful write."""
         self._lock: FileLock | None = None
         try:
             check_regular(path)
@@ -155,11 +157,23 @@ class Journal:
         Raises:
             OutputError: SQLite failed.
         """
-        made = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._called, call))
+
+    def _called(self, call: Callable[[], Result]) -> Result:
+        changes = self._db.total_changes
         try:
-            return await asyncio.shield(made)
+            result = call()
         except sqlite3.Error as error:
+            self.problem = str(error)
             raise OutputError(f"cannot write the journal {str(self.path)!r}: {error}") from error
+        if self._db.total_changes != changes:
+            self.problem = None
+        return result
+
+    def try_again(self) -> None:
+        """Write to the file without a change of its contents, to see whether the disk takes writes again."""
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self.problem = None
 
     async def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
         """Write a turn, and its session with the first turn. The write completes even if the caller is cancelled.
@@ -304,12 +318,12 @@ class Journal:
     def sessions(self, *states: SessionState) -> list[SessionRow]:
         """Return the sessions in these states, in order of opening."""
         marks = ", ".join("?" for _ in states)
-        query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY opened"
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY rowid"
         return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
 
     def latest(self, owner: str, name: str) -> SessionRow | None:
         """Return the client's latest session with this name or id."""
-        query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY opened DESC"
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY rowid DESC"
         row = self._db.execute(query, (owner, name, name)).fetchone()
         return None if row is None else _session(row)
 

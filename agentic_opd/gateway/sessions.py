@@ -5,6 +5,7 @@ A request finds its session by the client's name for it, by the messages that it
 """
 
 import asyncio
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 class OpenSession:
     row: SessionRow
     used: float
-    """Time of the last answer's end, or of opening, in seconds since 1970."""
+    """Time of the last answer's end, or of opening, by `time.monotonic` (s): the clock of days may be set meanwhile."""
     tree: TurnTree = field(default_factory=TurnTree)
     judged: dict[int, asyncio.Task[DistilledTurn]] = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks that judge turns whose next state has arrived, by turn id."""
@@ -55,7 +56,7 @@ class OpenSession:
         self.quiet.clear()
 
     def end(self, now: float) -> None:
-        """Record the end of a request at time `now` (seconds since 1970)."""
+        """Record the end of a request at time `now` (`time.monotonic`, s)."""
         self._under_way -= 1
         self.used = now
         if not self._under_way:
@@ -237,7 +238,7 @@ class Sessions:
         feedback: Mapping[int, Sequence[Feedback]] | None = None,
     ) -> OpenSession:
         """Add an open session with its turns and their feedback, for example from the journal."""
-        session = OpenSession(row, row.used)
+        session = OpenSession(row, time.monotonic() - max(0.0, time.time() - row.used))
         session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1

@@ -100,7 +100,7 @@ def make_app(gateway: Gateway) -> Starlette:
     )
     app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
-    app.add_route("/health", _health, methods=["GET"])
+    app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
     for prefix in (_SESSION, ""):
@@ -124,10 +124,6 @@ def chat_app(chat: "ChatRoutes", *prefixes: str) -> Starlette:
         app.add_route(f"{prefix}/v1/models", chat.guarded(chat.models), methods=["GET"])
         app.add_route(f"{prefix}/v1/models/{{model:path}}", chat.guarded(chat.model), methods=["GET"])
     return app
-
-
-async def _health(request: Request) -> Response:
-    return JSONResponse({"status": "ok"})
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -226,8 +222,15 @@ class _Routes:
     def __init__(self, gateway: Gateway, chat: ChatRoutes) -> None:
         self._gateway, self._chat = gateway, chat
 
+    async def health(self, request: Request) -> Response:
+        """Answer `GET /health`: 503 while the disk refuses what the gateway must keep. It needs no key."""
+        problems = await self._gateway.problems()
+        if not problems:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "degraded", "failing_outputs": problems}, 503)
+
     async def metrics(self, request: Request, owner: str) -> Response:
-        await self._gateway.read_versions()
+        await asyncio.gather(self._gateway.read_versions(), self._gateway.problems())
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def end(self, request: Request, owner: str) -> Response:
