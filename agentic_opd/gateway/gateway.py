@@ -276,6 +276,8 @@ class Gateway:
             return
         judging = self._writer.judge(session.row, path, [*new, *(one.message() for one in feedback)])
         if judging is not None:
+            if (earlier := session.judged.get(turn_id)) is not None:
+                earlier.cancel()
             session.judged[turn_id] = judging
 
     def _check_group(self, group: str | None, session: OpenSession | None) -> None:
@@ -318,26 +320,48 @@ class Gateway:
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
-        """Record feedback for one turn of an open session, and judge the turn with it; returns the turn's id.
+        """Record feedback for one turn, and judge the turn with it; returns the turn's id.
+
+        Feedback for a turn that has some changes it, see `Feedback.changed`.
 
         Raises:
-            ClientError: 404, this client has no open session with such a turn.
+            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already.
             OutputError: the feedback could not be written to the journal.
         """
-        key = self._sessions.answered(owner, turn)
-        session = self._sessions.named(owner, name) if name is not None else None
-        if session is not None and turn.isdecimal() and len(turn) < 20:
-            key = TurnKey(session.session_id, int(turn))
-        found = None if key is None else self._sessions.named(owner, key.session_id)
-        if key is None or found is None or found.is_ending or key.turn_id not in found.tree.turns:
-            raise ClientError(404, "no open session has such a turn", "turn", "turn_not_found")
-        if name is not None and found is not session:
-            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
-        await self._journal.run(lambda: self._journal.add_feedback(key.turn_id, feedback))
-        found.feedback.setdefault(key.turn_id, []).append(feedback)
-        found.used = time.monotonic()
-        self._judge(found, self._sessions.path(key), reply_to(found.tree, found.tree.turns[key.turn_id]))
+        key = await self._rated(owner, name, turn)
+        is_open = self._sessions.named(owner, key.session_id) is not None
+        if not is_open and not self._writer.is_changeable(key.session_id):
+            raise _group_made()
+        changed = await self._journal.run(partial(self._journal.add_feedback, key.turn_id, feedback))
+        session = self._sessions.named(owner, key.session_id)
+        if session is None:  # It ended, maybe while the journal was written.
+            if not self._writer.change_feedback(key.session_id, key.turn_id, changed):
+                raise _group_made()
+            return key.turn_id
+        session.feedback[key.turn_id] = [changed]
+        session.used = time.monotonic()
+        self._judge(session, self._sessions.path(key), reply_to(session.tree, session.tree.turns[key.turn_id]))
         return key.turn_id
+
+    async def _rated(self, owner: str, name: str | None, turn: str) -> TurnKey:
+        """Return the turn that a client names by its answer's id, or by its own id in a session."""
+        session = None if name is None else self._sessions.named(owner, name)
+        session_id = session and session.session_id
+        if name is not None and session_id is None:
+            row = await self._journal.run(partial(self._journal.latest, owner, name))
+            session_id = row and row.session_id
+        if session_id is not None and turn.isdecimal() and len(turn) < 19:
+            key = TurnKey(session_id, int(turn))
+            is_known = partial(self._journal.has_turn, *key)
+            if key.turn_id in session.tree.turns if session is not None else await self._journal.run(is_known):
+                return key
+        found = await self._journal.run(partial(self._journal.answered, owner, turn))
+        if found is None:
+            raise ClientError(404, "no session has such a turn", "turn", "turn_not_found")
+        row, turn_id = found
+        if name is not None and row.session_id != session_id:
+            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
+        return TurnKey(row.session_id, turn_id)
 
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
@@ -412,6 +436,13 @@ class Gateway:
 
     def _show_open(self) -> None:
         self.telemetry.open.set(len(self._sessions))
+
+
+def _group_made() -> ClientError:
+    message = (
+        "the session has ended and its group is made, or it had nothing to learn from: feedback changes nothing now"
+    )
+    return ClientError(409, message, "turn", "group_made")
 
 
 def _unknown_session() -> ClientError:

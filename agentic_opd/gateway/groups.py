@@ -33,7 +33,7 @@ from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 logger = logging.getLogger(__name__)
 
-Judged = Mapping[int, asyncio.Task[DistilledTurn]]
+Judged = dict[int, asyncio.Task[DistilledTurn]]
 """Tasks that judge turns, by turn id."""
 
 RETRY_S = 10.0
@@ -50,7 +50,7 @@ class Closed:
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks started by `GroupWriter.judge`, by turn id."""
 
-    feedback: Mapping[int, Sequence[Feedback]] = field(default_factory=dict[int, Sequence[Feedback]])
+    feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
     """The client's feedback for single turns, by turn id."""
 
     @property
@@ -90,6 +90,10 @@ class GroupWriter:
         self._gatherings: dict[str, _Gathering] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._judging: set[asyncio.Task[DistilledTurn]] = set()
+        self._changeable: dict[str, Closed] = {}
+        """Closed sessions, by id, until their group is made: feedback still changes it."""
+        self._changes = Counter[str]()
+        """Number of changes of feedback since a session in `_changeable` was closed, by its id."""
         self._refused: dict[object, str] = {}
         """Why the disk refused the groups that wait for it."""
 
@@ -142,8 +146,23 @@ class GroupWriter:
         self._gather(closed)
         self._make_if_full(closed.ending.group_id)
 
+    def is_changeable(self, session_id: str) -> bool:
+        """Return whether feedback for a turn of a closed session still reaches its group."""
+        return session_id in self._changeable
+
+    def change_feedback(self, session_id: str, turn_id: int, feedback: Feedback) -> bool:
+        """Use this feedback, which is in the journal, for a turn of a closed session; False if its group is made."""
+        if (closed := self._changeable.get(session_id)) is None:
+            return False
+        closed.feedback[turn_id] = [feedback]
+        if (judging := closed.judged.pop(turn_id, None)) is not None:
+            judging.cancel()
+        self._changes[session_id] += 1
+        return True
+
     def _gather(self, closed: Closed) -> None:
         row = closed.row
+        self._changeable[row.session_id] = closed
         if row.group_name is None:
             self._make([closed])
             return
@@ -215,6 +234,7 @@ class GroupWriter:
                 elif group.item_id not in self._file.finished:
                     await self._stored(partial(self._write, group))
             except (ServerError, AlignmentError) as error:
+                self._keep_unchanged(closed)
                 states, problem = dict.fromkeys(ids, SessionState.FAILED), f"{type(error).__name__}: {error}"
                 logger.warning("no group is made of %s: %s", ", ".join(ids), type(error).__name__)
             finish = partial(self._journal.finish_sessions, states, problem)
@@ -228,7 +248,9 @@ class GroupWriter:
         """Return the group from the journal, or build and store it there; None if there is nothing to learn from."""
         group_id = closed[0].ending.group_id
         group = await self._journal.group(group_id)
-        if group is None:
+        if group is not None:
+            self._keep_unchanged(closed)
+        else:
             group = await self._made(closed)
             if group is not None:
                 await self._stored(partial(self._journal.keep_group, group))
@@ -251,15 +273,32 @@ class GroupWriter:
             self._refused.pop(waiting, None)
 
     async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
-        """Build the group, with retries while a server is unreachable; raises ServerError if one refuses a request."""
-        found = {one.row.session_id: await self._branches(one) for one in closed}
-        while any(found.values()):
+        """Build the group, again if feedback changes meanwhile or while a server is unreachable; None without branches.
+
+        Raises:
+            ServerError: a server refuses a request.
+        """
+        while True:
+            changes = self._changes_of(closed)
+            found = {one.row.session_id: await self._branches(one) for one in closed}
             try:
-                return await self._scored(closed, found)
+                group = await self._scored(closed, found) if any(found.values()) else None
             except ServerUnreachableError as error:
                 logger.warning("the group of a session waits: %s", error)
                 await asyncio.sleep(RETRY_S)
-        return None
+            else:
+                if self._changes_of(closed) == changes:
+                    self._keep_unchanged(closed)
+                    return group
+
+    def _changes_of(self, closed: Sequence[Closed]) -> list[int]:
+        return [self._changes[one.row.session_id] for one in closed]
+
+    def _keep_unchanged(self, closed: Sequence[Closed]) -> None:
+        """Accept no more feedback for these sessions: their group is made."""
+        for one in closed:
+            self._changeable.pop(one.row.session_id, None)
+            self._changes.pop(one.row.session_id, None)
 
     async def _branches(self, closed: Closed) -> list[Branch]:
         session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback

@@ -220,19 +220,31 @@ class Journal:
                 row = (turn.turn_id, session.session_id, turn.answer_id, turn_as_json(turn))
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
 
-    def add_feedback(self, turn_id: int, feedback: Feedback) -> None:
-        self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
+    def add_feedback(self, turn_id: int, feedback: Feedback) -> Feedback:
+        """Change the feedback for a turn; returns what it is now, see `Feedback.changed`."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            query = "SELECT reward, text FROM feedback WHERE turn_id = ? ORDER BY rowid"
+            for reward, text in self._db.execute(query, (turn_id,)).fetchall()[-1:]:
+                feedback = Feedback(reward, text).changed(feedback)
+            self._db.execute("DELETE FROM feedback WHERE turn_id = ?", (turn_id,))
+            self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
+        return feedback
 
     def feedback(self, session_id: str) -> dict[int, list[Feedback]]:
-        """Return the feedback for a session's turns, by turn id."""
+        """Return the feedback for a session's turns, by turn id: of each turn one, the last."""
         query = (
             "SELECT feedback.turn_id, reward, text FROM feedback JOIN turns USING (turn_id) "
             "WHERE session_id = ? ORDER BY feedback.rowid"
         )
         found: dict[int, list[Feedback]] = {}
         for turn_id, reward, text in self._db.execute(query, (session_id,)):
-            found.setdefault(turn_id, []).append(Feedback(reward, text))
+            found[turn_id] = [Feedback(reward, text)]  # Earlier versions stored each one.
         return found
+
+    def has_turn(self, session_id: str, turn_id: int) -> bool:
+        query = "SELECT 1 FROM turns WHERE turn_id = ? AND session_id = ?"
+        return self._db.execute(query, (turn_id, session_id)).fetchone() is not None
 
     def answered(self, owner: str, answer_id: str) -> tuple[SessionRow, int] | None:
         """Return the session and the turn id of the client's answer with this id."""
