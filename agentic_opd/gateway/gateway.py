@@ -72,7 +72,8 @@ class Gateway:
         self.model = servers[0].info.model
         self._servers = {server.url: server for server in servers}
         self._journal, self._writer = journal, writer
-        self._sessions = Sessions(config.max_open_sessions)
+        num_keys = len({key.get_secret_value() for key in config.api_keys})
+        self._sessions = Sessions(config.max_open_sessions, num_keys or 1)
         self._images = ImageFolder.beside(config.data_path_to_save_groups)
         self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):

@@ -8,9 +8,9 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
@@ -144,6 +145,16 @@ class ChatRoutes:
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
         self._parser = ThreadPoolExecutor(1, "requests")
+        self._texts: dict[int, str] = {}
+        """The text of each token that stood among logprobs; decoding takes most of their time otherwise."""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) != 1:
+            return self._answers.tokenizer.decode(token_ids)
+        (token_id,) = token_ids
+        if token_id not in self._texts:
+            self._texts[token_id] = self._answers.tokenizer.decode(token_ids)
+        return self._texts[token_id]
 
     def guarded(
         self, handler: Callable[[Request, str], Awaitable[Response]], protocol: WireProtocol = PROTOCOLS[0]
@@ -173,11 +184,13 @@ class ChatRoutes:
     async def answer(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
         start = time.monotonic()
         asked = await self._read(protocol, request)
-        reply = protocol.reply(asked, self._answers.model, self._answers.tokenizer.decode)
+        reply = protocol.reply(asked, self._answers.model, self._decode)
         events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
         if not asked.stream:
             await _unless_gone(request, _whole(events, reply))
-            return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
+            write = partial(_written, reply)
+            # Logprobs of a long answer take seconds.
+            return await asyncio.to_thread(write) if asked.top_logprobs is not None else write()
         # Request errors occur before the first token, while the HTTP status can still report them.
         first = await _unless_gone(request, _until_sampled(events))
         return _EventStream(
@@ -282,6 +295,14 @@ async def _whole(events: Answer, reply: Reply) -> None:
     async with aclosing(events):
         async for event in events:
             reply.take(event)
+            if reply.asked.top_logprobs is not None and not isinstance(event, Begun):
+                # Tokenizers are not thread-safe: `_written`, on a thread, finds the texts of all tokens decoded.
+                async with fair_slot():
+                    reply.logprobs((event.rest if isinstance(event, Finished) else event).tokens)
+
+
+def _written(reply: Reply) -> Response:
+    return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
 
 
 async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
@@ -309,7 +330,9 @@ async def _stream(
         async with aclosing(_all(first, rest)) as events:
             async for event in events:
                 reply.take(event)
-                text = "".join(reply.events(event))
+                # Of many streams with logprobs one is written at a time, so that other clients are answered in between.
+                async with fair_slot() if asked.top_logprobs is not None else nullcontext():
+                    text = "".join(reply.events(event))
                 left -= isinstance(event, Finished)
                 if left and text:
                     yield text
