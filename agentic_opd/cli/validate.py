@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
@@ -190,6 +191,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 @contextmanager
 def _opened(path: Path) -> Generator[IO[str]]:
+    check_regular(path, is_read=True)
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="\n") as file:
         yield file

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentic_opd.core.errors import ConfigError, OPDError
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.training.config import TrainerConfig
@@ -114,7 +114,10 @@ class Brake:
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
-            rows = [json.loads(line) for line, _ in whole_lines(self.path)]
+            try:
+                rows = [json.loads(line) for line, _ in whole_lines(self.path)]
+            except OSError as error:
+                raise PlaceError(f"cannot read {str(self.path)!r}: {error.strerror or error}") from error
             for row in rows:
                 self._apply(row)
             if self.rolling is None and any(row.get("command") != self._settings.command for row in rows[-1:]):
