@@ -30,6 +30,7 @@ from agentic_opd.core.text import (
     without_control_tokens,
 )
 from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall, shared_length
+from agentic_opd.rollout.tool_formats import with_types
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
@@ -160,7 +161,8 @@ class ChatFormat:
         """Parse a completion into an assistant message; an unparsable call keeps its text and its error."""
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
-            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+            typed = with_types(parsed.tool_calls, self._call_format, self.tools)
+            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(typed))
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -186,6 +188,12 @@ class ChatFormat:
         closing = _REASONING_CLOSE.match(text, behind)
         end = closing.end() if closing else behind
         return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
+
+    @property
+    def _call_format(self) -> str:
+        """Name of the format of the model's tool calls: of its parser, or of its family's renderer."""
+        config = getattr(self.renderer, "config", None)
+        return getattr(self.renderer, "call_format", None) or getattr(config, "name", "")
 
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """Return a completion as a message with its plain text and no calls."""
