@@ -15,6 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,6 @@ _DEEPEST = 6
 _SHOWN = 20
 _MOST_HIDDEN_BYTES = 2**20
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -305,12 +305,17 @@ def _read_data(folder: Path, file: _TaskFile, variables: Mapping[str, str], has_
 def _instruction(folder: Path) -> str:
     """Return the instruction without the marks at its start against its use as training data."""
     lines = (folder / "instruction.md").read_text("utf-8").split("\n")
-    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
-        del lines[0]
-    text = well_formed("\n".join(lines).strip())
+    text = well_formed("\n".join(dropwhile(_is_no_instruction, lines)).strip())
     if not text:
         raise ValueError("instruction.md is empty")
     return text
+
+
+def _is_no_instruction(line: str) -> bool:
+    """Whether a line is empty, or a comment with the mark against training."""
+    text = line.strip()
+    is_comment = text.startswith("#") or (text.startswith("<!--") and text[4:].endswith("-->"))
+    return not text or (is_comment and "canary" in text.lower())
 
 
 def _resolved(place: str, value: str, variables: Mapping[str, str]) -> str:

@@ -155,7 +155,11 @@ def _part(path: Path, seed: int) -> bytes:
 
 def is_ordered(sql: str) -> bool:
     """Whether a query orders its rows at the outermost level."""
-    flat = re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)
-    while (inner := re.sub(r"\([^()]*\)", "", flat)) != flat:
-        flat = inner
-    return re.search(r"\border\s+by\b", flat, re.IGNORECASE) is not None
+    pieces, openings = list[str](), list[int]()
+    for piece in re.findall(r"[()]|[^()]+", re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)):
+        pieces.append(piece)
+        if piece == "(":
+            openings.append(len(pieces) - 1)
+        elif piece == ")" and openings:
+            del pieces[openings.pop() :]
+    return re.search(r"\border\s+by\b", "".join(pieces), re.IGNORECASE) is not None
