@@ -200,7 +200,7 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
     if named is not None:
         try:
             tools = read_json(named.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
         if not isinstance(tools, list):
             raise PlaceError(f"--tools {str(named)!r}: expected a JSON list, got {type(tools).__name__}")

@@ -416,7 +416,7 @@ _RULE_AFTER = re.compile(
 _LIKE = re.compile(r"\b(?:like|such as|as in|e\.g\.|for example|word|string|letter|character|key),? $", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:\b[b-hj-z] is|[!=]=) ['\"`]?$")
 _PART = re.compile(r"[\[({] ,|, ?  ?(?:, ?[-\d'\"\[({]|[\])}])")
-_BREAK = re.compile(r"==|;|[-=]>|\+|\]\)|[\])}],? (?!and [\d\[(])[a-z]|(?:\w+\W+){6}")
+_BREAK = re.compile(r"==|;|[-=]>|\+|\]\)|[\])}],? (?!and [\d\[(])[a-z]|(?:\b\w++\W++){6}")
 """Separates values of different containers: an operator, a word after a bracket, or six words."""
 _QUOTED = ("''", '""', "``")
 _SPACE = " \n\t'\"`"

@@ -219,7 +219,7 @@ def read_tasks(
         task_id = place.name if place == folder else place.relative_to(folder).as_posix()
         try:
             tasks.append(_read_task(task_id, place, variables, has_network, unknown))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             broken.append(f"{task_id}: {error}")
     for name, count in unknown.items():
         logger.warning("task.toml: %s is unknown here and has no effect (%d tasks)", name, count)

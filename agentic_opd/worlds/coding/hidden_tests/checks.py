@@ -103,8 +103,9 @@ def checks_of(task: Task) -> Suite:
         checks = instrument(task.hidden_tests)
         if not checks.labels:
             raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError) as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        reason = str(error) or "nested too deeply"
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {reason}") from error
     except ValueError as error:
         raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
     return checks

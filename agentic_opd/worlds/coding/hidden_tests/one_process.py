@@ -33,8 +33,8 @@ _FILES = {
 }
 """Names whose use in tests loads code, or shares files with the solution."""
 
-_MOST_PASSES = 100
-"""Times that all variables of the tests are looked at to find what their values are."""
+_MOST_PASSES = 30
+"""Largest number of passes over the variables of the tests. Each finds the values behind one more variable."""
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
 _OBJECT_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
 """Modules whose use in tests involves more than plain data."""
@@ -327,15 +327,13 @@ class Values:
 
 
 def _passes() -> Iterator[None]:
-    """Count the passes over all variables: each hands values on by one variable at least.
+    """Count passes over all variables.
 
     Raises:
-        ValueError: more passes are needed than for the tests of any task; the time would be the square of their length.
+        ValueError: more are needed than for any task's tests; the time would grow with the square of their length.
     """
     yield from repeat(None, _MOST_PASSES)
-    raise ValueError(
-        f"hand a value on through more than {_MOST_PASSES} variables, each defined before the one it is of"
-    )
+    raise ValueError(f"hand a value on through more than {_MOST_PASSES} names, each defined after its use")
 
 
 def _returns_plain(name: str) -> bool:
