@@ -193,7 +193,16 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Reader:
     return read
 
 
+_PYTHON_STRING = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)", re.DOTALL)
+"""Matches a string, also one that is not closed: a search for the end of each of those would take quadratic time."""
+_MOST_PYTHON_VALUES = 4_000
+"""Signs between values outside of strings, at which reading takes 50 ms; it runs on the event loop."""
+
+
 def _python_calls(body: str) -> list[ParsedToolCall]:
+    signs = _PYTHON_STRING.sub("", body)
+    if sum(map(signs.count, ",([{=")) > _MOST_PYTHON_VALUES:
+        return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.

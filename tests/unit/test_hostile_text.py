@@ -178,6 +178,14 @@ COUNTED = (
 """Texts with numbers: different names, values, statements and sentences."""
 
 
+NESTED = (
+    *(("(", ")"), ("[", "]"), ("{", "}"), ("(SELECT a FROM ", ")"), ('{"name": ', "}"), ('{"a": ', "}"), ("f(", ")")),
+    *(("[f(a=", ")]"), ("((a)", ")"), ("<a>", "</a>"), ("(x, ", ")"), ("[[], ", "]"), ("<tool_call>", "</tool_call>")),
+    *(('"', "'"), ("'", "\\'"), ("[HINT_START]", "[HINT_END]"), ("<parameter=a>", "</parameter>"), ("\\", '"')),
+)
+"""Openings that are all closed in the end."""
+
+
 def repeated(opening: str, length: int) -> str:
     """Return an opening, repeated; `{i}` and `{j}` in it are a number and the next one."""
     if "{i}" not in opening:
@@ -299,6 +307,7 @@ def of_source(path: Path, source: str, uses: dict[str, set[str]]) -> Iterator[tu
         try:
             pattern = re.compile(evaluated(first, space), evaluated(flags[0], space) if flags else 0)
         except NameError:
+            assert module in OF_VALUES, f"{path}:{node.lineno}: give an example of this regex in OF_VALUES"
             pattern = re.compile(OF_VALUES[module])
         name = names.get(node, "")
         operations = uses.get(name, {*OPERATIONS}) if function == "compile" else {function}
@@ -449,7 +458,67 @@ def test_a_reader_takes_linear_time(name: str) -> None:
     def make(opening: str, closing: str, length: int) -> str:
         return f"{repeated(opening, length)}{closing}"
 
+    def make_nested(opening: str, closing: str, length: int) -> str:
+        depth = max(length // len(opening + closing), 1)
+        return f"{opening * depth}1{closing * depth}"
+
     read = partial(_handled, *READERS[name])
-    lines = (*product((*SIGNS, *BEGINNINGS), ("", "x")), *product(COUNTED, [""]))
-    slow = (slowness(read, partial(make, *line), (16, 128, 1024), floor=0.01) for line in lines)
+    lines = [partial(make, *line) for line in product((*SIGNS, *BEGINNINGS), ("", "x"))]
+    lines += [partial(make, opening, "") for opening in COUNTED]
+    lines += [partial(make_nested, *pair) for pair in NESTED]
+    slow = (slowness(read, line, (16, 128, 1024), floor=0.01) for line in lines)
     assert not [times for times in slow if times]
+
+
+def test_the_measure_tells_linear_from_quadratic_and_exponential_time() -> None:
+    def search(pattern: str, *lengths: int) -> str | None:
+        return slowness(lambda text: re.search(pattern, text), lambda n: "a" * n + "\0", lengths, floor=0.002)
+
+    assert search("b|ab", 8, 24, 256, 1024, 4096) is None
+    assert search("a*b", 8, 24, 256, 1024, 4096) is not None
+    assert search("(?:a|a)*b", 8, 12, 16) is not None
+
+
+def test_a_new_regex_is_measured_by_itself() -> None:
+    source = """import re
+
+_SPACE, _END = re.compile(r"[ ]+$"), re.compile("b", re.I)
+
+
+def read(text, name):
+    return re.split(r"(a+)+$", text), _SPACE.search(text), re.match(f"{name}x", text)
+"""
+    path = ROOT / "core" / "metric.py"  # This module's example stands for the regex of a value.
+    found = dict(of_source(path, source, {"_SPACE": {"search"}}))
+    assert found["core.metric._SPACE"] == Regex(re.compile("[ ]+$"), frozenset({"search"}))
+    assert found["core.metric._END"] == Regex(re.compile("b", re.I), frozenset(OPERATIONS))
+    assert found["core.metric.line 7"].pattern.pattern in ("(a+)+$", OF_VALUES["core.metric"])
+    texts = set[str]()
+    sample(parser.parse("x(?:ab|c)*[0-9]y"), texts)
+    assert {"x", "ab", "xab", "0", "9"} <= texts
+
+
+ON_THE_EVENT_LOOP = [name for name in READERS if not name.startswith(("leaks", "tests", "harbor"))]
+"""The others run in threads, and are bounded by `_MOST_SOURCE`, `_FILTERED_CHARS` and `_LONGEST_TASK_FILE`."""
+
+
+@pytest.mark.parametrize("name", ON_THE_EVENT_LOOP)
+def test_a_reader_on_the_event_loop_takes_less_than_half_a_second_for_40_000_characters(name: str) -> None:
+    """It takes 50 ms at most alone: ten times as much is the bound, because the machine may be busy."""
+    read, errors = READERS[name]
+    for opening in (
+        "[",
+        "(",
+        '"',
+        "\\",
+        "\r",
+        '{"name": ',
+        "<parameter=a>",
+        "[f(a=1), ",
+        "f(a=1)\n",
+        "[1, ",
+        "<|",
+        "1",
+    ):
+        text = repeated(opening, 40_000)
+        assert min(seconds(partial(_handled, read, errors), text) for _ in range(2)) < 0.5

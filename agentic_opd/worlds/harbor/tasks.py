@@ -32,6 +32,8 @@ _MEMORY_MB, _STORAGE_MB, _CPUS = 2048, 10_240, 1.0
 _DEEPEST = 6
 _SHOWN = 20
 _MOST_HIDDEN_BYTES = 2**20
+_LONGEST_TASK_FILE = 2**16
+"""Characters of a task.toml; `tomllib` takes quadratic time for keys such as `a.b.c`."""
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
@@ -247,8 +249,11 @@ def _read_task(
     task_id: str, folder: Path, variables: Mapping[str, str], has_network: bool, unknown: Counter[str]
 ) -> Task:
     """Return one task, and count its unknown fields."""
+    text = (folder / "task.toml").read_text("utf-8")
+    if len(text) > _LONGEST_TASK_FILE:
+        raise ValueError(f"task.toml has {len(text)} characters, expected at most {_LONGEST_TASK_FILE}")
     try:
-        file = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+        file = _TaskFile.model_validate(tomllib.loads(text))
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors())
         raise ValueError(f"task.toml: {wrong}") from None
