@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -173,3 +174,11 @@ def test_only_the_outermost_order_matters() -> None:
     assert is_ordered("SELECT a FROM t ORDER  BY a")
     assert not is_ordered("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)")
     assert not is_ordered("SELECT a FROM t WHERE b = ' order by '")
+
+
+def test_the_order_of_nested_queries_is_read_once() -> None:
+    start = time.process_time()
+    assert not is_ordered("SELECT a FROM " + "(" * 50_000 + "a ORDER BY a" + ")" * 50_000)
+    assert is_ordered("SELECT (" * 50_000 + " ORDER BY a")
+    assert is_ordered(f"SELECT {'(a)' * 50_000}) ORDER BY (a)")
+    assert time.process_time() - start < 2, "it takes 50 ms"
