@@ -222,16 +222,16 @@ class _Data:
 
     def add_checks(self, checks: Iterable[Sequence[_Value]]) -> None:
         """Add the values of each check, and all its inputs as one container."""
-        told: dict[tuple[str, ...], None] = {}
+        distinct: dict[tuple[str, ...], None] = {}
         for values in checks:
-            for each in (*values, _joined(values[:-1])):
-                self.add(each)
+            for value in (*values, _joined(values[:-1])):
+                self.add(value)
             if len(values) > 1 and all(len(value.leaves) <= _MOST_LEAVES for value in values):
                 keys = tuple(value.key for value in values)
                 empty = [key for key in keys[:-1] if key in (_EMPTY_STRING, _EMPTY)]
-                told |= dict.fromkeys({keys, (*empty[:1], keys[-1])} if empty else {keys})
-        counts = Counter(key for check in told for key in {*check})
-        for check in told:
+                distinct |= dict.fromkeys({keys, (*empty[:1], keys[-1])} if empty else {keys})
+        counts = Counter(key for check in distinct for key in {*check})
+        for check in distinct:
             self.checks[min(check, key=lambda key: (counts[key], -len(key)))].append(check)
 
 

@@ -126,7 +126,9 @@ def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
     def is_written(name: str, arguments: str) -> bool:
         if f"({arguments}" not in public:
             return False
-        return any(public.startswith(arguments, end) for one in {name, *defined} for end in called.get(one, ()))
+        return any(
+            public.startswith(arguments, end) for function in {name, *defined} for end in called.get(function, ())
+        )
 
     def is_shown(call: ast.Call) -> bool:
         return is_written(ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2])
