@@ -148,6 +148,11 @@ def call_arguments(arguments: str | Mapping[str, Any] | None) -> str:
 
 def without_control_tokens(spellings: Collection[str], text: str) -> str:
     """Return `text` with a space after the first character of each control token that it spells out."""
-    while found := next((spelling for spelling in spellings if spelling in text), None):
-        text = text.replace(found, f"{found[0]} {found[1:]}")
+    is_changed = True
+    while is_changed:  # A second round only if a spelling holds a space itself.
+        is_changed = False
+        for spelling in spellings:
+            while spelling in text:
+                text = text.replace(spelling, f"{spelling[0]} {spelling[1:]}")
+                is_changed = True
     return text

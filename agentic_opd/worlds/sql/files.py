@@ -65,7 +65,7 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
     try:
         check_regular(path, is_read=True)
         entries = read_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")

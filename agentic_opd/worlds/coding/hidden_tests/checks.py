@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, TypeVar
 
 from agentic_opd.core.errors import DatasetError
@@ -103,8 +103,9 @@ def checks_of(task: Task) -> Suite:
         checks = instrument(task.hidden_tests)
         if not checks.labels:
             raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError) as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        reason = str(error) or "nested too deeply"
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {reason}") from error
     except ValueError as error:
         raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
     return checks
@@ -116,12 +117,21 @@ def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
 
     The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
     """
-    public, defined = _squeezed(public), re.findall(r"\bdef (\w+)\(", public)
+    public, defined = _squeezed(public), {*re.findall(r"\bdef (\w+)\(", public)}
+    called: dict[str, list[int]] = {}
+    for match in re.finditer(r"\b(\w++)\(", public):
+        called.setdefault(match[1], []).append(match.end())
+
+    @cache
+    def is_written(name: str, arguments: str) -> bool:
+        if f"({arguments}" not in public:
+            return False
+        return any(
+            public.startswith(arguments, end) for function in {name, *defined} for end in called.get(function, ())
+        )
 
     def is_shown(call: ast.Call) -> bool:
-        name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
-        texts = (rf"(?<!\w){one}\({re.escape(arguments)}" for one in (name, *defined))
-        return f"({arguments}" in public and any(re.search(text, public) for text in texts)
+        return is_written(ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2])
 
     calls = [_literal_calls(label) for label in labels]
     return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))

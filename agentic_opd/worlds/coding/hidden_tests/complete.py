@@ -36,8 +36,8 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
             is_uncalled = entry_point is not None and "check" in unused
             whole = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
             lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
-    except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"are not valid Python: {str(error) or 'nested too deeply'}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
         raise ValueError("have no `assert`, and no test of pytest or unittest")
     return f"{lines}\n{whole}" if lines else whole
@@ -50,7 +50,7 @@ def helpers_of(code: str, entry_point: str) -> str:
     """
     try:
         tree = ast.parse(code)
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         return ""
     helpers = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != entry_point]
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

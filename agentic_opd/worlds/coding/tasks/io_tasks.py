@@ -287,7 +287,7 @@ def _with_imports(code: str) -> str:
     """Return `code` with imports for names of usual modules, such as `List`, that it neither defines nor imports."""
     try:
         names = undefined_names(code)
-    except (SyntaxError, RecursionError):
+    except (SyntaxError, RecursionError, MemoryError):
         return code
     lines = [line for name in names if (line := _import_of(name)) is not None]
     return "\n".join([*lines, "", code]) if lines else code

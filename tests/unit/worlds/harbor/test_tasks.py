@@ -119,6 +119,8 @@ def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, 
         ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml: containers of several services"),
         ({"trajectory.json": "[]"}, "trajectory.json: a conversation before the task"),
         ({"task.toml": "[environment"}, "t: "),
+        ({"task.toml": f"a = {'[' * 9_999}"}, "t: "),
+        ({"task.toml": f"# {'a.' * 40_000}"}, "task.toml has 80002 characters, expected at most 65536"),
         ({"task.toml": "[environment]\ncpus = 0"}, "environment.cpus: input should be greater than 0"),
         (
             {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "lots"'},
