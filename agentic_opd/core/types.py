@@ -62,8 +62,8 @@ def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
     """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
+    is_sampled = np.concatenate(([False], np.asarray(masks_T) != IGNORED, [False]))
+    edges: list[int] = np.flatnonzero(np.diff(is_sampled)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
