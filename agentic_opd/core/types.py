@@ -106,6 +106,9 @@ class Task:
     image: str | None = None
 
     def __post_init__(self) -> None:
+        task_id: Any = self.task_id
+        if not isinstance(task_id, str):
+            raise AlignmentError(f"task {task_id!r}: its id is of type {type(task_id).__name__}, expected a text")
         object.__setattr__(self, "examples", _complete_messages(self.task_id, "examples", self.examples))
         object.__setattr__(self, "messages", _complete_messages(self.task_id, "messages", self.messages))
         said = [message["content"] for message in self.messages if message["role"] == "user"]
@@ -347,6 +350,11 @@ class Reward:
     efficiency: float
     tool_usage: float
     total: float
+
+    def __post_init__(self) -> None:
+        for name in ("correctness", "efficiency", "tool_usage", "total"):
+            if not 0 <= getattr(self, name) <= 1 + 1e-6:  # NaN too; the weights add up to 1 up to rounding.
+                raise AlignmentError(f"reward: {name} is {getattr(self, name)!r}, expected 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

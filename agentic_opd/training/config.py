@@ -223,9 +223,16 @@ class BrakeConfig(BaseModel):
     bound: float = Field(
         default=3.5,
         gt=0,
+        le=100,
         description="Fall of the mean score below that of a kept version, in standard errors of the difference over "
         "the same tasks, from which on the weights are rolled back to the best kept version, and training ends with "
         "code 3.",
+    )
+    timeout_s: float = Field(
+        default=7200.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time limit of one evaluation, in seconds; a longer one is killed and counts as failed.",
     )
     kept: int = Field(
         default=3,
