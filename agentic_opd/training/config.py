@@ -338,8 +338,8 @@ class TrainerConfig(BaseModel):
         ge=0,
         allow_inf_nan=False,
         description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates; 0 "
-        "runs the whole loop and changes no weight. The default suits adapters of a model with billions of parameters; its whole weights need about 1e-6, the "
-        "demo policy 1e-4.",
+        "runs the whole loop and changes no weight. The default suits adapters of a model with billions of parameters; "
+        "its whole weights need about 1e-6, the demo policy 1e-4.",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
