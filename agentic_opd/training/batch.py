@@ -241,8 +241,8 @@ def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, where: str) -> 
         return
     ids, logprobs = rollout.rows.token_ids_TK, rollout.rows.logprobs_TK
     scored = rollout.scored_positions
-    wanted = range(len(ids)) if scored is None else sorted(scored)
-    positions = [position for position in wanted if ids[position] and rollout.masks_T[position] != IGNORED]
+    candidates = range(len(ids)) if scored is None else sorted(scored)
+    positions = [position for position in candidates if ids[position] and rollout.masks_T[position] != IGNORED]
     if not positions:
         return
     shape = (len(positions), len(ids[positions[0]]))

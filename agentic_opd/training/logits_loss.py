@@ -42,8 +42,8 @@ def collate(
         AlignmentError, ConfigError: as `make_batch`. What `agentic-opd validate` refuses is refused in the same words.
     """
     config = config or LossConfig()
-    places = [f"group {number} of the batch" for number in range(len(groups))]
-    checked = [checked_group(unpacked(group, place), place) for group, place in zip(groups, places, strict=True)]
+    origins = [f"group {number} of the batch" for number in range(len(groups))]
+    checked = [checked_group(unpacked(group, origin), origin) for group, origin in zip(groups, origins, strict=True)]
     batch = padded(checked, config.contrast, special_ids)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)

@@ -69,21 +69,21 @@ def read_group(value: object, place: str = "a group") -> ScoredGroup:
     return group
 
 
-def checked_group(group: object, place: str) -> ScoredGroup:
-    """Return a group, or read it from JSON of any origin, if `GroupChecker` finds no problem; `place` is its origin.
+def checked_group(group: object, origin: str) -> ScoredGroup:
+    """Return a group, or read it from JSON, if `GroupChecker` finds no problem; `origin` names it in errors.
 
     Raises:
         WireError: the JSON can't be read as a group.
         AlignmentError: the group violates the wire format. Both messages hold the first problem.
     """
     if isinstance(group, ScoredGroup):
-        found = Checked(group, GroupChecker().check(group))
+        checked = Checked(group, GroupChecker().check(group))
     else:
-        found = GroupChecker().read(group)
-    if found.problems:
-        raise (WireError if found.group is None else AlignmentError)(found.problems[0].at(place))
-    assert found.group is not None
-    return found.group
+        checked = GroupChecker().read(group)
+    if checked.problems:
+        raise (WireError if checked.group is None else AlignmentError)(checked.problems[0].at(origin))
+    assert checked.group is not None
+    return checked.group
 
 
 def _read(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
@@ -345,11 +345,12 @@ def _array_problems(rollout: ScoredRollout) -> list[Problem]:
     sampled_T = masks_T != IGNORED
     fits_T = np.where(sampled_T, (masks_T == tokens_T) & (logprobs_T <= 0), logprobs_T == PROMPT_LOGPROB)
     fits_T[:1] &= ~sampled_T[:1]
-    return [Problem(f", position {at}", _array_problem(rollout, at)) for at in np.flatnonzero(~fits_T).tolist()]
+    positions: list[int] = np.flatnonzero(~fits_T).tolist()
+    return [Problem(f", position {position}", _array_problem(rollout, position)) for position in positions]
 
 
-def _array_problem(rollout: ScoredRollout, at: int) -> str:
-    token, mask, logprob = rollout.tokens_T[at], rollout.masks_T[at], rollout.logprobs_T[at]
+def _array_problem(rollout: ScoredRollout, position: int) -> str:
+    token, mask, logprob = rollout.tokens_T[position], rollout.masks_T[position], rollout.logprobs_T[position]
     if mask not in (IGNORED, token):
         return f"mask: expected {IGNORED} or the token {token}, got {mask!r}"
     if mask == IGNORED:

@@ -513,7 +513,8 @@ class ScoredGroup:
         if self.rollout_scores is not None:
             return self.rollout_scores
         pairs = zip(self.rollout_numbers, self.rollouts, strict=True)
-        return tuple(score for _, score in dict.fromkeys((n, one.score) for n, one in pairs if one.is_rewarded))
+        rewards = dict.fromkeys((number, rollout.score) for number, rollout in pairs if rollout.is_rewarded)
+        return tuple(score for _, score in rewards)
 
     @property
     def compared_turns(self) -> tuple[tuple[float, ...], ...]:
