@@ -20,8 +20,10 @@ SETTING = (
     *("--modes", "opd", "--seeds", "0", "--lrs", "1e-4", "--weights", "4", "--batch-sizes", "32"),
     *("--rollouts", "64", "--points", "0", "64", "--eval-samples", "8", "--lr-schedule", "constant"),
 )
-START, END = (0.40, 0.70), 0.70
-"""Bounds of the pass rate over 64 episodes, before and after. SEEDS"""
+START, END, GAIN = (0.25, 0.70), 0.72, 0.15
+"""Bounds of the pass rate over 64 episodes. Seeds 0, 1 and 2 went from 41%, 50% and 56% to 92%, 88% and 89%. The
+standard error of a point is 4 to 6 percent, so the end is four of them above its bound; without hints it stays at the
+start. A seed took 1.5 to 5 minutes on two shared cores."""
 
 
 def test_the_demo_policy_learns_from_its_hints(tmp_path: Path) -> None:
@@ -32,9 +34,9 @@ def test_the_demo_policy_learns_from_its_hints(tmp_path: Path) -> None:
     assert (rollouts, episodes) == (64, 64)
     assert START[0] <= before <= START[1]
     assert after >= END
-    assert after - before >= 0.15
+    assert after - before >= GAIN
     (file,) = tmp_path.glob("opd/seed-0-*/metrics.jsonl")
     steps = read_lines(file)
     assert [step["step"] for step in steps] == [1, 2]
     assert max(step["push_difference"] for step in steps) < 1e-3
-    assert min(step["scored_tokens"] for step in steps) > 100
+    assert min(step["scored_tokens"] for step in steps) > 300
