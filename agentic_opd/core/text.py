@@ -7,7 +7,7 @@ every encoder, tokenizer, database and terminal accepts. Lines end at `\n` only.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -55,6 +55,11 @@ def read_json(
     value = json.loads(well_formed(text), parse_constant=parse_constant, parse_float=parse_float)
     # An escaped surrogate is ASCII until it is decoded.
     return well_formed_json(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and the infinities, which Python's reader takes and JSON does not have (`read_json`)."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def json_line(value: Any) -> bytes:
