@@ -18,6 +18,8 @@ from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
+_MAX_ID_CHARS = 1000
+"""Ids stand in logs, metrics, groups and reports."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +117,8 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
         values = RowValues(row, fields)
         try:
             task_id = values.text("task_id") or str(number)
+            if len(task_id) > _MAX_ID_CHARS:
+                raise values.wrong("task_id", f"has {len(task_id)} characters, at most {_MAX_ID_CHARS} are allowed")
             if task_id in tasks:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
             task = replace(
@@ -124,6 +128,9 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             tasks[task_id], places[task_id] = task, row.place
         except DatasetError as error:
             broken.append(error)
+        except (ValueError, RecursionError, MemoryError) as error:
+            why = str(error) if isinstance(error, ValueError) else "values are nested too deeply"
+            broken.append(values.error(f"it cannot become a task: {why}"))
     return [*tasks.values()], broken
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 from agentic_opd.worlds.coding.tasks.rows import Row
 
 
@@ -66,10 +66,17 @@ class RowValues:
         """Return a text; None if the row lacks it or it is blank. An integer task_id becomes a text."""
         value = self.raw(name)
         if name == "task_id" and type(value) is int:
-            value = str(value)
+            value = self._id_of(value)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, f"must be a text, got {type(value).__name__}")
         return value if value is not None and value.strip() else None
+
+    def _id_of(self, number: int) -> str:
+        try:
+            with many_digits():
+                return str(number)
+        except ValueError as error:
+            raise self.wrong("task_id", f"is no id: {error}") from error
 
     def need(self, name: str) -> str:
         """Return a text that every row must have."""
@@ -87,7 +94,7 @@ class RowValues:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
-            raise self.wrong(name, f"must be a list of texts, got {str(value)[:100]!r}")
+            raise self.wrong(name, f"must be a list of texts, got {shortened(value)!r}")
         return cast(list[str], value)
 
     def data(self, name: str) -> Any:
@@ -98,7 +105,7 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            with any_digits():
+            with many_digits():
                 return read_json(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
@@ -132,6 +139,14 @@ class RowValues:
         if not there and name in self.fields.mapped:
             raise self.missing(name)
         return next((field for field in there if self.row.fields[field] is not None), there[0] if there else None)
+
+
+def shortened(value: Any) -> str:
+    """Return the beginning of a value's text, for a message; its type if it has no text of a reasonable length."""
+    try:
+        return str(value)[:100]
+    except (ValueError, RecursionError):  # An integer of very many digits, or lists in lists.
+        return type(value).__name__
 
 
 def there_is(names: tuple[str, ...], wanted: str) -> str:

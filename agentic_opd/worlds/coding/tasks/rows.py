@@ -20,7 +20,7 @@ from typing import Any
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import read_json
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -57,7 +57,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _parse_line(line: str, place: str) -> dict[str, Any]:
     try:
-        with any_digits():
+        with many_digits():
             row = read_json(line)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{place}: not valid JSON: {error}") from error
