@@ -291,7 +291,7 @@ def _row_files(row: Row) -> Files:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
         if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
-        if "\0" in path or max(len(os.fsencode(part)) for part in PurePosixPath(path).parts) > _MAX_NAME_BYTES:
+        if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
             raise DatasetError(
                 f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
                 "and no NUL"

@@ -14,7 +14,7 @@ from agentic_opd.core.errors import SandboxError
 
 SOLUTION_FILE = "solution.py"
 _SOLUTION_SIDE = ("pipe", "solution_side")
-_TESTS_SIDE = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
+_TESTS_SIDE = ("grading", "pipe", "clock", "programs", "counter", "test_side", "test_cases", "runner")
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _OF_PYGMENTS = {"__init__", "_mapping", "python", "diff", "default"}  # What pytest needs of its lexers and styles.
