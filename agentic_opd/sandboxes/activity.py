@@ -6,16 +6,17 @@ work.
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Literal
 
 from agentic_opd.sandboxes.watch import below, children_of
 
-POLL_S = 0.25
+POLL_S = 0.5
 _ACTIVE = 0.1
 """Processes that use less than this part of the time are idle."""
-_KERNEL_TICKS_S = 100
+_KERNEL_TICKS_S = os.sysconf("SC_CLK_TCK")
 _STOPPED_POLLS = 2
 """A process may be stopped for a moment, as a debugger does; it is found so twice only if nothing continues it."""
 
@@ -29,6 +30,7 @@ class Activity:
         self._left_s = idle_limit_s
         self._last = time.monotonic()
         self._ticks = 0
+        self._ticks_at = self._last
         self._stopped_polls = 0
 
     def look(self, pid: int) -> Inactivity | None:
@@ -47,18 +49,18 @@ class Activity:
         if self._stopped_polls == _STOPPED_POLLS:
             return "stopped"
         # A poll that comes late has not seen what happened before.
-        self._left_s -= min(passed_s, 2 * POLL_S) if self._is_idle(pid, passed_s) else 0.0
+        self._left_s -= min(passed_s, 2 * POLL_S) if self._is_idle(pid) else 0.0
         return "idle" if self._left_s < 0 else None
 
-    def _is_idle(self, pid: int, passed_s: float) -> bool:
+    def _is_idle(self, pid: int) -> bool:
         inside = [process for inner in children_of(pid) for process in below(inner)]
-        before, self._ticks = self._ticks, sum(map(_ticks, inside))
-        if not inside or self._ticks - before >= _ACTIVE * passed_s * _KERNEL_TICKS_S:
-            return False
-        states = [state for process in inside for state in _thread_states(process)]
+        states = {state for process in inside for state in _thread_states(process)}
         # Waiting for a new process to call exec is state D too, and that process may sleep for ever.
-        is_working = "R" in states or set(states) <= {"D"}
-        return not is_working
+        if "R" in states or states <= {"D"}:
+            return False
+        before, since = self._ticks, self._last - self._ticks_at
+        self._ticks, self._ticks_at = sum(map(_ticks, inside)), self._last
+        return self._ticks - before < _ACTIVE * since * _KERNEL_TICKS_S
 
 
 def _state(process: int) -> str:
