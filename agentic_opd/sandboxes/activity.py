@@ -49,14 +49,16 @@ class Activity:
         if self._stopped_polls == _STOPPED_POLLS:
             return "stopped"
         # A poll that comes late has not seen what happened before.
-        self._left_s -= min(passed_s, 2 * POLL_S) if self._is_idle(pid) else 0.0
+        self._left_s -= min(passed_s, 2 * POLL_S) if self._is_idle(pid, first) else 0.0
         return "idle" if self._left_s < 0 else None
 
-    def _is_idle(self, pid: int) -> bool:
+    def _is_idle(self, pid: int, first: list[int]) -> bool:
         inside = [process for inner in children_of(pid) for process in below(inner)]
-        states = {state for process in inside for state in _thread_states(process)}
-        # Waiting for a new process to call exec is state D too, and that process may sleep for ever.
-        if "R" in states or states <= {"D"}:
+        states = {process: {*_thread_states(process)} for process in inside}
+        # The first process may wait for the others, and these for the disk. Waiting for a new process to call exec is
+        # state D too, and that process may sleep for ever.
+        others = [states[process] for process in inside if process not in first] or [*states.values()]
+        if any("R" in found for found in states.values()) or all(found <= {"D"} for found in others):
             return False
         before, since = self._ticks, self._last - self._ticks_at
         self._ticks, self._ticks_at = sum(map(_ticks, inside)), self._last
