@@ -57,8 +57,8 @@ class Activity:
         states = {process: {*_thread_states(process)} for process in inside}
         # The first process may wait for the others, and these for the disk. Waiting for a new process to call exec is
         # state D too, and that process may sleep for ever.
-        others = [states[process] for process in inside if process not in first] or [*states.values()]
-        if any("R" in found for found in states.values()) or all(found <= {"D"} for found in others):
+        awaited = [states[process] for process in inside if process not in first] or [*states.values()]
+        if any("R" in of_process for of_process in states.values()) or all(waits <= {"D"} for waits in awaited):
             return False
         before, since = self._ticks, self._last - self._ticks_at
         self._ticks, self._ticks_at = sum(map(_ticks, inside)), self._last

@@ -70,8 +70,8 @@ def _imports(path: str, content: bytes, is_parsed: bool) -> tuple[str, ...]:
         nodes = None
     if nodes is None:
         words = dict.fromkeys(_MODULE.findall(content.decode(errors="replace")))
-        return tuple(place for word in words for root in {folder, PurePosixPath()} for place in _places(root, word))
-    found: list[str] = []
+        return tuple(file for word in words for root in {folder, PurePosixPath()} for file in _module_files(root, word))
+    files: list[str] = []
     for node in nodes:
         match node:
             case ast.Import(names=aliases):
@@ -83,17 +83,17 @@ def _imports(path: str, content: bytes, is_parsed: bool) -> tuple[str, ...]:
                     else ((folder / "x").parents[min(level - 1, len(folder.parts))],)
                 )
                 modules = [f"{module}.{alias.name}" if module else alias.name for alias in aliases]
-                found += [f"{root / '__init__.py'}" for root in roots if level]
+                files += [f"{root / '__init__.py'}" for root in roots if level]
             case _:
                 continue
-        found += [place for module in modules for root in roots for place in _places(root, module)]
-    return tuple(found)
+        files += [file for module in modules for root in roots for file in _module_files(root, module)]
+    return tuple(files)
 
 
-def _places(root: PurePosixPath, module: str) -> Iterator[str]:
+def _module_files(root: PurePosixPath, module: str) -> Iterator[str]:
     """Yield the files of a module and of the packages around it, below `root`."""
-    place = root
+    package = root
     for name in filter(None, module.split(".")[:20]):
-        place /= name
-        yield f"{place}.py"
-        yield f"{place / '__init__.py'}"
+        package /= name
+        yield f"{package}.py"
+        yield f"{package / '__init__.py'}"

@@ -105,11 +105,11 @@ class CodingSession(ToolSession):
 
 
 def _left_out_note(paths: Sequence[str]) -> str:
-    shown = ", ".join(f"{path[:_MAX_PATH_CHARS]!r}" for path in paths[:_SHOWN_PATHS])
+    first = ", ".join(f"{path[:_MAX_PATH_CHARS]!r}" for path in paths[:_SHOWN_PATHS])
     more = f" and {len(paths) - _SHOWN_PATHS} more" if len(paths) > _SHOWN_PATHS else ""
     return (
         f"The tests did not get {len(paths)} files of the work directory, beyond {MAX_FILES} files, "
-        f"{MAX_FILE_BYTES // 2**20} MiB each or {MAX_BYTES // 2**20} MiB in all: {shown}{more}."
+        f"{MAX_FILE_BYTES // 2**20} MiB each or {MAX_BYTES // 2**20} MiB in all: {first}{more}."
     )
 
 

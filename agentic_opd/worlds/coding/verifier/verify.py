@@ -285,7 +285,7 @@ def _told(checks: Suite, failure: Failure, public: str, files: Mapping[str, byte
     """Describe a failure for the judge: by its test's name, by its call if the task shows that, or by its number."""
     label = checks.labels[failure.check]
     label = label if checks.is_file or label in public else f"check {failure.check + 1}"
-    return f"FAIL {label}: {_manner(failure.manner, files)}{_place(failure.line, files)}"
+    return f"FAIL {label}: {_manner(failure.manner, files)}{_line_text(failure.line, files)}"
 
 
 def _manner(manner: str, files: Mapping[str, bytes]) -> str:
@@ -303,8 +303,8 @@ def _manner(manner: str, files: Mapping[str, bytes]) -> str:
 def _type_name(name: str, files: Mapping[str, bytes]) -> str:
     if name == "NoneType":
         return "None"
-    is_told = name in _PLAIN_TYPES or _is_in_source(name, files)
-    return f"a value of type {name}" if is_told else "a value of another type"
+    is_named = name in _PLAIN_TYPES or _is_in_source(name, files)
+    return f"a value of type {name}" if is_named else "a value of another type"
 
 
 def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
@@ -316,7 +316,7 @@ def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
     return any(word in text and whole.search(text) for path, text in files.items() if path.endswith(".py"))
 
 
-def _place(line: int, files: Mapping[str, bytes]) -> str:
+def _line_text(line: int, files: Mapping[str, bytes]) -> str:
     """Describe the line of solution.py that raised an error, if the file has code there."""
     lines = files.get(SOLUTION_FILE, b"").decode(errors="replace").split("\n")
     if not 0 < line <= len(lines) <= _MAX_LINES:

@@ -109,15 +109,15 @@ def idle_s(child: int, before: Threads, threads: Threads, waited_s: float) -> fl
 
 def threads_of_others() -> Threads:
     """Return the threads of all processes in the sandbox but this one and the first, which is not the solution's."""
-    found: Threads = {}
+    threads: Threads = {}
     for pid in _numbers("/proc"):
         if pid not in (1, os.getpid()):
             for thread in _numbers(f"/proc/{pid}/task"):
                 # The second field, the program's name, may hold any character.
                 fields = _text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
                 if len(fields) > 12:
-                    found[pid, thread] = fields[0], (int(fields[11]) + int(fields[12])) * _KERNEL_TICK_S
-    return found
+                    threads[pid, thread] = fields[0], (int(fields[11]) + int(fields[12])) * _KERNEL_TICK_S
+    return threads
 
 
 def queued_s() -> float:

@@ -171,12 +171,12 @@ def _is_of_solution(code: Any) -> bool:
     if type(path) is not str or code.co_filename != path:
         return False
     if path not in _SOLUTION_CODE:
-        _SOLUTION_CODE[path] = known = []
+        _SOLUTION_CODE[path] = codes = []
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - pathlib takes 5 ms to import
-                known.append(compile(file.read(), path, "exec", dont_inherit=True))
+                codes.append(compile(file.read(), path, "exec", dont_inherit=True))
         except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
             return False
-        for compiled in known:  # Grows meanwhile: functions contain functions.
-            known += [constant for constant in compiled.co_consts if type(constant) is type(code)]
+        for compiled in codes:  # Grows meanwhile: functions contain functions.
+            codes += [constant for constant in compiled.co_consts if type(constant) is type(code)]
     return any(code == compiled and code.co_linetable == compiled.co_linetable for compiled in _SOLUTION_CODE[path])
