@@ -142,7 +142,7 @@ def f(x):
     "a text that the tests read as a number for long": Attack(
         "g = f\ndef f(x): return g(x) if x < 2 else '7' * 3_000_000",
         0,
-        "The tests did not end within 1 s of processor time",
+        "The tests did not end within",
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert int(f(2)) == %(needle)s\n",
         total=3,
         timeout_s=1.0,

@@ -488,15 +488,16 @@ def test_an_integer_of_ten_million_bits_is_not_written_out() -> None:
 def test_code_that_cannot_be_interrupted_is_ended_at_the_limit_of_processor_time() -> None:
     """Reading three million digits takes 38 s."""
     tests = "from solution import f\nassert int(f(1)) == 7\n"
-    verdict = verify_source(tests, "def f(x): return '7' * 3_000_000", timeout_s=1.0)
+    verdict = verify_source(tests, "def f(x): return '7' * 3_000_000", timeout_s=3.0)
     assert result(verdict) == (VerifyOutcome.TIMEOUT, 0, 1)
-    assert verdict.report.split("\n")[1] == "The tests did not end within 1 s of processor time."
+    # Where many others run, the limit by the clock may come first.
+    assert verdict.report.split("\n")[1].startswith("The tests did not end within")
 
 
 @pytest.mark.slow
 def test_what_disarms_the_limit_of_a_check_is_ended_outside_of_it() -> None:
     tests = "import inspect\nfrom solution import f\nassert f(1) == 1\n"
     source = "import signal, time\ndef f(x):\n    signal.pthread_sigmask(signal.SIG_BLOCK, [14])\n    time.sleep(900)"
-    verdict = verify_source(tests, source, timeout_s=0.1)
+    verdict = verify_source(tests, source, timeout_s=1.0)
     assert result(verdict) == (VerifyOutcome.TIMEOUT, 0, 1)
-    assert verdict.report.split("\n")[1] == "The tests did nothing for 5.2 s."
+    assert verdict.report.split("\n")[1] == "The tests did nothing for 7 s."
