@@ -69,6 +69,12 @@ def packed_side(*, of_tests: bool) -> str:
 
 
 @cache
+def tests_program() -> bytes:
+    """Return `packed_side` of the tests as one line, the first of the input of the tests' process."""
+    return f"exec({packed_side(of_tests=True)!r})\n".encode()
+
+
+@cache
 def packed_pytest() -> bytes:
     """Return a zip file of the modules, compiled, and as source for other versions of Python.
 

@@ -24,7 +24,13 @@ from agentic_opd.sandboxes.protocol import AttentiveSandbox, CommandResult, Sand
 from agentic_opd.worlds.coding.hidden_tests.checks import Suite, checks_of, shown_checks
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
-from agentic_opd.worlds.coding.verifier.packed import RUN_PROGRAM, SOLUTION_FILE, packed_pytest, packed_side
+from agentic_opd.worlds.coding.verifier.packed import (
+    RUN_PROGRAM,
+    SOLUTION_FILE,
+    packed_pytest,
+    packed_side,
+    tests_program,
+)
 
 if TYPE_CHECKING:
     from agentic_opd.worlds.coding.verifier.harness.runner import Job
@@ -111,7 +117,7 @@ async def _run(
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with fair_slot():
-        program = f"exec({packed_side(of_tests=True)!r})\n".encode() + marshal.dumps({**job})
+        program = tests_program() + marshal.dumps({**job})
     cpu_s = math.ceil(timeout_s) + (_PYTEST_CPU_S if checks.needs_pytest else _START_CPU_S)
     async with sandbox_factory() as sandbox:
         if isinstance(sandbox, AttentiveSandbox):
