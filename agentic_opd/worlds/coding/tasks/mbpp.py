@@ -43,7 +43,7 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
         calls = [_calls(test) for test in tests]
         entry_point = values.text("entry_point") or _called(calls[0], solution)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise values.error(f"the tests are not valid Python: {str(error) or 'nested too deeply'}") from error
+        raise values.error(f"the tests are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     source = "\n".join([setup, *tests]).strip()
     others = [test for test in tests[1:] if test.strip() != tests[0].strip()]
     hidden_tests = values.hidden_tests("\n".join([setup, *(others or tests)]).strip(), entry_point)
