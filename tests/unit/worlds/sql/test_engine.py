@@ -311,6 +311,6 @@ def test_a_query_process_that_is_stopped_ends_the_query(monkeypatch: pytest.Monk
         process._process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(QueryError, match="takes too long"):
-                process.answer(source, "SELECT 1")
+                process.answer(source, {"sql": "SELECT 1"})
         finally:
             process.end()
