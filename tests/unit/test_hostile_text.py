@@ -248,11 +248,12 @@ class Regex(NamedTuple):
 
 OPERATIONS = {"search": 2, "match": 2, "fullmatch": 2, "findall": 2, "finditer": 2, "split": 3, "sub": 4, "subn": 4}
 """Functions of `re`, with the position of their flags."""
-OF_VALUES = {
+OF_VALUES: dict[str, Any] = {
     "core.metric": r"turns/\d+/\d+",
     "distill.judge": r"\bmax_tokens\b",
     "gateway.grammar": r"(<tool_call>|</tool_call>|<think>)",
     "rollout.tool_formats": r"(?:<tool_call>|\[TOOL_CALLS\]|```(?:json)?)\s*(?=\[\s*\{)|functools(?=\[)",
+    "worlds.coding.verifier.verify": rb"(?<!\w)name(?!\w)",
     "runs.transcript": r"<\|im_end\|>\n<\|im_start\|>assistant\n|<\|im_end\|>\n<\|im_start\|>user\n",
 }
 """Module -> an example of the regex that it makes of values."""
