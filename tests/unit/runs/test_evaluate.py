@@ -80,7 +80,7 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
-    of_some = ("weight_version", "left_out_tokens", "no_verdict/")
+    of_some = ("weight_version", "left_out_tokens", "no_verdict/", "close_failures")
     described = [metric.name for metric in EVAL_METRICS if not any(part in metric.name for part in of_some)]
     assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
     assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
