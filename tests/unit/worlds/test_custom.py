@@ -40,7 +40,7 @@ def documented(folder: Path, place: int) -> str:
     """A world of docs/worlds.md, as a file."""
     code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[place]
     (folder / "documented.py").write_text(code)
-    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop')[place]}"
+    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop', 'Blackjack', 'RemoteWorld', 'OpenEnvWorld')[place]}"
 
 
 def acted(
