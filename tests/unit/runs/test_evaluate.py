@@ -137,6 +137,19 @@ def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], 
     return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
 
 
+def test_an_evaluation_counts_the_states_that_were_not_closed() -> None:
+    failures = [3]
+
+    async def roll(task: Task) -> Episode:
+        failures[0] += task.task_id == "b"
+        return make_episode(task, 1)
+
+    evaluation = make_evaluation("abc", roll)
+    assert "eval/close_failures" not in asyncio.run(evaluation.measure()).metrics, "the world has no such hook"
+    evaluation.metrics.close_failures = lambda: failures[0]
+    assert asyncio.run(evaluation.measure()).metrics["eval/close_failures"] == 1.0
+
+
 def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = Random(1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import ConfigError, OPDError, ServerError, WorldError
+from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerError, WorldError
 from agentic_opd.core.types import Episode, StopReason, Task, ToolCall
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.env.setup import Setup, Status, check_session
@@ -137,6 +137,21 @@ def test_a_verdict_that_fails_and_a_state_without_an_episode_are_closed_too() ->
     hooks = Door()
     verdict = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, None))
     assert (verdict.correctness, hooks.events) == (1.0, ["start", "verify", "close"])
+
+
+def test_the_state_of_a_dead_sandbox_is_closed_and_the_one_that_is_verified_in_its_place() -> None:
+    hooks = Door()
+    world = HookedWorld(hooks, CodingConfig())
+
+    async def dies(session: HookedSession) -> Episode:
+        raise SandboxError("the sandbox is gone")
+
+    def so_far(stop: StopReason) -> Episode:
+        return Episode(TASK, (), stop)
+
+    episode = asyncio.run(verified(dies, so_far, world.session(TASK), TASK, world, RolloutConfig()))
+    assert (episode.stop_reason, episode.reward and episode.reward.total) == (StopReason.SANDBOX_DIED, 0.0)
+    assert hooks.events == ["start", "close", "start", "verify", "close"]
 
 
 def test_a_cancelled_episode_is_closed_after_the_tool_that_still_runs() -> None:
