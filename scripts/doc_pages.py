@@ -21,6 +21,7 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
+from agentic_opd.runs.metric_log import RUN_METRICS
 from agentic_opd.settings.fields import NO_EFFECT
 from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
 from agentic_opd.training.config import DEFAULTS
@@ -29,7 +30,7 @@ from agentic_opd.training.metrics import TRAINER_METRICS
 _MADE = "<!-- Made by scripts/doc_pages; edit the descriptions in the code instead. -->"
 
 METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
-    "Rollouts": TRAIN_METRICS,
+    "Rollouts": (*TRAIN_METRICS, *RUN_METRICS),
     "Distillation": OPD_METRICS,
     "Evaluation": EVAL_METRICS,
     "The reference trainer": TRAINER_METRICS,

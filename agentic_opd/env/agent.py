@@ -41,6 +41,7 @@ from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import default_output_folder
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.custom import HookedWorld
 
 if TYPE_CHECKING:
     from agentic_opd.gateway.agent_process import AgentProcess
@@ -83,7 +84,9 @@ class AgentEnv(BaseEnv):
         self.distiller = self.make_distiller()
         self.tasks: list[Task] = []
         self.eval_tasks: list[Task] = []
-        self.run_metrics = RunMetrics(self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
+        self.run_metrics = RunMetrics(
+            self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics, self._close_failures
+        )
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._items: Iterator[TaskItem] = iter(())
@@ -370,6 +373,10 @@ class AgentEnv(BaseEnv):
     def line_settings(self) -> dict[str, Any]:
         """Return the settings that a written line depends on, and the policy's model."""
         return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
+
+    def _close_failures(self) -> int | None:
+        world = self.world
+        return world.close_failures if isinstance(world, HookedWorld) and world.has_close else None
 
     def _sample_seconds(self) -> list[float]:
         return [seconds for server in self.servers for seconds in server.request_timings]

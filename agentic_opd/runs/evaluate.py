@@ -53,6 +53,11 @@ EVAL_METRICS = (
         "newest weight version when the evaluation ended; if it differs, the weights changed meanwhile",
     ),
     *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
+    Metric(
+        "eval/close_failures",
+        "episodes",
+        "as train/close_failures, of all episodes that ended during the evaluation, those of training too",
+    ),
 )
 
 
@@ -194,7 +199,7 @@ class Evaluation:
         Raises:
             ServerError: the policy server failed; `done` was called with every sample finished before.
         """
-        start, before = time.monotonic(), await self.versions()
+        start, before, close_failures = time.monotonic(), await self.versions(), self.metrics.close_failures()
 
         async def one(task: Task, index: int) -> EvalSample:
             episode = await self.roll_out(task)
@@ -207,7 +212,10 @@ class Evaluation:
         count = self.config.eval_samples
         samples = await gather_all(one(task, index) for task in self.tasks for index in range(count))
         of_weights = _of_weights(before, await self.versions())
-        evaluated = Evaluated(samples, {**eval_metrics(samples), **of_weights})
+        metrics = {**eval_metrics(samples), **of_weights}
+        if (failures := self.metrics.close_failures()) is not None:
+            metrics["eval/close_failures"] = float(failures - (close_failures or 0))
+        evaluated = Evaluated(samples, metrics)
         self.metrics.evaluation = evaluated.metrics
         await self.save(evaluated, time.monotonic() - start)
         return evaluated
@@ -346,7 +354,7 @@ def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], co
         if name.startswith("eval/pass@") and f"{name}_low" in metrics:
             table.add_row(name, f"{value:.3f}", f"{metrics[f'{name}_low']:.3f} to {metrics[f'{name}_high']:.3f}")
     names = ["eval/reward", "eval/turns", "eval/tool_errors_count"]
-    for name in [*names, *(["eval/no_verdict"] if metrics["eval/no_verdict"] else [])]:
+    for name in [*names, *(name for name in ("eval/no_verdict", "eval/close_failures") if metrics.get(name))]:
         table.add_row(name, f"{metrics[name]:.3g}", "")
     console.print(table, soft_wrap=True)
 

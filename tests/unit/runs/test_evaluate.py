@@ -80,7 +80,7 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
-    of_some = ("weight_version", "left_out_tokens", "no_verdict/")
+    of_some = ("weight_version", "left_out_tokens", "no_verdict/", "close_failures")
     described = [metric.name for metric in EVAL_METRICS if not any(part in metric.name for part in of_some)]
     assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
     assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
@@ -135,6 +135,19 @@ def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], 
     config = RunConfig(eval_samples=samples, eval_temperature=1.0)
     metrics = RunMetrics(config, lambda ids: "", list)
     return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
+
+
+def test_an_evaluation_counts_the_states_that_were_not_closed() -> None:
+    failures = [3]
+
+    async def roll(task: Task) -> Episode:
+        failures[0] += task.task_id == "b"
+        return make_episode(task, 1)
+
+    evaluation = make_evaluation("abc", roll)
+    assert "eval/close_failures" not in asyncio.run(evaluation.measure()).metrics, "the world has no such hook"
+    evaluation.metrics.close_failures = lambda: failures[0]
+    assert asyncio.run(evaluation.measure()).metrics["eval/close_failures"] == 1.0
 
 
 def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
