@@ -105,8 +105,8 @@ def _service(content: Any, variables: Mapping[str, str]) -> Service:
     build = service.get("build")
     table = {"context": build} if isinstance(build, str) else _table(build, "build")
 
-    def text(value: Any, place: str) -> str | None:
-        return None if value is None else _interpolated(_scalar(value, place), variables, place)
+    def text(value: Any, key: str) -> str | None:
+        return None if value is None else _interpolated(_scalar(value, key), variables, key)
 
     return Service(
         image=text(service.get("image"), "image") or None,
@@ -123,9 +123,9 @@ def _service(content: Any, variables: Mapping[str, str]) -> Service:
 
 def _refused(service: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of the service that would have an effect and are not read, with what to do."""
-    known = {"image", "build", "environment", "working_dir", "user"} | _NO_EFFECT
+    supported = {"image", "build", "environment", "working_dir", "user"} | _NO_EFFECT
     for key, value in service.items():
-        if key in known or key.startswith("x-") or value in (None, [], {}):
+        if key in supported or key.startswith("x-") or value in (None, [], {}):
             continue
         if key == "command" and _SLEEPS.fullmatch(_last_argument(value)):
             continue
@@ -165,39 +165,39 @@ def _leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _table(value: Any, place: str) -> dict[str, Any]:
+def _table(value: Any, key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{place} must be a mapping, got {type(value).__name__}")
+        raise ValueError(f"{key} must be a mapping, got {type(value).__name__}")
     return {str(key): part for key, part in cast(dict[Any, Any], value).items()}
 
 
-def _scalar(value: Any, place: str) -> str:
+def _scalar(value: Any, key: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{place} must be a text, got {type(value).__name__}")
+        raise ValueError(f"{key} must be a text, got {type(value).__name__}")
     return str(value)
 
 
-def _pairs(value: Any, place: str, variables: Mapping[str, str]) -> dict[str, str]:
+def _pairs(value: Any, key: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Return `{NAME: VALUE}` of a mapping or of a list of `NAME=VALUE`; a NAME alone is that of a variable."""
     pairs: dict[str, str | None] = {}
     if isinstance(value, list):
         for entry in cast(list[Any], value):
-            name, equals, text = _scalar(entry, place).partition("=")
+            name, equals, text = _scalar(entry, key).partition("=")
             pairs[name] = text if equals else None
     else:
-        for name, text in _table(value, place).items():
-            pairs[name] = None if text is None else _scalar(text, f"{place}.{name}")
+        for name, text in _table(value, key).items():
+            pairs[name] = None if text is None else _scalar(text, f"{key}.{name}")
     return {
-        name: _interpolated(f"${{{name}}}" if text is None else text, variables, f"{place}.{name}")
+        name: _interpolated(f"${{{name}}}" if text is None else text, variables, f"{key}.{name}")
         for name, text in pairs.items()
     }
 
 
-def _interpolated(text: str, variables: Mapping[str, str], place: str) -> str:
+def _interpolated(text: str, variables: Mapping[str, str], key: str) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1]:
             return "$"
@@ -209,7 +209,7 @@ def _interpolated(text: str, variables: Mapping[str, str], place: str) -> str:
             return default or ""
         if name in _OF_HARBOR:
             return ""
-        raise ValueError(f"{place} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{key} needs a value: set env.tasks_variables to {{{name}: ...}}")
 
     return _VARIABLE.sub(value, text)
 

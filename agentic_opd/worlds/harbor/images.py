@@ -70,8 +70,8 @@ class Images:
         """
         name, build = task.image, task.build
         if name is not None:
-            if name not in self._images and (about := await self._inspect(name)) is not None:
-                self._images[name] = _image(name, about)
+            if name not in self._images and (inspected := await self._inspect(name)) is not None:
+                self._images[name] = _image(name, inspected)
             if name in self._images:
                 return self._images[name]
         if build is None:
@@ -106,21 +106,21 @@ class Images:
 
     async def _kept(self, tag: str, bases: Sequence[str]) -> Image | None:
         """Return the image that was built before; None if there is none, or one with other base images."""
-        about = await self._inspect(tag)
-        if about is None:
+        inspected = await self._inspect(tag)
+        if inspected is None:
             return None
-        labels = (about.get("Config") or {}).get("Labels") or {}
-        built_on = json.loads(labels.get(_BASES, "{}"))
+        labels = (inspected.get("Config") or {}).get("Labels") or {}
+        recorded = json.loads(labels.get(_BASES, "{}"))
         for base, digest in (await self._digests(bases)).items():
-            if built_on.get(base) != digest:
+            if recorded.get(base) != digest:
                 logger.warning("the base image %s of %s is another than when it was built", base, tag)
                 return None
-        return _image(tag, about)
+        return _image(tag, inspected)
 
     async def _digests(self, names: Sequence[str]) -> dict[str, str]:
         """Return the digests of the images that are on this machine, by name."""
-        about = {name: await self._inspect(name) for name in names}
-        return {name: str(found["Id"]) for name, found in about.items() if found is not None}
+        images = {name: await self._inspect(name) for name in names}
+        return {name: str(inspected["Id"]) for name, inspected in images.items() if inspected is not None}
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
         result = await self._engine.run("image", "inspect", name)
@@ -151,12 +151,12 @@ class Images:
         if tries[0].exit_code != 0 and not tries[0].is_over_limit and await self._is_podman():
             # Podman in a container, or without rights to make another one for each RUN, builds in a chroot.
             tries.append(await self._build(task, "--isolation", "chroot", *arguments))
-        about = await self._inspect(tag) if tries[-1].exit_code == 0 else None
-        if about is None:
+        inspected = await self._inspect(tag) if tries[-1].exit_code == 0 else None
+        if inspected is None:
             result = tries[-1]
             why = f"no end in {task.build_timeout_s:g} s\n" if result.timed_out else ""
             raise WorldError(f"{task.folder.name}: {path} can't be built: {why}{build_failure(result.text)}")
-        return _image(tag, about)
+        return _image(tag, inspected)
 
     async def _build(self, task: HarborTask, *arguments: str) -> CommandResult:
         return await self._engine.run("build", *arguments, timeout_s=task.build_timeout_s, most=_MOST_OUTPUT)
@@ -165,8 +165,8 @@ class Images:
         return "podman" in (await self._engine.run("--version")).text.lower()
 
 
-def _image(name: str, about: Mapping[str, Any]) -> Image:
-    return Image(name, (about.get("Config") or {}).get("WorkingDir") or "/")
+def _image(name: str, inspected: Mapping[str, Any]) -> Image:
+    return Image(name, (inspected.get("Config") or {}).get("WorkingDir") or "/")
 
 
 def build_failure(output: str) -> str:
@@ -179,7 +179,7 @@ def build_failure(output: str) -> str:
 
 def _digest(build: Build) -> str:
     """Return a digest of the names, contents and modes in the folder of a build, and of its arguments."""
-    folder, found = build.folder, blake2b(digest_size=16)
+    folder, digest = build.folder, blake2b(digest_size=16)
     for path in sorted(folder.rglob("*")):
         kind, content = b"folder", b""
         if path.is_symlink():
@@ -187,10 +187,10 @@ def _digest(build: Build) -> str:
         elif path.is_file():
             kind, content = b"program" if os.access(path, os.X_OK) else b"file", path.read_bytes()
         for part in (kind, os.fsencode(path.relative_to(folder)), content):
-            found.update(len(part).to_bytes(8) + part)
+            digest.update(len(part).to_bytes(8) + part)
     if build.arguments:
-        found.update(json.dumps([*build.arguments.items()]).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        digest.update(json.dumps([*build.arguments.items()]).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 @asynccontextmanager

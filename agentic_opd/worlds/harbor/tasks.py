@@ -280,7 +280,7 @@ def _read_task(
         raise ValueError(_named_line(str(error), text)) from None
     except ValidationError as error:
         wrong = [
-            f"{_place(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()
+            f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()
         ]
         raise ValueError("; ".join(wrong)) from None
     unknown.update(file.unknown(""))
@@ -298,7 +298,7 @@ def _read_task(
 
 def _read_data(folder: Path, file: _TaskFile, text: str, variables: Mapping[str, str], has_network: bool) -> HarborTask:
     environment, tests = folder / "environment", folder / "tests"
-    refused = [f"{name} ({_place(text, keys)})" for keys, name in file.refused()]
+    refused = [f"{name} ({_line_of(text, keys)})" for keys, name in file.refused()]
     for name in ("docker-compose.yml", "compose.yaml", "compose.yml"):
         if (environment / name).exists():
             refused.append(f"environment/{name}: Harbor does not read it; rename it to {COMPOSE_FILE}, or remove it")
@@ -312,14 +312,14 @@ def _read_data(folder: Path, file: _TaskFile, text: str, variables: Mapping[str,
         raise ValueError("there is no tests/test.sh")
     image, build = _origin(folder, file.environment.docker_image, service)
 
-    def known(table: str, values: Mapping[str, str]) -> dict[str, str]:
+    def resolved(table: str, values: Mapping[str, str]) -> dict[str, str]:
         return {name: _resolved(text, (*table.split("."), name), value, variables) for name, value in values.items()}
 
     def megabytes(name: str, default: int) -> int:
         try:
             return file.environment.megabytes(name, default)
         except ValueError as error:
-            raise ValueError(f"{_place(text, ('environment', name))}: {error}") from None
+            raise ValueError(f"{_line_of(text, ('environment', name))}: {error}") from None
 
     return HarborTask(
         folder=folder.absolute(),
@@ -332,12 +332,12 @@ def _read_data(folder: Path, file: _TaskFile, text: str, variables: Mapping[str,
         disk_mb=megabytes("storage", _STORAGE_MB),
         has_network=file.has_network(default=has_network),
         healthcheck=file.environment.healthcheck,
-        variables={**(service.variables or {}), **known("environment.env", file.environment.env)},
+        variables={**(service.variables or {}), **resolved("environment.env", file.environment.env)},
         agent_user=file.agent.user or service.user,
         verifier_user=file.verifier.user or service.user,
         verifier_timeout_s=file.verifier.timeout_sec or 600.0,
-        verifier_variables=known("verifier.env", file.verifier.env),
-        solution_variables=known("solution.env", file.solution.env),
+        verifier_variables=resolved("verifier.env", file.verifier.env),
+        solution_variables=resolved("solution.env", file.solution.env),
         hidden=_hidden_texts(tests),
     )
 
@@ -382,7 +382,7 @@ def _named_line(message: str, text: str) -> str:
     return f"task.toml, line {line}: {match[1][0].lower()}{match[1][1:]}"
 
 
-def _place(text: str, keys: Sequence[str | int]) -> str:
+def _line_of(text: str, keys: Sequence[str | int]) -> str:
     """Return `task.toml, line N`: the line where the value of `keys` begins, or of the last table above it."""
     lines = text.split("\n")
     begin, best = 0, (0, 0)
@@ -424,7 +424,7 @@ def _resolved(text: str, keys: Sequence[str], value: str, variables: Mapping[str
         return variables[name]
     if default is None:
         table = f"[{'.'.join(keys[:-1])}] {keys[-1]}"
-        raise ValueError(f"{_place(text, keys)}: {table} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.tasks_variables to {{{name}: ...}}")
     return default
 
 
