@@ -92,10 +92,15 @@ def _service(content: Any, variables: Mapping[str, str]) -> Service:
         raise ValueError("it has no service: name the agent's container `main`, or remove the file")
     if [*services] != [_SERVICE]:
         names = ", ".join(map(repr, services))
+        if len(services) == 1:
+            raise ValueError(
+                f"its only service is {names}, which Harbor runs beside the agent's container, the service "
+                f"{_SERVICE!r}: name it {_SERVICE!r}, or remove the file"
+            )
         raise ValueError(
             f"services {names}: containers of several services are not supported. The agent's container is the service "
-            f"{_SERVICE!r}, and all others run beside it: let the image's ENTRYPOINT start what they do, and keep "
-            f"{_SERVICE!r} alone; or leave the task out"
+            f"{_SERVICE!r}: let the image's ENTRYPOINT start what the others do, and keep {_SERVICE!r} alone; or leave "
+            "the task out"
         )
     service = _table(services[_SERVICE], _SERVICE)
     refused = [f"{key}: {_OTHERWISE}" for key in file if key not in _TOP_LEVEL and not key.startswith("x-")]

@@ -254,7 +254,8 @@ def read_tasks(
         said = f"{len(broken)} of {len(places)} tasks in {str(folder)!r} can't be run:\n"
         said += "\n".join(f"  {one}" for one in broken[:_SHOWN]) + rest
         if not (skip_broken and tasks):
-            raise DatasetError(f"{said}\nSkip such tasks with env.dataset_skip_broken.")
+            remedy = "\nSkip such tasks with env.dataset_skip_broken." if tasks else "\nNo task is left."
+            raise DatasetError(f"{said}{remedy}")
         logger.warning("%s", said)
     return tasks
 

@@ -95,7 +95,11 @@ def test_errors_name_the_flags_of_this_command(message: str, in_flags_of_this_co
 def test_a_broken_task_is_skipped_by_the_flag_that_the_error_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "task.toml").write_text("[environment")
+    for name, toml in (("broken", "[environment"), ("whole", '[environment]\ndocker_image = "a"')):
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "tests" / "test.sh").write_text("exit 0")
+        (tmp_path / name / "instruction.md").write_text("Do it.")
+        (tmp_path / name / "task.toml").write_text(toml)
     assert main([str(tmp_path), "--format", "harbor", "--engine", "no-engine"]) == 2
     said = capsys.readouterr().err
     assert "task.toml, line 1: expected" in said

@@ -166,7 +166,15 @@ def test_broken_tasks_are_named_all_at_once(files: dict[str, str | None], said: 
         read_tasks(tmp_path, {})
     assert said in str(error.value)
     assert "another: instruction.md is empty" in str(error.value)
+    assert str(error.value).endswith("Skip such tasks with env.dataset_skip_broken.")
     assert [task.task_id for task in read_tasks(tmp_path, {}, skip_broken=True)] == ["whole"]
+
+
+@pytest.mark.parametrize("skip_broken", [False, True])
+def test_where_all_tasks_are_broken_there_is_nothing_to_skip(skip_broken: bool, tmp_path: Path) -> None:
+    make(tmp_path / "t", {"instruction.md": ""})
+    with pytest.raises(DatasetError, match=r"instruction\.md is empty\nNo task is left\.$"):
+        read_tasks(tmp_path, {}, skip_broken=skip_broken)
 
 
 def test_unknown_fields_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +266,7 @@ def test_an_image_of_a_compose_file_comes_before_the_dockerfile(tmp_path: Path) 
         ("services: [a]", "services must be a mapping, got list"),
         ("services:\n  main: {a: [}\n", ", line 2: "),
         ("services: {main: {}, db: {image: b}}", "services 'main', 'db': containers of several services are not"),
-        ("services: {client: {image: b}}", "The agent's container is the service 'main'"),
+        ("services: {client: {image: b}}", "its only service is 'client', which Harbor runs beside"),
         ("services: {main: {command: python3 server.py}}", "main.command: let the image's ENTRYPOINT start it"),
         ("services: {main: {privileged: true, ports: ['80:80']}}", "main.privileged: remove it, or leave the task out"),
         ("services: {main: {network_mode: host}}", "main.network_mode: write [environment] network_mode in task.toml"),
