@@ -35,7 +35,7 @@ from agentic_opd.worlds.harbor.world import HarborWorld
 
 _SHOWN = 20
 _SHOWN_LINES, _SHOWN_LINES_OF_HARBOR = 4, 24
-_MOST_REASON = 300
+_MOST_LINE = 600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -377,8 +377,9 @@ class CheckedTask(NamedTuple):
         text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
         if without_work is not None:
             reward = _reward(without_work)
-            reason = without_work.report.partition("\n")[0][:_MOST_REASON]
-            none = f"no reward ({_outcome(without_work)}: {reason})"
+            first_line = without_work.report.partition("\n")[0][:_MOST_LINE]
+            reason = "" if without_work.report == verdict.report else f": {first_line}"
+            none = f"no reward ({_outcome(without_work)}{reason})"
             text += f"; {none if reward is None else f'a reward of {reward:.15g}'} for doing nothing"
         if self.is_passed:
             return text
@@ -387,7 +388,7 @@ class CheckedTask(NamedTuple):
         # The first line of other worlds' reports repeats the counts.
         lines = text_lines(verdict.report)
         shown = lines[1 : 1 + _SHOWN_LINES] if without_work is None else lines[:_SHOWN_LINES_OF_HARBOR]
-        return f"FAIL {text}" + "".join(f"\n    {line[:_MOST_REASON]}" for line in shown)
+        return f"FAIL {text}" + "".join(f"\n    {line[:_MOST_LINE]}" for line in shown)
 
 
 def _has_passed(verdict: Verification) -> bool:

@@ -36,6 +36,8 @@ _BASES = "agentic-opd.bases"
 """Label of a built image: the names of the images that it was built on -> their digests."""
 _SHOWN_LINES = 20
 _MOST_REASON = 300
+_MOST_OF_PULL = 160
+"""Characters of the last line of a failed pull: the cause is at its end."""
 _INSTRUCTION = (
     re.compile(r'building at STEP "(.*)": ', re.DOTALL),  # podman
     re.compile(r"^\s*\d+ \| >>> (.*)$", re.MULTILINE),  # Docker's BuildKit
@@ -135,7 +137,7 @@ class Images:
                 pulled = await engine.run("pull", base, timeout_s=task.build_timeout_s, most=_MOST_OUTPUT)
                 if pulled.exit_code != 0:
                     lines = pulled.text.strip().splitlines() or ["no answer"]
-                    why = f"no end in {task.build_timeout_s:g} s" if pulled.timed_out else lines[-1][-_MOST_REASON:]
+                    why = f"no end in {task.build_timeout_s:g} s" if pulled.timed_out else lines[-1][-_MOST_OF_PULL:]
                     raise WorldError(
                         f"{task.folder.name}: the image {base!r} that {path} builds on is not on this machine and "
                         f"can't be pulled: {why}. Without a network: `{engine.name} load` it (docs/harbor.md)"
