@@ -180,7 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     names = "fields with other names than the preset's"
     add("--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help=names)
     add("--split", default=settings["dataset_split"].default, help="split of the dataset, if it has splits")
-    add("--skip-broken", action="store_true", help="skip rows that cannot become tasks")
+    add(
+        "--skip-broken",
+        action="store_true",
+        help="skip rows that cannot become tasks, or Harbor tasks that cannot be run",
+    )
     add("--limit", type=_count, metavar="N", help="only the first N tasks")
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")

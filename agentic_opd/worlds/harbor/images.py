@@ -38,10 +38,13 @@ _SHOWN_LINES = 20
 _MOST_REASON = 300
 _MOST_OF_PULL = 160
 """Characters of the last line of a failed pull: the cause is at its end."""
+_STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+:", re.MULTILINE)
 _INSTRUCTION = (
     re.compile(r'building at STEP "(.*)": ', re.DOTALL),  # podman
     re.compile(r"^\s*\d+ \| >>> (.*)$", re.MULTILINE),  # Docker's BuildKit
-    re.compile(r"(?:.*^(?:STEP|Step) \d+/\d+ ?: ([^\n]*)$)", re.DOTALL | re.MULTILINE),  # the last that was begun
+    re.compile(
+        r"(?:.*^(?:\[\d+/\d+\] )?(?:STEP|Step) \d+/\d+ ?: ([^\n]*)$)", re.DOTALL | re.MULTILINE
+    ),  # the last that was begun
 )
 
 
@@ -155,7 +158,8 @@ class Images:
             tries.append(await self._build(task, "--isolation", "chroot", *arguments))
         inspected = await self._inspect(tag) if tries[-1].exit_code == 0 else None
         if inspected is None:
-            result = tries[-1]
+            # What a chroot can't do is no mistake of the Dockerfile, nor is what other isolation can't.
+            result = max(reversed(tries), key=lambda result: len(_STEP.findall(result.text)))
             why = f"no end in {task.build_timeout_s:g} s\n" if result.timed_out else ""
             raise WorldError(f"{task.folder.name}: {path} can't be built: {why}{build_failure(result.text)}")
         return _image(tag, inspected)
