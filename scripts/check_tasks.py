@@ -275,6 +275,9 @@ def _check_out(arguments: argparse.Namespace) -> None:
 Files = dict[str, bytes]
 """Relative path -> content."""
 
+_MAX_ID_BITS = 1000
+_MAX_NAME_BYTES = 255
+
 
 def _reference_solutions(tasks: Sequence[Task]) -> dict[str, Files]:
     return {
@@ -312,6 +315,8 @@ def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, File
 def _row_id(row: Row) -> str:
     for name in ("id", "task_id"):
         value = row.fields.get(name)
+        if type(value) is int and value.bit_length() > _MAX_ID_BITS:
+            raise DatasetError(f"{row.place}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
         if type(value) is int or (isinstance(value, str) and value):
             return str(value)
     raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
@@ -331,6 +336,11 @@ def _row_files(row: Row) -> Files:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
         if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+        if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
+            raise DatasetError(
+                f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
+                "and no NUL"
+            )
         files[path] = text.encode("utf-8", "surrogatepass")
     return files
 

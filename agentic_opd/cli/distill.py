@@ -25,6 +25,7 @@ from agentic_opd.core.errors import (
     ServerUnreachableError,
 )
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.distill.config import DistillConfig
@@ -207,6 +208,7 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
 
     if named is not None:
         try:
+            check_regular(named, is_read=True)
             return plain_tools({"tools": read_json(named.read_text())})
         except (OSError, ValueError, RecursionError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error

@@ -10,8 +10,8 @@ LONGEST_PAUSE_S = 600.0
 """Longest pause, in seconds, that is kept for a server: a longer one is cut, because it may be a mistake."""
 
 _DURATION = re.compile(
-    r"(?:(\d+(?:\.\d+)?)\s*h(?:ours?)?)?\s*(?:(\d+(?:\.\d+)?)\s*m(?:in(?:ute)?s?)?(?![a-z]))?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?\s*(?:(\d+(?:\.\d+)?)\s*ms)?",
+    r"(?:(\d++(?:\.\d++)?)\s*+h(?:ours?)?)?\s*+(?:(\d++(?:\.\d++)?)\s*+m(?:in(?:ute)?s?)?(?![a-z]))?\s*+"
+    r"(?:(\d++(?:\.\d++)?)\s*+s(?:ec(?:ond)?s?)?)?\s*+(?:(\d++(?:\.\d++)?)\s*+ms)?",
     re.IGNORECASE,
 )
 """Matches 1h2m3.5s, 120ms, 20 seconds, and the empty text."""

@@ -63,8 +63,8 @@ def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
     """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
+    is_sampled = np.concatenate(([False], np.asarray(masks_T) != IGNORED, [False]))
+    edges: list[int] = np.flatnonzero(np.diff(is_sampled)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
@@ -108,6 +108,9 @@ class Task:
     image: str | None = None
 
     def __post_init__(self) -> None:
+        task_id: Any = self.task_id
+        if not isinstance(task_id, str):
+            raise AlignmentError(f"task {task_id!r}: its id is of type {type(task_id).__name__}, expected a text")
         if self.tools is not None:
             object.__setattr__(self, "tools", unpadded_tools(self.tools))
         for name in ("examples", "messages"):
@@ -421,6 +424,11 @@ class Reward:
     efficiency: float
     tool_usage: float
     total: float
+
+    def __post_init__(self) -> None:
+        for name in ("correctness", "efficiency", "tool_usage", "total"):
+            if not 0 <= getattr(self, name) <= 1 + 1e-6:  # NaN too; the weights add up to 1 up to rounding.
+                raise AlignmentError(f"reward: {name} is {getattr(self, name)!r}, expected 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)

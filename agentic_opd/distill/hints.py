@@ -32,13 +32,14 @@ MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
 
 _EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
+_LINE_BREAK, _MARGIN = r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", r"[\s>*+\-\u200b-\u200f\u2060\ufeff]"
 _HEADING = re.compile(
-    r"(?P<start>(?:\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?:[^\S\n]|[>*+\-\u200b-\u200f\u2060\ufeff])*[#\uff03\ufe5f])"
+    rf"(?P<start>(?<!{_MARGIN})(?:\A|(?={_MARGIN}*?{_LINE_BREAK})){_MARGIN}*+[#\uff03\ufe5f])"
     r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
     re.IGNORECASE,
 )
 """Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
-of signs and spaces."""
+of signs and spaces. It begins where these begin, since a search from each of them would take quadratic time."""
 _PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _MARKED = re.compile(r"([*_`#]{0,6}) ?\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
@@ -389,7 +390,9 @@ def parse_vote(text: str) -> Vote:
 
 def _vote(answer: str, text: str) -> Vote:
     """Return the vote in an answer without reasoning; `text` is the whole text."""
-    boxed = _only_box(_MARKED.sub("", answer))
+    before, end, behind = answer.rpartition("[HINT_END]")
+    # Each start in the first part has an end: searches for an end that is missing would take quadratic time.
+    boxed = _only_box(_MARKED.sub("", before + end) + behind)
     decision = None if boxed is None else _DECISIONS.get(boxed)
     if decision != 1:
         return Vote(decision, None, text)
@@ -416,8 +419,9 @@ def _only_box(answer: str) -> str | None:
 
 
 def _only_hint(answer: str) -> str | None:
-    found = _MARKED.search(answer)
-    if found is None or answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
+    if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
+        return None
+    if (found := _MARKED.search(answer)) is None:
         return None
     # Judges also write **[HINT_START]** ... **[HINT_END]**.
     hint = found[2].strip().removeprefix(found[1]).removesuffix(found[1]).strip()

@@ -332,12 +332,13 @@ class AgentEnv(BaseEnv):
             async with self._slot() as server:
                 return await self._rollout(task, server, self.config.eval_temperature, "eval")
 
-        async def save(evaluated: Evaluated, start: float) -> None:
+        async def save(evaluated: Evaluated, duration_s: float) -> None:
             if self.config.data_dir_to_save_evals is not None:
+                end = time.time()
                 await self.evaluate_log(
                     evaluated.metrics,
-                    start_time=start,
-                    end_time=time.time(),
+                    start_time=end - duration_s,
+                    end_time=end,
                     samples=[sample.to_row() for sample in evaluated.samples],
                     generation_parameters={
                         **sampling,

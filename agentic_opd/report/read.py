@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
@@ -150,6 +151,7 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
     """
     left_out: list[str] = []
     try:
+        check_regular(path, is_read=True)
         with path.open("rb") as raw:
             source = wrap(raw, path.stat().st_size)
             lines: Any = gzip.GzipFile(fileobj=source) if path.suffix == ".gz" else source
@@ -181,6 +183,7 @@ def report_path(path: Path) -> Path:
 def read_settings(path: Path) -> Mapping[str, Any]:
     """Return the settings in `path`; empty if the file does not exist or can't be read."""
     try:
+        check_regular(path)
         settings = read_json(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
         return {}

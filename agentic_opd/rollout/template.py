@@ -124,8 +124,8 @@ class TemplateRenderer(DefaultRenderer):
         at = removed = 0
         for message in messages:
             content = message["content"] if isinstance(message["content"], str) else ""
-            if found and content.strip() and _BEGIN in marked[at:]:
-                start = marked.index(_BEGIN, at)
+            start = marked.find(_BEGIN, at) if found and content.strip() else -1
+            if start >= 0:
                 at = marked.index(_END, start)
                 spans.append((start - removed, at - removed - 1))
                 removed += 2

@@ -99,6 +99,8 @@ def _json_call(value: Any) -> ParsedToolCall:
 
 
 _PYTHON_TAG = "<|python_tag|>"
+_MOST_READ = 16
+"""Times that a text may be read as JSON: each object in an object that is no call is tried as a call."""
 _BEGUN_OBJECT = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|parameters|arguments)"\s*:')
 
 
@@ -107,10 +109,12 @@ def _bare_json(text: str) -> Read:
     tag = text.find(_PYTHON_TAG)
     at, begin = max(tag, 0), tag
     calls: list[ParsedToolCall] = []
-    while (found := _BEGUN_OBJECT.search(text, at)) is not None:
+    left = _MOST_READ * len(text)
+    while left >= 0 and (found := _BEGUN_OBJECT.search(text, at)) is not None:
         (call,), end = _json_calls(text, found.start())
         if not _is_bare_call(call):
             at = found.end()
+            left -= end - at
             continue
         begin = begin if begin >= 0 else found.start()
         calls.append(call)
@@ -189,7 +193,16 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Reader:
     return read
 
 
+_PYTHON_STRING = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)", re.DOTALL)
+"""Matches a string, also one that is not closed: a search for the end of each of those would take quadratic time."""
+_MOST_PYTHON_VALUES = 4_000
+"""Signs between values outside of strings, at which reading takes 50 ms; it runs on the event loop."""
+
+
 def _python_calls(body: str) -> list[ParsedToolCall]:
+    signs = _PYTHON_STRING.sub("", body)
+    if sum(map(signs.count, ",([{=")) > _MOST_PYTHON_VALUES:
+        return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
@@ -401,7 +414,7 @@ def _literal(text: str) -> Any:
     return text
 
 
-_CODER_OPEN = re.compile(r"<\s*parameter\s*=\s*([^<>]*)>")
+_CODER_OPEN = re.compile(r"<\s*parameter\s*=\s*+([^<>]*)>")
 _MINIMAX_OPEN = re.compile(r"<\s*parameter\s+name\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)'|([^<>\s]+))\s*>")
 _PARAMETER_CLOSE = re.compile(r"<\s*/\s*parameter\s*>")
 _INVOKE = re.compile(r"<invoke name=.*?(?:</invoke>|\Z)", re.DOTALL)

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.json_rows import JsonRow, NotJsonError, json_rows
 from agentic_opd.core.types import (
     IGNORED,
@@ -120,6 +121,7 @@ def _rows(path: Path) -> Iterator[JsonRow]:
         raise PlaceError(
             f"{str(path)!r} is no JSON; write its rows as JSONL, for example with pandas' DataFrame.to_json"
         )
+    check_regular(path, is_read=True)
     try:
         yield from json_rows(path)
     except NotJsonError as error:

@@ -176,7 +176,7 @@ class Evaluated(NamedTuple):
 class Evaluation:
     """Evaluates the policy, in the `evaluate` mode or during training.
 
-    `roll_out` limits the concurrency. `save` receives the evaluation and its start (seconds since 1970). `versions`
+    `roll_out` limits the concurrency. `save` receives the evaluation and its duration (s). `versions`
     returns the weight versions of the policy's servers that report one.
     """
 
@@ -194,7 +194,7 @@ class Evaluation:
         Raises:
             ServerError: the policy server failed; `done` was called with every sample finished before.
         """
-        start, before = time.time(), await self.versions()
+        start, before = time.monotonic(), await self.versions()
 
         async def one(task: Task, index: int) -> EvalSample:
             episode = await self.roll_out(task)
@@ -209,7 +209,7 @@ class Evaluation:
         of_weights = _of_weights(before, await self.versions())
         evaluated = Evaluated(samples, {**eval_metrics(samples), **of_weights})
         self.metrics.evaluation = evaluated.metrics
-        await self.save(evaluated, start)
+        await self.save(evaluated, time.monotonic() - start)
         return evaluated
 
     async def beside_training(self) -> dict[str, float]:

@@ -16,7 +16,9 @@ import yaml
 COMPOSE_FILE = "docker-compose.yaml"
 _SERVICE = "main"
 
-_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?:(:?[-?])([^}]*))?\}|(\w+))")
+_LONGEST = 2**16
+"""Characters of a file."""
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?:(:?[-?])([^}$]*))?\}|(\w+))")
 _OF_HARBOR = {
     **{"CONTEXT_DIR": ".", "MAIN_IMAGE_NAME": "", "PREBUILT_IMAGE_NAME": "", "TEST_DIR": "/tests"},
     **{"ENV_VERIFIER_LOGS_PATH": "/logs/verifier", "ENV_AGENT_LOGS_PATH": "/logs/agent"},
@@ -48,6 +50,16 @@ _REMEDIES = {
 _OTHERWISE = "remove it, or leave the task out"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, with which a small file can mean a value of any size."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases are not read: write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What the file says about the agent's container; None and empty where it says nothing."""
@@ -73,11 +85,14 @@ def read_compose(path: Path, variables: Mapping[str, str]) -> Service:
     """
     name = f"environment/{path.name}"
     try:
-        content = yaml.safe_load(path.read_text("utf-8-sig"))
+        text = path.read_text("utf-8-sig")
+        if len(text) > _LONGEST:
+            raise ValueError(f"it has {len(text)} characters, expected at most {_LONGEST}")
+        content = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{name}{line}: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{name}: {error}") from None
     try:
         return _service(content, variables)

@@ -8,22 +8,16 @@ COPY --from=busybox /bin /b    an image
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 _ESCAPE = re.compile(r"#\s*escape\s*=\s*`\s*", re.IGNORECASE)
 _HEREDOC = re.compile(r"(?:^|\s)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1")
 _WITH_HEREDOC = ("RUN", "COPY", "ADD")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?[-+])([^}]*))?\}|(\w+))")
-_MOUNT_FROM = re.compile(r"--mount=\S*\bfrom=([^\s,]+)")
-_COPY_FROM = re.compile(r"--from=(\S+)")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?[-+])([^}$]*))?\}|(\w+))")
 
 
-@dataclass(slots=True)
-class _Stage:
-    name: str
-    sources: list[str] = field(default_factory=list[str])
-    """What it builds on and copies from: stages by name or index, and images."""
+_Sources = list[int | str]
+"""What a stage builds on and copies from: stages by index, and images by name."""
 
 
 def base_images(text: str, arguments: Mapping[str, str], target: str | None = None) -> list[str]:
@@ -31,26 +25,26 @@ def base_images(text: str, arguments: Mapping[str, str], target: str | None = No
 
     `arguments` are the build arguments. A name with a variable that has no value here is left out.
     """
-    stages = _stages(text, arguments)
+    stages, names = _stages(text, arguments)
     images = dict[str, None]()
-    open_stages = [_index(target, stages) if target else len(stages) - 1] if stages else []
-    visited = set[int]()
+    open_stages = [names.get(target.lower(), -1) if target else len(stages) - 1]
+    visited = {-1}
     while open_stages:
         index = open_stages.pop()
-        if index is None or index in visited:
+        if index in visited:
             continue
         visited.add(index)
-        for source in stages[index].sources:
-            stage = _index(source, stages[:index])
-            if stage is not None:
-                open_stages.append(stage)
+        for source in stages[index]:
+            if isinstance(source, int):
+                open_stages.append(source)
             elif source != "scratch" and "$" not in source:
                 images[source] = None
     return [*images]
 
 
-def _stages(text: str, arguments: Mapping[str, str]) -> list[_Stage]:
-    stages, variables = list[_Stage](), dict[str, str]()
+def _stages(text: str, arguments: Mapping[str, str]) -> tuple[list[_Sources], dict[str, int]]:
+    """Return the stages, and their indices by name and by number."""
+    stages, names, variables = list[_Sources](), dict[str, int](), dict[str, str]()
     for keyword, rest in _instructions(text):
         if keyword == "ARG" and not stages:
             for word in _words(rest):
@@ -60,22 +54,21 @@ def _stages(text: str, arguments: Mapping[str, str]) -> list[_Stage]:
         elif keyword == "FROM":
             words = [word for word in _words(rest) if not word.startswith("--")]
             base = _substituted(words[0], variables) if words else None
-            is_named = len(words) == 3 and words[1].upper() == "AS"
-            stages.append(_Stage(words[2].lower() if is_named else "", [base] if base else []))
-        elif stages and keyword in ("COPY", "ADD"):
-            options = takewhile(lambda word: word.startswith("--"), rest.split())
-            stages[-1].sources += [match[1] for word in options if (match := _COPY_FROM.fullmatch(word))]
-        elif stages and keyword == "RUN":
-            stages[-1].sources += _MOUNT_FROM.findall(rest)
-    return stages
+            stages.append([names.get(base.lower(), base)] if base else [])
+            names[str(len(stages) - 1)] = len(stages) - 1
+            if len(words) == 3 and words[1].upper() == "AS":
+                names[words[2].lower()] = len(stages) - 1
+        elif stages and keyword in _WITH_HEREDOC:
+            stages[-1] += [names.get(source.lower(), source) for source in _sources(rest)]
+    return stages, names
 
 
-def _index(name: str, stages: list[_Stage]) -> int | None:
-    """Return the index of the stage that `name` means; None if it is an image."""
-    for index in reversed(range(len(stages))):
-        if name.lower() == stages[index].name or name == str(index):
-            return index
-    return None
+def _sources(rest: str) -> Iterator[str]:
+    """Yield what `--from=NAME` and `--mount=from=NAME` before the words of an instruction name."""
+    for option in takewhile(lambda word: word.startswith("--"), rest.split()):
+        name, _, value = option.partition("=")
+        parts = value.split(",") if name == "--mount" else [f"from={value}"] if name == "--from" else []
+        yield from (part.removeprefix("from=") for part in parts if part.startswith("from="))
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -83,22 +76,25 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
     lines = text.removeprefix("\ufeff").splitlines()
     directives = takewhile(lambda line: line.startswith("#"), lines)
     escape = "`" if any(_ESCAPE.fullmatch(line) for line in directives) else "\\"
+    last_index = {line.strip("\t"): index for index, line in enumerate(lines)}
     index = 0
     while index < len(lines):
-        instruction = ""
+        parts: list[str] = []
         while index < len(lines):
             line = lines[index].strip()
             index += 1
-            if line.startswith("#") or (instruction and not line):
+            if line.startswith("#") or (parts and not line):
                 continue
-            instruction += line.removesuffix(escape)
+            parts.append(line.removesuffix(escape))
             if not line.endswith(escape):
                 break
-        keyword, _, rest = re.sub(r"\s+", " ", instruction).partition(" ")
+        keyword, _, rest = " ".join("".join(parts).split()).partition(" ")
         if keyword.upper() in _WITH_HEREDOC:
             for match in _HEREDOC.finditer(rest):
-                ends = (number for number in range(index, len(lines)) if lines[number].strip("\t") == match[2])
-                index = next(ends, index - 1) + 1
+                if last_index.get(match[2], -1) >= index:
+                    while lines[index].strip("\t") != match[2]:
+                        index += 1
+                    index += 1
         if keyword:
             yield keyword.upper(), rest
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,14 +39,8 @@ _SHOWN_LINES = 20
 _MOST_REASON = 300
 _MOST_OF_PULL = 160
 """Characters of the last line of a failed pull: the cause is at its end."""
-_STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+:", re.MULTILINE)
-_INSTRUCTION = (
-    re.compile(r'building at STEP "(.*)": ', re.DOTALL),  # podman
-    re.compile(r"^\s*\d+ \| >>> (.*)$", re.MULTILINE),  # Docker's BuildKit
-    re.compile(
-        r"(?:.*^(?:\[\d+/\d+\] )?(?:STEP|Step) \d+/\d+ ?: ([^\n]*)$)", re.DOTALL | re.MULTILINE
-    ),  # the last that was begun
-)
+_STEP = re.compile(r"^(?:\[\d{1,9}/\d{1,9}\] )?(?:STEP|Step) \d{1,9}/\d{1,9} ?: ", re.MULTILINE)
+_MARKED = re.compile(r" {0,9}\d{1,9} \| >>> ")
 
 
 class Image(NamedTuple):
@@ -99,7 +94,7 @@ class Images:
         bases = base_images(text, build.arguments, build.target)
         image = await self._kept(tag, bases)
         if image is None:
-            async with _lock_of(tag):
+            async with _lock_of(tag, 2 * task.build_timeout_s):
                 image = await self._kept(tag, bases)
                 if image is None:
                     try:
@@ -177,9 +172,12 @@ def _image(name: str, inspected: Mapping[str, Any]) -> Image:
 
 def build_failure(output: str) -> str:
     """Return the instruction that failed, if the output of a build names it, and the output's last lines."""
-    lines = [line.rstrip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
-    named = [match[1] for pattern in _INSTRUCTION for match in pattern.finditer(output)]
-    instruction = f"it fails at `{named[0][:_MOST_REASON]}`\n" if named else ""
+    lines = [line.rstrip() for line in output.replace("\r", "\n").split("\n") if line.strip()]
+    # BuildKit marks the instruction; the others print it when they begin it.
+    marked = (line.partition(" >>> ")[2] for line in lines[-_SHOWN_LINES:] if _MARKED.match(line))
+    begun = (line[match.end() :] for line in reversed(lines) if (match := _STEP.match(line)))
+    named = next(marked, None) or next(begun, None)
+    instruction = f"it fails at `{named[:_MOST_REASON]}`\n" if named else ""
     return instruction + "\n".join(line[-_MOST_REASON:] for line in lines[-_SHOWN_LINES:])
 
 
@@ -200,8 +198,13 @@ def _digest(build: Build) -> str:
 
 
 @asynccontextmanager
-async def _lock_of(tag: str) -> AsyncGenerator[None]:
-    """Hold the lock of this user on building `tag`."""
+async def _lock_of(tag: str, limit_s: float) -> AsyncGenerator[None]:
+    """Hold the lock of this user on building `tag`; wait at most `limit_s` for the process that holds it.
+
+    Raises:
+        WorldError: another process still holds the lock.
+    """
+    deadline = time.monotonic() + limit_s
     path = Path(tempfile.gettempdir()) / f"agentic-opd-build-{os.getuid()}-{tag.rpartition(':')[2]}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -210,6 +213,11 @@ async def _lock_of(tag: str) -> AsyncGenerator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise WorldError(
+                        f"another process has been building {tag} for over {limit_s:g} s and holds {str(path)!r}: end "
+                        "it (`fuser` names it), or wait for it and start again"
+                    ) from None
                 await asyncio.sleep(_WAIT_S)
         yield
     finally:

@@ -16,6 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +34,9 @@ _MEMORY_MB, _STORAGE_MB, _CPUS = 2048, 10_240, 1.0
 _DEEPEST = 6
 _SHOWN = 20
 _MOST_HIDDEN_BYTES = 2**20
+_LONGEST_TASK_FILE = 2**16
+"""Characters of a task.toml; `tomllib` takes quadratic time for keys such as `a.b.c`."""
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -245,7 +247,7 @@ def read_tasks(
         task_id = place.name if place == folder else place.relative_to(folder).as_posix()
         try:
             tasks.append(_read_task(task_id, place, variables, has_network, unknown))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             broken.append(f"{task_id}: {error}")
     for name, count in unknown.items():
         logger.warning("task.toml: %s is unknown here and has no effect (%d tasks)", name, count)
@@ -275,15 +277,22 @@ def _read_task(
 ) -> Task:
     """Return one task, and count its unknown fields."""
     text = _text(folder, "task.toml")
+    if len(text) > _LONGEST_TASK_FILE:
+        raise ValueError(f"task.toml has {len(text)} characters, expected at most {_LONGEST_TASK_FILE}")
     try:
         file = _TaskFile.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(_named_line(str(error), text)) from None
+    except RecursionError as error:
+        raise ValueError(f"task.toml: {error}") from None
     except ValidationError as error:
-        wrong = [
-            f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors()
+        wrong = error.errors()
+        shown = [
+            f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in wrong[:_SHOWN]
         ]
-        raise ValueError("; ".join(wrong)) from None
+        raise ValueError(
+            "; ".join([*shown, *([f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else [])])
+        ) from None
     unknown.update(file.unknown(""))
     unknown.update(["[environment] skills_dir"] if file.environment.skills_dir else [])
     data = _read_data(folder, file, text, variables, has_network)
@@ -385,35 +394,37 @@ def _named_line(message: str, text: str) -> str:
 
 def _line_of(text: str, keys: Sequence[str | int]) -> str:
     """Return `task.toml, line N`: the line where the value of `keys` begins, or of the last table above it."""
-    lines = text.split("\n")
-    begin, best = 0, (0, 0)
-    for end in range(1, len(lines) + 1):
-        try:
-            value: Any = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
+    names = [key for key in keys if isinstance(key, str)]
+    table, best, delimiter = list[str](), (0, 0), ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if delimiter:  # A text of several lines.
+            delimiter = "" if delimiter in line else delimiter
             continue
-        depth = 0
-        for key in keys:
-            try:
-                value = value[key]
-            except (KeyError, IndexError, TypeError):
-                break
-            depth += 1
+        is_header = line.lstrip().startswith("[")
+        head = line.partition("#")[0].strip().strip("[]") if is_header else line.partition("=")[0]
+        path = [*([] if is_header else table), *(part.strip(" \t\"'") for part in head.split("."))]
+        table = path if is_header else table
+        depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, names, strict=False)))
         if depth > best[0]:
-            best = (depth, begin + 1)
-        begin = end
+            best = (depth, number)
+        delimiter = next((quotes for quotes in ('"""', "'''") if line.count(quotes) % 2), "")
     return f"task.toml, line {best[1]}" if best[1] else "task.toml"
 
 
 def _instruction(folder: Path) -> str:
     """Return the instruction without the marks at its start against its use as training data."""
     lines = _text(folder, "instruction.md").split("\n")
-    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
-        del lines[0]
-    text = well_formed("\n".join(lines).strip())
+    text = well_formed("\n".join(dropwhile(_is_no_instruction, lines)).strip())
     if not text:
         raise ValueError("instruction.md is empty")
     return text
+
+
+def _is_no_instruction(line: str) -> bool:
+    """Whether a line is empty, or a comment with the mark against training."""
+    text = line.strip()
+    is_comment = text.startswith("#") or (text.startswith("<!--") and text[4:].endswith("-->"))
+    return not text or (is_comment and "canary" in text.lower())
 
 
 def _resolved(text: str, keys: Sequence[str], value: str, variables: Mapping[str, str]) -> str:

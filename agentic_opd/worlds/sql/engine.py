@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,8 @@ from agentic_opd.worlds.sql.query_process import MAX_RESULT_BYTES, QueryError
 MAX_SECONDS = 10.0
 """Wall-clock limit of a query. Unless the machine is busy, the limit of processor time (`query_process.MAX_CPU_S`) is
 reached first."""
+_SPARE_S = 5.0
+"""Seconds beyond `MAX_SECONDS` after which a query process that does not read its input is killed."""
 _PROGRAM = Path(query_process.__file__)
 _PROCESSES = max(2, os.cpu_count() or 1)
 
@@ -104,13 +107,23 @@ class _QueryProcess:
             QueryError: The query exceeded a limit; the process has ended, or the caller must end it.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         until = time.monotonic() + MAX_SECONDS
         about = {"path": str(source.resolve())} if isinstance(source, Path) else {"image_bytes": len(source)}
         line = json.dumps({**request, **about}).encode() + b"\n"
         rest = memoryview(line if isinstance(source, Path) else line + source)
-        while rest:
-            rest = rest[self._process.stdin.write(rest) :]
+        watch = threading.Timer(MAX_SECONDS + _SPARE_S, self._process.kill)  # A stopped process does not read either.
+        watch.start()
+        try:
+            while rest:
+                rest = rest[self._process.stdin.write(rest) :]
+            return self._read(until)
+        except BrokenPipeError as error:
+            raise QueryError("the query takes too long") from error
+        finally:
+            watch.cancel()
+
+    def _read(self, until: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
         said, out = bytearray(), self._process.stdout.fileno()
         while not said.endswith(b"\n"):
             if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.sql.copies import NUM_COPIES, Copies
 from agentic_opd.worlds.sql.engine import QueryError, Source, difference
@@ -62,8 +63,9 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         ConfigError: The file cannot be read, a database is missing, or an entry is wrong; names the entry.
     """
     try:
+        check_regular(path, is_read=True)
         entries = read_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")

@@ -13,9 +13,11 @@ from typing import NamedTuple
 from agentic_opd.worlds.sql.engine import QueryError, Result, Row, Source, difference, run_query
 
 _TOKENS = re.compile(
-    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|[^\W\d]\w*|\d\w*|\S""",
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*+(?:'|\Z)|"(?:[^"]|"")*+(?:"|\Z)|`[^`]*+(?:`|\Z)|\[[^\]]*+(?:\]|\Z)"""
+    r"""|[^\W\d]\w*|\d\w*|\S""",
     re.DOTALL,
 )
+"""Matches comments, texts, names and signs; a text without an end reaches to the end of the query."""
 _OUT_OF_RANGE = re.compile(r"should be between 1 and (\d+)")
 _MANY = 9999
 """More columns than any result has."""

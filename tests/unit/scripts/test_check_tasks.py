@@ -211,6 +211,9 @@ def test_ids_of_no_task_are_named_with_their_line(tmp_path: Path) -> None:
         ({"id": "b", "files": {"solution.py": 1}}, r"line 2: files\['solution.py'\] must be a text, got int"),
         ({"id": "b", "files": {"../x": ""}}, r"line 2: files\['../x'\] must be a relative path"),
         ({"id": "b", "files": {"/x": ""}}, r"line 2: files\['/x'\] must be a relative path"),
+        ({"id": "b", "files": {"x" * 300: ""}}, r"line 2: files\['x+'\] is no path of a file"),
+        ({"id": "b", "files": {"a\0b": ""}}, r"line 2: files\['a.*b'\] is no path of a file"),
+        ('{"id": ' + "7" * 5000 + ', "files": {"a": ""}}', r"line 2: the id id is an integer of over 1000 bits"),
         ({"id": "a", "files": {"solution.py": ""}}, r"line 2: the id 'a' is already that of s.jsonl, line 1"),
     ],
 )

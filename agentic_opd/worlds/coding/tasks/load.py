@@ -19,6 +19,8 @@ from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
+_MAX_ID_CHARS = 1000
+"""Ids stand in logs, metrics, groups and reports."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +119,8 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
         values = RowValues(row, fields)
         try:
             task_id = values.text("task_id")
+            if task_id is not None and len(task_id) > _MAX_ID_CHARS:
+                raise values.wrong("task_id", f"has {len(task_id)} characters, at most {_MAX_ID_CHARS} are allowed")
             if task_id is not None and task_id in places:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
             task = preset.make_task(task_id or str(number), values)
@@ -124,6 +128,10 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             checks_of(task)
         except DatasetError as error:
             broken.append(error)
+            continue
+        except (ValueError, RecursionError, MemoryError) as error:
+            why = str(error) if isinstance(error, ValueError) else "values are nested too deeply"
+            broken.append(values.error(f"it cannot become a task: {why}"))
             continue
         if task_id is None:
             without_id[len(tasks)] = number

@@ -9,7 +9,7 @@ from typing import Any, cast
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 from agentic_opd.worlds.coding.tasks.rows import Row
 
 
@@ -70,7 +70,7 @@ class RowValues:
         """
         value = self.raw(name)
         if name == "task_id" and type(value) is int:
-            value = str(value)
+            value = self._id_of(value)
         elif name == "prompt":
             value = self._prompt_text(value)
         if value is not None and not isinstance(value, str):
@@ -96,6 +96,13 @@ class RowValues:
             )
         return "\n\n".join(cast(list[str], texts))
 
+    def _id_of(self, number: int) -> str:
+        try:
+            with many_digits():
+                return str(number)
+        except ValueError as error:
+            raise self.wrong("task_id", f"is no id: {error}") from error
+
     def need(self, name: str) -> str:
         """Return a text that every row must have."""
         if self._field(name) is None:
@@ -112,7 +119,7 @@ class RowValues:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
-            raise self.wrong(name, f"must be a list of texts, got {str(value)[:100]!r}")
+            raise self.wrong(name, f"must be a list of texts, got {shortened(value)!r}")
         return cast(list[str], value)
 
     def data(self, name: str) -> Any:
@@ -123,7 +130,7 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            with any_digits():
+            with many_digits():
                 return read_json(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
@@ -184,6 +191,14 @@ def _holder_of(fields: Mapping[str, Any], field: str) -> Mapping[str, Any] | Non
             except (ValueError, RecursionError):
                 return None
     return cast(Mapping[str, Any], holder) if outer and isinstance(holder, Mapping) and last in holder else None
+
+
+def shortened(value: Any) -> str:
+    """Return the beginning of a value's text, for a message; its type if it has no text of a reasonable length."""
+    try:
+        return str(value)[:100]
+    except (ValueError, RecursionError):  # An integer of very many digits, or lists in lists.
+        return type(value).__name__
 
 
 def there_is(names: tuple[str, ...], wanted: str) -> str:

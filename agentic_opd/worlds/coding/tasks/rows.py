@@ -20,7 +20,7 @@ from typing import Any
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.json_rows import NotJsonError, json_rows
 from agentic_opd.core.text import read_json
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -58,7 +58,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _parse(text: str) -> Any:
-    with any_digits():
+    with many_digits():
         return read_json(text)
 
 

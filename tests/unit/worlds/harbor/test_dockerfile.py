@@ -1,5 +1,7 @@
 """The images that a Dockerfile builds on."""
 
+import time
+
 import pytest
 
 from agentic_opd.worlds.harbor.dockerfile import base_images
@@ -35,3 +37,22 @@ def test_build_arguments_and_another_target() -> None:
     text = "ARG BASE=debian\nFROM ${BASE}:12 AS tools\nFROM ${BASE}-slim"
     assert base_images(text, {"BASE": "ubuntu"}) == ["ubuntu-slim"]
     assert base_images(text, {}, "TOOLS") == ["debian:12"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ARG A=" + "${A-" * 50_000,
+        "FROM a\nRUN " + "--mount=" * 50_000,
+        "FROM a\nRUN " + " <<a" * 50_000 + "\n" * 50_000,
+        "".join(f"FROM s{number} AS s{number + 1}\n" for number in range(20_000)),
+        "FROM a\nRUN " + "\\\n" * 50_000,
+        "FROM a\nRUN " + "<<'a" * 50_000,
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_long_files_are_read_in_a_moment(text: str) -> None:
+    start = time.process_time()
+    base_images(text, {})
+    assert time.process_time() - start < 10

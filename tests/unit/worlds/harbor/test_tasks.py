@@ -1,6 +1,8 @@
 """Folders in Harbor's format: what is read, named, and refused."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.errors import DatasetError, WorldError
 from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.worlds.harbor.images import _lock_of
 from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
 from tests.support.places import ROOT
 
@@ -140,6 +143,8 @@ def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, 
             {"task.toml": "environment = {docker_image = 'a', gpus = 1}"},
             "t: not supported: [environment] gpus (task.toml, line 1)",
         ),
+        ({"task.toml": f"a = {'[' * 9_999}"}, "t: task.toml: maximum recursion"),
+        ({"task.toml": f"# {'a.' * 40_000}"}, "task.toml has 80002 characters, expected at most 65536"),
         (
             {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "lots"'},
             "task.toml, line 3: [environment] memory = 'lots', expected a size as '2G' or '512M'",
@@ -168,6 +173,18 @@ def test_broken_tasks_are_named_all_at_once(files: dict[str, str | None], said: 
     assert "another: instruction.md is empty" in str(error.value)
     assert str(error.value).endswith("Skip such tasks with env.dataset_skip_broken.")
     assert [task.task_id for task in read_tasks(tmp_path, {}, skip_broken=True)] == ["whole"]
+
+
+@pytest.mark.slow
+def test_the_lines_of_errors_are_searched_in_a_moment(tmp_path: Path) -> None:
+    """Many errors, in a file with many lines; and keys that take the parser long."""
+    wrong = "".join(f"n{number} = []\n" for number in range(150))
+    start = time.process_time()
+    for number, lines in enumerate((wrong, "#\n" * 9_000 + "a = []", f"{'a.' * 4_000}b = []\n" + "#\n" * 100)):
+        make(tmp_path / f"t{number}", {"task.toml": f"[environment.env]\n{lines}"})
+    with pytest.raises(DatasetError, match=r"t0: task\.toml, line 2: .*; and 130 more\n"):
+        read_tasks(tmp_path, {})
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("skip_broken", [False, True])
@@ -275,6 +292,10 @@ def test_an_image_of_a_compose_file_comes_before_the_dockerfile(tmp_path: Path) 
         ("services: {main: {build: {context: ..}}}", "build: '..' is not in environment/: move it there"),
         ("services: {main: {build: {context: ., secrets: [a]}}}", "main.build.secrets: write it in environment/Docker"),
         ("services: {main: {build: .}}", "build: there is no environment/Dockerfile"),
+        ("a: &a [1]\nb: *a", ", line 2: aliases are not read: write the value out"),
+        (f"a: {'[' * 9_999}", ": maximum recursion"),
+        (f"a: {'9' * 9_999}", ": Exceeds the limit"),
+        ("#" * 70_000, ": it has 70000 characters, expected at most 65536"),
         ("services: {main: {}}\nnetworks: {a: {}}", "networks: remove it, or leave the task out"),
         ("services: {main: {environment: [K]}}", "environment.K needs a value: set env.tasks_variables to {K: ...}"),
         ("services: {main: {environment: {K: [1]}}}", "environment.K must be a text, got list"),
@@ -312,3 +333,15 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AgentEnvConfig(**settings)
+
+
+def test_an_image_that_another_process_builds_for_ever_is_not_waited_for(tmp_path: Path) -> None:
+    async def wait(limit_s: float) -> None:
+        async with _lock_of("agentic-opd:unit-test-lock", limit_s):
+            with pytest.raises(
+                WorldError, match=r"another process has been building .* for over 0 s and holds '.*lock'"
+            ):
+                async with _lock_of("agentic-opd:unit-test-lock", 0.0):
+                    pass
+
+    asyncio.run(wait(60.0))

@@ -1,6 +1,7 @@
 """Rewards that tests leave behind, and the part of their output that the judge reads."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,14 @@ def test_a_conversation_as_text() -> None:
     call = {"function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "a.txt"}]
     assert spoken(messages, "Do it.") == 'Do it.\n\n{"command": "ls"}\na.txt'
+
+
+@pytest.mark.slow
+def test_a_long_line_of_output_is_filtered_in_a_moment(tmp_path: Path) -> None:
+    """One line of 40,000 brackets stopped the environment for seconds, and each file of tests reads the output anew."""
+    hidden = [f"{TESTS}\nassert f({number}) == 'value {number}'\n" for number in range(4)]
+    output = "\n".join(["[" * 200_000, "FAILED test_total - assert 3 == 9175", "the end"])
+    start = time.process_time()
+    verdict = judged(CommandResult(1, output.encode()), tmp_path, hidden, "[" * 20_000, ())
+    assert time.process_time() - start < 10, "it takes one second"
+    assert verdict.judge_report.endswith("FAILED test_total - [left out]\nthe end")

@@ -1,6 +1,7 @@
 """Queries that a model wrote can read, and nothing else; what they take is bounded."""
 
 import resource
+import signal
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_opd.worlds.sql import engine
 from agentic_opd.worlds.sql.engine import QueryError, Result, Value, difference, run_query, schema_text, shown
 from agentic_opd.worlds.sql.query_process import MAX_ROWS
 
@@ -298,3 +300,17 @@ def test_a_result_is_shown_by_its_first_rows(image: bytes) -> None:
         == "id | name | price\n1 | a | 0.5\n2 | b | NULL\n(1 more rows)"
     )
     assert shown(run_query(image, "SELECT id FROM shops WHERE id > 9")) == "id\n(no rows)"
+
+
+def test_a_query_process_that_is_stopped_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is sent a database that does not fit into the pipe."""
+    monkeypatch.setattr(engine, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(engine, "_SPARE_S", 0.1)
+    for source in (bytes(2**22), b""):
+        process = engine._QueryProcess()
+        process._process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(QueryError, match="takes too long"):
+                process.answer(source, {"sql": "SELECT 1"})
+        finally:
+            process.end()

@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pyarrow import Table, parquet
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks, load_train_and_eval
 
 ROW = {"task_id": "a", "prompt": "Add.", "test_code": "assert add(1, 2) == 3", "entry_point": "add"}
@@ -324,3 +326,59 @@ def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
 def test_a_split_of_no_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="neither eval_dataset_name nor dataset_name"):
         CodingConfig(eval_dataset_split="test")
+
+
+LONG, LONGEST = "7" * 5000, "7" * 3_000_000
+DEEP = "[" * 900 + "]" * 900
+
+
+def raw_row(**fields: str) -> str:
+    """A row whose values are JSON text, which `json.dumps` would not write."""
+    texts = {"prompt": '"Write f."', "test_code": '"assert f(1) == 1"', **fields}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task_id": LONG}, "field 'task_id' .* has 5000 characters, at most 1000"),
+        ({"task_id": f'"{"x" * 5000}"'}, "field 'task_id' .* has 5000 characters, at most 1000"),
+        ({"task_id": LONGEST}, "an integer has more than 50000 digits"),
+        ({"task_id": "1e400"}, "field 'task_id' .* must be a text, got float"),
+        ({"test_code": f'"assert f(1) == {LONGEST}"'}, "an integer has more than 50000 digits"),
+        ({"test_code": f'"assert f(1) == {"-" * 50_000}1"'}, "not valid Python: they are nested too deeply"),
+        ({"examples": f'[{{"role": "user", "content": {LONG}}}]'}, "line 1: it cannot become a task"),
+        (
+            {"examples": f'[{{"role": "assistant", "tool_calls": [{{"name": "f", "arguments": {{"a": {LONG}}}}}]}}]'},
+            "line 1: it cannot become a task",
+        ),
+        ({"test_code": "null", "public_test_cases": f"[{LONG}]"}, "must be a list of objects .* got 'int'"),
+        ({"solution": f"[{LONG}]", "test_code": "null", "inputs": '["1"]', "outputs": '["1"]'}, "got 'list'"),
+        ({"test_code": "null", "input_output": f'{{"fn_name": {LONG}, "inputs": [[1]], "outputs": [1]}}'}, "line 1: "),
+        (
+            {"test_code": "null", "input_output": f'{{"fn_name": "f", "inputs": [[{DEEP}]], "outputs": [1]}}'},
+            "values are nested too deeply",
+        ),
+    ],
+)
+def test_values_of_any_length_and_depth_are_refused_by_row(
+    tmp_path: Path, fields: dict[str, str], message: str
+) -> None:
+    path = write(tmp_path / "tasks.jsonl", raw_row(**fields))
+    start = time.process_time()
+    with pytest.raises(DatasetError, match=message):
+        load(path)
+    assert time.process_time() - start < 2.0  # Reading 3,000,000 digits takes 38 s.
+
+
+def test_integers_of_many_digits_are_kept(tmp_path: Path) -> None:
+    values = f'{{"fn_name": "f", "inputs": [[{LONG}], [{{"{LONG}": 1}}]], "outputs": [{LONG}, 0x]}}'
+    of_calls = raw_row(test_code="null", task_id="-5", input_output=values.replace("0x", LONG))
+    program = raw_row(test_code="null", task_id='"io"', input_output=f'{{"inputs": ["1"], "outputs": ["{LONGEST}"]}}')
+    in_hexadecimal = raw_row(task_id='"h"', test_code=f'"assert f(1) == 0x{"f" * 60_000}"')
+    start = time.process_time()
+    tasks = load(write(tmp_path / "tasks.jsonl", of_calls, program, in_hexadecimal))
+    assert [task.task_id for task in tasks] == ["-5", "io", "h"]
+    assert LONG in (tasks[0].hidden_tests or "")
+    assert "0x" + "f" * 60_000 in checks_of(tasks[2]).source
+    assert time.process_time() - start < 2.0
