@@ -46,6 +46,7 @@ from agentic_opd.worlds.harbor.dockerfile import base_images
 from agentic_opd.worlds.harbor.images import build_failure
 from agentic_opd.worlds.sql.order import is_ordered
 
+pytestmark = pytest.mark.slow
 ROOT = Path(agentic_opd.__file__).parent
 Read = Callable[[str], object]
 
@@ -455,13 +456,7 @@ def _handled(read: Read, errors: tuple[type[BaseException], ...], text: str) -> 
         read(text)
 
 
-SLOW = ("leaks", "tests", "harbor: output")
-"""Beginnings of the names of readers that are measured for more than half a second."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW)) for name in READERS]
-)
+@pytest.mark.parametrize("name", READERS)
 def test_a_reader_takes_linear_time(name: str) -> None:
     def make(opening: str, closing: str, length: int) -> str:
         return f"{repeated(opening, length)}{closing}"
