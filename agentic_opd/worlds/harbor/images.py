@@ -92,10 +92,10 @@ class Images:
         """Return the image of a build, which is made anew if there is none, or if it has other base images."""
         text = await asyncio.to_thread(build.dockerfile.read_text, "utf-8", "replace")
         bases = base_images(text, build.arguments, build.target)
-        image = await self._kept(tag, bases)
+        image = await self._reusable(tag, bases)
         if image is None:
             async with _lock_of(tag, 2 * task.build_timeout_s):
-                image = await self._kept(tag, bases)
+                image = await self._reusable(tag, bases)
                 if image is None:
                     try:
                         image = await self._built(task, build, tag, bases)
@@ -104,7 +104,7 @@ class Images:
                         raise
         return image
 
-    async def _kept(self, tag: str, bases: Sequence[str]) -> Image | None:
+    async def _reusable(self, tag: str, bases: Sequence[str]) -> Image | None:
         """Return the image that was built before; None if there is none, or one with other base images."""
         inspected = await self._inspect(tag)
         if inspected is None:

@@ -287,11 +287,11 @@ def _read_task(
         raise ValueError(f"task.toml: {error}") from None
     except ValidationError as error:
         wrong = error.errors()
-        shown = [
+        reasons = [
             f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in wrong[:_SHOWN]
         ]
         raise ValueError(
-            "; ".join([*shown, *([f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else [])])
+            "; ".join([*reasons, *([f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else [])])
         ) from None
     unknown.update(file.unknown(""))
     unknown.update(["[environment] skills_dir"] if file.environment.skills_dir else [])

@@ -25,7 +25,7 @@ _REPORT_CHARS = 20_000
 _JUDGE_CHARS = 4_000
 _MOST_FILTERED = 400
 """Lines of the output that the judge may read, from its beginning and from its end together."""
-_MOST_SHOWN = 80
+_EXCERPT_CHARS = 80
 """Characters of a file without a reward that its report shows."""
 _FILTERED_CHARS = 40_000
 """Characters of these lines; the filter takes some ten microseconds for each."""
@@ -131,9 +131,11 @@ def _written(folder: Path, secrets: Collection[str]) -> Judged | Unjudged | None
         except (ValueError, OverflowError, RecursionError):
             reward = math.nan
         if not math.isfinite(reward):
-            shown = well_formed(_without_secrets(content, secrets)).strip()
-            begins = f"begins with {shown[:_MOST_SHOWN]!r}" if len(shown) > _MOST_SHOWN else f"holds {shown!r}"
-            details = f"It {begins if shown else 'is empty'}; expected {expected}."
+            excerpt = well_formed(_without_secrets(content, secrets)).strip()
+            begins = (
+                f"begins with {excerpt[:_EXCERPT_CHARS]!r}" if len(excerpt) > _EXCERPT_CHARS else f"holds {excerpt!r}"
+            )
+            details = f"It {begins if excerpt else 'is empty'}; expected {expected}."
             return Unjudged(NoVerdict.UNREADABLE_REWARD, text, details)
         return Judged(min(max(reward, 0.0), 1.0), f"The tests gave a reward of {reward:.15g}.")
     return None
