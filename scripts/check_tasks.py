@@ -2,13 +2,14 @@
 
 The tasks are of a dataset, or with `--format harbor` of a folder in Harbor's format.
 
-Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the solutions or the
-settings are wrong, or the sandbox does not work; 130: interrupted.
+Exit code 0: all passed; 1: some failed, a given solution belongs to no task, or a Harbor task passes without any work;
+2: the dataset, the solutions or the settings are wrong, or the sandbox does not work; 130: interrupted.
 """
 
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -33,7 +34,8 @@ from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.harbor.world import HarborWorld
 
 _SHOWN = 20
-_SHOWN_LINES = 4
+_SHOWN_LINES, _SHOWN_LINES_OF_HARBOR = 4, 24
+_MOST_LINE = 600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +46,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
 
 
+_FLAGS = {
+    "dataset_skip_broken": "--skip-broken",
+    "dataset_limit": "--limit",
+    "dataset_fields": "--fields",
+    "dataset_format": "--format",
+    "dataset_split": "--split",
+    "dataset_name": "FILE",
+    "tasks_dir": "FILE",
+    "tasks_network": "--network",
+    "tasks_variables": "--variables",
+    "sandbox_backend": "--sandbox",
+    "sandbox_container_command": "--engine",
+    "verify_timeout_s": "--timeout",
+}
+"""Settings of the package -> this command's names for them."""
+_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(_FLAGS)})\b")
+_OF_VARIABLE = re.compile(r"set --variables to \{(\w+): \.\.\.\}")
+
+
+def in_flags(message: str) -> str:
+    """Return a message of the package with this command's flags in place of the settings that they set."""
+    message = _SETTING.sub(lambda match: _FLAGS[match[1]], message)
+    return _OF_VARIABLE.sub(r"give one with --variables \1=VALUE", message)
+
+
 async def _run(arguments: argparse.Namespace) -> int:
+    try:
+        return await _check(arguments)
+    except (ConfigError, DatasetError, SandboxError, WorldError) as error:
+        raise type(error)(in_flags(str(error))) from error
+
+
+async def _check(arguments: argparse.Namespace) -> int:
     main_task = asyncio.current_task()
     assert main_task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
@@ -60,14 +94,16 @@ async def _run(arguments: argparse.Namespace) -> int:
         solutions, unknown = read_solutions(given, {task.task_id for task in all_tasks})
     new_sandbox = sandbox_factory(config)
 
-    async def verified(task: Task) -> Verification:
-        return await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+    async def checked(task: Task) -> CheckedTask:
+        start = time.perf_counter()
+        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+        return CheckedTask(task.task_id, verdict, time.perf_counter() - start)
 
     with CheckResults(arguments.out, len(tasks)) as results:
         for one in unknown[:_SHOWN]:
             results.say(f"warning: {one}")
         await check_sandbox(new_sandbox)
-        await _check_all(tasks, verified, arguments.workers, results)
+        await _check_all(tasks, checked, arguments.workers, results)
     missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
@@ -80,25 +116,31 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _run_harbor(arguments: argparse.Namespace, world: HarborWorld) -> int:
-    """Run each task's solve.sh in its container, then its tests; this builds and keeps the missing images."""
+    """Run each task's tests without any work, and after its solve.sh; this builds and keeps the missing images."""
     tasks = await world.read_tasks()
     await world.check_engine()
 
-    async def verified(task: Task) -> Verification:
+    async def verdict(run: Awaitable[Verification]) -> Verification:
         try:
-            return await world.solved(task)
+            return await run
         except (WorldError, SandboxError) as error:
-            return Verification(VerifyOutcome.CRASHED, 0, 1, f"failed\n{error}", "")
+            return Verification(VerifyOutcome.CRASHED, 0, 1, in_flags(str(error)), "")
+
+    async def checked(task: Task) -> CheckedTask:
+        start = time.perf_counter()
+        without_work = await verdict(world.untouched(task))
+        solved = await verdict(world.solved(task))
+        return CheckedTask(task.task_id, solved, time.perf_counter() - start, without_work)
 
     with CheckResults(arguments.out, len(tasks)) as results:
-        await _check_all(tasks, verified, arguments.workers, results)
+        await _check_all(tasks, checked, arguments.workers, results)
     print(results.counts, flush=True)
     return EXIT_FAILED if results.failed else EXIT_OK
 
 
 async def _check_all(
     tasks: Sequence[Task],
-    verified: Callable[[Task], Awaitable[Verification]],
+    checked: Callable[[Task], Awaitable["CheckedTask"]],
     workers: int,
     results: "CheckResults",
 ) -> None:
@@ -106,9 +148,7 @@ async def _check_all(
 
     async def check(number: int, task: Task) -> None:
         async with slots:
-            start = time.perf_counter()
-            verification = await verified(task)
-            results.add(number, CheckedTask(task.task_id, verification, time.perf_counter() - start))
+            results.add(number, await checked(task))
 
     await gather_all(check(number, task) for number, task in enumerate(tasks))
 
@@ -124,9 +164,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/check_tasks",
         description="Run each task's reference solution, or the given solutions, through the verifier of training. "
-        "Print one JSON line per task (id, correctness, passed, total, outcome, seconds), then 'N passed, M failed'.",
-        epilog="Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the "
-        "solutions or the settings are wrong, or the sandbox does not work.",
+        "Print one JSON line per task (id, correctness, passed, total, outcome, seconds; of a Harbor task also "
+        "reward_without_work, the reward of doing nothing), then 'N passed, M failed'.",
+        epilog="Exit code 0: all passed; 1: some failed, a given solution belongs to no task, or a Harbor task passes "
+        "without any work; 2: the dataset, the solutions or the settings are wrong, or the sandbox does not work.",
         allow_abbrev=False,
     )
     settings = CodingConfig.model_fields
@@ -139,7 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     names = "fields with other names than the preset's"
     add("--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help=names)
     add("--split", default=settings["dataset_split"].default, help="split of the dataset, if it has splits")
-    add("--skip-broken", action="store_true", help="skip rows that cannot become tasks")
+    add(
+        "--skip-broken",
+        action="store_true",
+        help="skip rows that cannot become tasks, or Harbor tasks that cannot be run",
+    )
     add("--limit", type=_count, metavar="N", help="only the first N tasks")
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
@@ -309,18 +354,23 @@ class CheckedTask(NamedTuple):
     task_id: str
     verification: Verification
     seconds: float
+    without_work: Verification | None = None
+    """The verdict on a machine on which nothing was done; None: not tried."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether the tests ran to their end and all passed."""
-        return self.verification.outcome == VerifyOutcome.RAN and self.verification.passed == self.verification.total
+        """Whether all tests passed with the solution, and not all without any work."""
+        return _has_passed(self.verification) and not self.passes_without_work
+
+    @property
+    def passes_without_work(self) -> bool:
+        """Whether all tests pass although nothing was done: such a task teaches nothing."""
+        return self.without_work is not None and _has_passed(self.without_work)
 
     @property
     def outcome(self) -> str:
         """Outcome of the tests, with its cause: `ran`, `ran, in_process`, or for example `no_verdict, timeout`."""
-        cause = self.verification.no_verdict
-        parts = [self.verification.outcome.value, *(["in_process"] if self.verification.in_process else [])]
-        return ", ".join([*parts, *([cause.value] if cause is not None else [])])
+        return _outcome(self.verification)
 
     def to_row(self) -> dict[str, Any]:
         """Return the JSON line's object."""
@@ -331,17 +381,43 @@ class CheckedTask(NamedTuple):
             "total": self.verification.total,
             "outcome": self.outcome,
             "seconds": round(self.seconds, 3),
+            **({} if self.without_work is None else {"reward_without_work": _reward(self.without_work)}),
         }
 
     def to_text(self) -> str:
         """Return the result as text; a failure with the first lines of its report."""
-        verdict = self.verification
+        verdict, without_work = self.verification, self.without_work
         counts = f"{verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s)"
         text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
+        if without_work is not None:
+            reward = _reward(without_work)
+            first_line = without_work.report.partition("\n")[0][:_MOST_LINE]
+            reason = "" if without_work.report == verdict.report else f": {first_line}"
+            none = f"no reward ({_outcome(without_work)}{reason})"
+            text += f"; {none if reward is None else f'a reward of {reward:.15g}'} for doing nothing"
         if self.is_passed:
             return text
-        report = "".join(f"\n    {line[:300]}" for line in text_lines(verdict.report)[1 : 1 + _SHOWN_LINES])
-        return f"FAIL {text}{report}"
+        if _has_passed(verdict):
+            return f"FAIL {text}\n    The tests pass without any work: let them test what the task asks for."
+        # The first line of other worlds' reports repeats the counts.
+        lines = text_lines(verdict.report)
+        shown = lines[1 : 1 + _SHOWN_LINES] if without_work is None else lines[:_SHOWN_LINES_OF_HARBOR]
+        return f"FAIL {text}" + "".join(f"\n    {line[:_MOST_LINE]}" for line in shown)
+
+
+def _has_passed(verdict: Verification) -> bool:
+    return verdict.outcome == VerifyOutcome.RAN and verdict.all_passed
+
+
+def _reward(verdict: Verification) -> float | None:
+    """Return the reward of a verdict; None if the tests gave none."""
+    return verdict.correctness if verdict.outcome == VerifyOutcome.RAN else None
+
+
+def _outcome(verdict: Verification) -> str:
+    cause = verdict.no_verdict
+    parts = [verdict.outcome.value, *(["in_process"] if verdict.in_process else [])]
+    return ", ".join([*parts, *([cause.value] if cause is not None else [])])
 
 
 class CheckResults(LiveBar):
@@ -360,12 +436,13 @@ class CheckResults(LiveBar):
         super().__init__("tasks", total, console=PrintableConsole(stderr=True, highlight=False))
         self._lines, self._total = JsonLines(path, hint="Choose another --out."), total
         self._waiting: dict[int, CheckedTask] = {}
-        self._next = self.passed = self.failed = 0
+        self._next = self.passed = self.failed = self.without_work = 0
 
     @property
     def counts(self) -> str:
         """Text with the numbers of passed and failed tasks so far."""
-        return f"{self.passed} passed, {self.failed} failed"
+        free = f" ({self.without_work} of them pass without any work)" if self.without_work else ""
+        return f"{self.passed} passed, {self.failed} failed{free}"
 
     def add(self, number: int, checked: CheckedTask) -> None:
         """Count, write and show the result of the task at index `number`.
@@ -375,6 +452,7 @@ class CheckResults(LiveBar):
         """
         self.passed += checked.is_passed
         self.failed += not checked.is_passed
+        self.without_work += checked.passes_without_work
         if not self.is_live:
             self.say(f"{self.passed + self.failed}/{self._total} {checked.to_text()}")
         elif not checked.is_passed:

@@ -64,6 +64,76 @@ def test_solutions_pass_and_an_image_is_built_once(tmp_path: Path) -> None:
     assert built.findall(again) == []
 
 
+def make_task(folder: Path, files: dict[str, str]) -> Path:
+    """Write a task of the sandbox's image; its solution writes `done` into /root/work."""
+    usual = {
+        "instruction.md": "Do it.",
+        "task.toml": f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/root"\nmemory_mb = 256',
+        "tests/test.sh": "grep -q done /root/work",
+        "solution/solve.sh": "echo done > /root/work",
+    }
+    for name, text in {**usual, **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_changed_base_image_is_seen(tmp_path: Path) -> None:
+    base = f"localhost/agentic-opd-test-base-{secrets.token_hex(6)}"
+    build = f"FROM {base} AS tools\nFROM {IMAGE}\nCOPY --from=tools /version /version"
+    files = {"task.toml": "[environment]\nmemory_mb = 256", "environment/Dockerfile": build}
+    make_task(tmp_path / "task", {**files, "tests/test.sh": 'echo "0.$(cat /version)" > /logs/verifier/reward.txt'})
+    engine, images = shlex.split(ENGINE), set[str]()
+    (tmp_path / "base").mkdir()
+
+    def reward(version: int) -> float:
+        """Return the reward, which is the version of the base image in the task's image."""
+        (tmp_path / "base" / "version").write_text(str(version))
+        (tmp_path / "base" / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY version /version")
+        subprocess.run([*engine, "build", "--tag", base, str(tmp_path / "base")], check=True, capture_output=True)
+
+        async def once() -> float:
+            tried = world(tmp_path / "task")
+            (task,) = await tried.read_tasks()
+            images.add((await tried._images.of(task.data)).name)
+            return (await tried.untouched(task)).correctness
+
+        return asyncio.run(once())
+
+    try:
+        assert [reward(1), reward(2)] == [0.1, 0.2]
+        assert len(images) == 1
+    finally:
+        subprocess.run([*engine, "rmi", "--force", *images, base], check=True, capture_output=True)
+
+
+def test_the_check_names_what_is_wrong_with_tasks(tmp_path: Path) -> None:
+    make_task(tmp_path / "free", {"tests/test.sh": "exit 0"})
+    make_task(tmp_path / "unreadable", {"tests/test.sh": "echo all good > /logs/verifier/reward.txt"})
+    toml, broken = (
+        "[environment]\nmemory_mb = 256",
+        f"FROM {IMAGE}\nRUN true\nRUN echo compiling && no-such-program 7\n",
+    )
+    make_task(tmp_path / "unbuilt", {"task.toml": toml, "environment/Dockerfile": broken})
+    missing = "FROM localhost/agentic-opd-no-such-image"
+    make_task(tmp_path / "without-base", {"task.toml": toml, "environment/Dockerfile": missing})
+    service = f"{{image: {IMAGE}, environment: {{WHAT: done}}, working_dir: /root, command: sleep infinity}}"
+    compose = {"environment/docker-compose.yaml": f"services: {{main: {service}}}", "task.toml": toml}
+    make_task(tmp_path / "whole", {**compose, "solution/solve.sh": "echo $WHAT > work"})
+    done = commands.run("check_tasks", str(tmp_path), "--format", "harbor", "--engine", ENGINE, "--workers", "3")
+    assert done.returncode == 1, done
+    *lines, counts = done.stdout.splitlines()
+    rows = {row["id"]: row for row in map(json.loads, lines)}
+    assert counts == "1 passed, 4 failed (1 of them pass without any work)"
+    assert (rows["whole"]["correctness"], rows["whole"]["reward_without_work"]) == (1, 0)
+    assert (rows["free"]["correctness"], rows["free"]["reward_without_work"]) == (1, 1)
+    assert rows["unreadable"]["outcome"] == "no_verdict, unreadable_reward"
+    assert "It holds 'all good'; expected a number." in done.stderr
+    assert "it fails at `RUN echo compiling && no-such-program 7`\n    " in done.stderr
+    assert "no-such-program: not found" in done.stderr
+    assert "image 'localhost/agentic-opd-no-such-image' that environment/Dockerfile builds on is not" in done.stderr
+
+
 SOLVE = "ls -A /tests; ls /solution; awk '{s += $2} END {print s}' inbox/*.txt > out/total.txt"
 
 
@@ -76,7 +146,8 @@ def test_the_loop_of_the_package_solves_half_of_a_task(fake_server: FakePlugin, 
     assert validate(out).returncode == 0
     (group,) = read_lines(out)
     (rollout,) = group["overrides"]
-    assert (rollout["verification"]["passed"], rollout["verification"]["total"]) == (1, 2)
+    assert (rollout["verification"]["passed"], rollout["verification"]["total"]) == (0, 1)
+    assert rollout["reward"]["correctness"] == 0.5
     said = group["messages"][0][-2]["content"]
     assert said == "ls: cannot access '/solution': No such file or directory", "and /tests is empty"
     assert "verdict" in {kind for turn in rollout["opd"]["turns"] for kind in turn.get("evidence", ())}

@@ -40,8 +40,10 @@ from agentic_opd.worlds import calls
 from agentic_opd.worlds.coding import grading
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
+from agentic_opd.worlds.harbor import compose, verdict
 from agentic_opd.worlds.harbor import tasks as harbor_tasks
-from agentic_opd.worlds.harbor import verdict
+from agentic_opd.worlds.harbor.dockerfile import base_images
+from agentic_opd.worlds.harbor.images import build_failure
 from agentic_opd.worlds.sql.order import is_ordered
 
 pytestmark = pytest.mark.slow
@@ -429,7 +431,12 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "harbor: reward": (verdict._of_json, (*_INVALID_JSON, OverflowError)),
     "harbor: task.toml": (tomllib.loads, _INVALID_JSON),
     "harbor: instruction": (harbor_tasks._is_no_instruction, ()),
-    "harbor: variable": (lambda text: harbor_tasks._resolved("", text, {}), (ValueError,)),
+    "harbor: variable": (lambda text: harbor_tasks._resolved("", ("environment", "A"), text, {}), (ValueError,)),
+    "harbor: line": (lambda text: harbor_tasks._line_of(text, ("environment", "A")), ()),
+    "harbor: Dockerfile": (lambda text: base_images(f"ARG A={text}\nFROM {text}\nRUN {text}", {}), ()),
+    "harbor: compose file": (lambda text: compose._interpolated(text, {}, ""), (ValueError,)),
+    "harbor: compose command": (compose._last_argument, ()),
+    "harbor: build": (build_failure, ()),
     "tests": (lambda text: complete_tests(text, "f"), (ValueError,)),
     "tests: checks": (lambda text: instrument.__wrapped__(f"from solution import f\n{text}"), _INVALID_TESTS),
     "tests: an argument": (lambda text: instrument.__wrapped__(f"assert f({text!r}, {text}) == 1\n"), _INVALID_TESTS),

@@ -2,7 +2,8 @@
 
     NAME/instruction.md         what the agent reads
     NAME/task.toml              limits, users, network, variables
-    NAME/environment/           Dockerfile, if `docker_image` of task.toml is not on this machine
+    NAME/environment/           Dockerfile, if `docker_image` of task.toml is not on this machine; a compose file of
+                                the one service `main`
     NAME/tests/test.sh          the verifier, which writes a reward
     NAME/solution/solve.sh      the reference solution
 
@@ -13,9 +14,9 @@ import logging
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import dropwhile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Task
+from agentic_opd.worlds.harbor.compose import COMPOSE_FILE, Service, read_compose
 
 logger = logging.getLogger(__name__)
 
@@ -135,26 +137,41 @@ class _TaskFile(_Table):
     verifier: _Verifier = _Verifier()
     solution: _Solution = _Solution()
 
-    def refused(self) -> Iterator[str]:
-        """Yield what the file asks for and this package does not have."""
+    def refused(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield the keys of what the file asks for and this package does not have, and its name."""
         environment, verifier = self.environment, self.verifier
         base = environment.network_mode
         if base is None and environment.allow_internet is not None:
             base = "public" if environment.allow_internet else "no-network"
         modes = {mode for mode in (base, self.agent.network_mode, verifier.network_mode) if mode is not None}
-        asked = {
-            "[[steps]]: tasks of several steps": bool(self.steps),
-            f"[environment] os = {environment.os!r}": environment.os.lower() != "linux",
-            "[environment] gpus": bool(environment.gpus),
-            "[environment] tpu": environment.tpu is not None,
-            "[environment] mcp_servers": bool(environment.mcp_servers),
-            "network_mode allowlist": "allowlist" in modes,
-            "a network for the agent but not the verifier, or the reverse": "public" in modes and len(modes) > 1,
-            "[verifier] environment_mode separate": verifier.environment_mode == "separate",
-            "[verifier.environment]": verifier.environment is not None,
-            "[[verifier.collect]]": bool(verifier.collect),
+        networks = {
+            ("environment", "network_mode"): base,
+            ("agent", "network_mode"): self.agent.network_mode,
+            ("verifier", "network_mode"): verifier.network_mode,
         }
-        yield from (what for what, is_asked in asked.items() if is_asked)
+        allowlists = [keys for keys, mode in networks.items() if mode == "allowlist"]
+        own_network = ("agent" if self.agent.network_mode else "verifier", "network_mode")
+        requests: list[tuple[tuple[str, ...], str, bool]] = [
+            (("steps",), "[[steps]]: tasks of several steps", bool(self.steps)),
+            (("environment", "os"), f"[environment] os = {environment.os!r}", environment.os.lower() != "linux"),
+            (("environment", "gpus"), "[environment] gpus", bool(environment.gpus)),
+            (("environment", "tpu"), "[environment] tpu", environment.tpu is not None),
+            (("environment", "mcp_servers"), "[environment] mcp_servers", bool(environment.mcp_servers)),
+            (allowlists[0] if allowlists else (), "network_mode allowlist", bool(allowlists)),
+            (
+                own_network,
+                "a network for the agent but not the verifier, or the reverse",
+                "public" in modes and len(modes) > 1,
+            ),
+            (
+                ("verifier", "environment_mode"),
+                "[verifier] environment_mode separate",
+                verifier.environment_mode == "separate",
+            ),
+            (("verifier", "environment"), "[verifier.environment]", verifier.environment is not None),
+            (("verifier", "collect"), "[[verifier.collect]]", bool(verifier.collect)),
+        ]
+        yield from ((keys, name) for keys, name, is_requested in requests if is_requested)
 
     def has_network(self, *, default: bool) -> bool:
         modes = [self.agent.network_mode, self.verifier.network_mode, self.environment.network_mode]
@@ -167,12 +184,26 @@ class _TaskFile(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """How the image of a task is built."""
+
+    folder: Path
+    """environment/ of the task, with all that the image depends on."""
+    context: Path
+    dockerfile: Path
+    arguments: Mapping[str, str] = field(default_factory=dict[str, str])
+    target: str | None = None
+    """Stage to build; None: the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class HarborTask:
     """A task as its folder describes it; `Task.data` of the world's tasks."""
 
     folder: Path
     image: str | None
     """Image by name, used if it is on this machine or there is no Dockerfile."""
+    build: Build | None
     build_timeout_s: float
     workdir: str | None
     """None: the image's."""
@@ -190,11 +221,6 @@ class HarborTask:
     solution_variables: Mapping[str, str]
     hidden: tuple[str, ...]
     """Texts of the verifier's files: those of Python, then the others."""
-
-    @property
-    def dockerfile(self) -> Path:
-        """Path of the Dockerfile; it may not exist."""
-        return self.folder / "environment" / "Dockerfile"
 
 
 def read_tasks(
@@ -230,7 +256,8 @@ def read_tasks(
         said = f"{len(broken)} of {len(places)} tasks in {str(folder)!r} can't be run:\n"
         said += "\n".join(f"  {one}" for one in broken[:_SHOWN]) + rest
         if not (skip_broken and tasks):
-            raise DatasetError(f"{said}\nSkip such tasks with env.dataset_skip_broken.")
+            remedy = "\nSkip such tasks with env.dataset_skip_broken." if tasks else "\nNo task is left."
+            raise DatasetError(f"{said}{remedy}")
         logger.warning("%s", said)
     return tasks
 
@@ -249,17 +276,26 @@ def _read_task(
     task_id: str, folder: Path, variables: Mapping[str, str], has_network: bool, unknown: Counter[str]
 ) -> Task:
     """Return one task, and count its unknown fields."""
-    text = (folder / "task.toml").read_text("utf-8")
+    text = _text(folder, "task.toml")
     if len(text) > _LONGEST_TASK_FILE:
         raise ValueError(f"task.toml has {len(text)} characters, expected at most {_LONGEST_TASK_FILE}")
     try:
         file = _TaskFile.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(_named_line(str(error), text)) from None
+    except RecursionError as error:
+        raise ValueError(f"task.toml: {error}") from None
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors())
-        raise ValueError(f"task.toml: {wrong}") from None
+        wrong = error.errors()
+        reasons = [
+            f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in wrong[:_SHOWN]
+        ]
+        raise ValueError(
+            "; ".join([*reasons, *([f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else [])])
+        ) from None
     unknown.update(file.unknown(""))
     unknown.update(["[environment] skills_dir"] if file.environment.skills_dir else [])
-    data = _read_data(folder, file, variables, has_network)
+    data = _read_data(folder, file, text, variables, has_network)
     limit_s = file.agent.timeout_sec
     return Task(
         task_id,
@@ -270,46 +306,114 @@ def _read_task(
     )
 
 
-def _read_data(folder: Path, file: _TaskFile, variables: Mapping[str, str], has_network: bool) -> HarborTask:
+def _read_data(folder: Path, file: _TaskFile, text: str, variables: Mapping[str, str], has_network: bool) -> HarborTask:
     environment, tests = folder / "environment", folder / "tests"
-    refused = list(file.refused())
-    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"):
-        refused += [f"environment/{name}: containers of several services"] if (environment / name).exists() else []
+    refused = [f"{name} ({_line_of(text, keys)})" for keys, name in file.refused()]
+    for name in ("docker-compose.yml", "compose.yaml", "compose.yml"):
+        if (environment / name).exists():
+            refused.append(f"environment/{name}: Harbor does not read it; rename it to {COMPOSE_FILE}, or remove it")
     if (folder / "trajectory.json").exists():
         refused.append("trajectory.json: a conversation before the task")
     if refused:
         raise ValueError(f"not supported: {'; '.join(refused)}")
+    compose = environment / COMPOSE_FILE
+    service = read_compose(compose, variables) if compose.exists() else Service()
     if not (tests / "test.sh").is_file():
         raise ValueError("there is no tests/test.sh")
-    if file.environment.docker_image is None and not (environment / "Dockerfile").is_file():
-        raise ValueError("there is neither [environment] docker_image nor environment/Dockerfile")
+    image, build = _origin(folder, file.environment.docker_image, service)
 
-    def known(table: str, given: Mapping[str, str]) -> dict[str, str]:
-        return {name: _resolved(f"[{table}] {name}", value, variables) for name, value in given.items()}
+    def resolved(table: str, values: Mapping[str, str]) -> dict[str, str]:
+        return {name: _resolved(text, (*table.split("."), name), value, variables) for name, value in values.items()}
+
+    def megabytes(name: str, default: int) -> int:
+        try:
+            return file.environment.megabytes(name, default)
+        except ValueError as error:
+            raise ValueError(f"{_line_of(text, ('environment', name))}: {error}") from None
 
     return HarborTask(
         folder=folder.absolute(),
-        image=file.environment.docker_image,
+        image=image,
+        build=build,
         build_timeout_s=file.environment.build_timeout_sec,
-        workdir=file.environment.workdir,
+        workdir=file.environment.workdir or service.workdir,
         cpus=file.environment.cpus or _CPUS,
-        memory_mb=file.environment.megabytes("memory", _MEMORY_MB),
-        disk_mb=file.environment.megabytes("storage", _STORAGE_MB),
+        memory_mb=megabytes("memory", _MEMORY_MB),
+        disk_mb=megabytes("storage", _STORAGE_MB),
         has_network=file.has_network(default=has_network),
         healthcheck=file.environment.healthcheck,
-        variables=known("environment.env", file.environment.env),
-        agent_user=file.agent.user,
-        verifier_user=file.verifier.user,
+        variables={**(service.variables or {}), **resolved("environment.env", file.environment.env)},
+        agent_user=file.agent.user or service.user,
+        verifier_user=file.verifier.user or service.user,
         verifier_timeout_s=file.verifier.timeout_sec or 600.0,
-        verifier_variables=known("verifier.env", file.verifier.env),
-        solution_variables=known("solution.env", file.solution.env),
+        verifier_variables=resolved("verifier.env", file.verifier.env),
+        solution_variables=resolved("solution.env", file.solution.env),
         hidden=_hidden_texts(tests),
     )
 
 
+def _origin(folder: Path, image: str | None, service: Service) -> tuple[str | None, Build | None]:
+    """Return the image by name, and how it is built; a compose file comes before task.toml, as in Harbor."""
+    if service.is_built:
+        image = None
+    elif service.image is not None:
+        return service.image, None
+    environment = folder.absolute() / "environment"
+    context = environment / service.context
+    dockerfile = context / service.dockerfile
+    if dockerfile.is_file():
+        return image, Build(environment, context, dockerfile, service.arguments or {}, service.target)
+    if service.is_built:
+        raise ValueError(f"environment/{COMPOSE_FILE}: build: there is no {dockerfile.relative_to(folder.absolute())}")
+    if image is None:
+        raise ValueError("there is neither [environment] docker_image nor environment/Dockerfile")
+    return image, None
+
+
+# ------------------------------------------------------------------------------------------------------ lines of files
+
+
+def _text(folder: Path, name: str) -> str:
+    """Return the text of a file of a task."""
+    content = (folder / name).read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8") from None
+
+
+def _named_line(message: str, text: str) -> str:
+    """Return a message of the TOML parser, such as `Expected ... (at line 3, column 7)`, with the file first."""
+    match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", message, re.DOTALL)
+    if match is None:
+        return f"task.toml: {message}"
+    line = match[2] or len(text.splitlines()) or 1
+    return f"task.toml, line {line}: {match[1][0].lower()}{match[1][1:]}"
+
+
+def _line_of(text: str, keys: Sequence[str | int]) -> str:
+    """Return `task.toml, line N`: the line where the value of `keys` begins, or of the last table above it."""
+    names = [key for key in keys if isinstance(key, str)]
+    table, best, delimiter = list[str](), (0, 0), ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if delimiter:  # A text of several lines.
+            delimiter = "" if delimiter in line else delimiter
+            continue
+        is_header = line.lstrip().startswith("[")
+        head = line.partition("#")[0].strip().strip("[]") if is_header else line.partition("=")[0]
+        path = [*([] if is_header else table), *(part.strip(" \t\"'") for part in head.split("."))]
+        table = path if is_header else table
+        depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, names, strict=False)))
+        if depth > best[0]:
+            best = (depth, number)
+        delimiter = next((quotes for quotes in ('"""', "'''") if line.count(quotes) % 2), "")
+    return f"task.toml, line {best[1]}" if best[1] else "task.toml"
+
+
 def _instruction(folder: Path) -> str:
     """Return the instruction without the marks at its start against its use as training data."""
-    lines = (folder / "instruction.md").read_text("utf-8").split("\n")
+    lines = _text(folder, "instruction.md").split("\n")
     text = well_formed("\n".join(dropwhile(_is_no_instruction, lines)).strip())
     if not text:
         raise ValueError("instruction.md is empty")
@@ -323,7 +427,7 @@ def _is_no_instruction(line: str) -> bool:
     return not text or (is_comment and "canary" in text.lower())
 
 
-def _resolved(place: str, value: str, variables: Mapping[str, str]) -> str:
+def _resolved(text: str, keys: Sequence[str], value: str, variables: Mapping[str, str]) -> str:
     match = _REFERENCE.fullmatch(value)
     if match is None:
         return value
@@ -331,7 +435,8 @@ def _resolved(place: str, value: str, variables: Mapping[str, str]) -> str:
     if name in variables:
         return variables[name]
     if default is None:
-        raise ValueError(f"{place} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        table = f"[{'.'.join(keys[:-1])}] {keys[-1]}"
+        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.tasks_variables to {{{name}: ...}}")
     return default
 
 

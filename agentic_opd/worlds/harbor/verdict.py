@@ -6,6 +6,7 @@ verdict: that says nothing about the agent, and no reward is made up for it.
 """
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -24,6 +25,8 @@ _REPORT_CHARS = 20_000
 _JUDGE_CHARS = 4_000
 _MOST_FILTERED = 400
 """Lines of the output that the judge may read, from its beginning and from its end together."""
+_EXCERPT_CHARS = 80
+"""Characters of a file without a reward that its report shows."""
 _FILTERED_CHARS = 40_000
 """Characters of these lines; the filter takes some ten microseconds for each."""
 _LEFT_OUT = "[left out]"
@@ -46,17 +49,21 @@ def judged(
     `verifier_logs` is the folder of this machine that is /logs/verifier. `hidden` are the texts of the tests' files,
     `public` is all that the agent has read or written. No report holds `secrets`, values of the verifier's variables.
     """
-    outcome = _outcome(result, verifier_logs, hidden)
-    output = result.text
-    for secret in sorted(secrets, key=len, reverse=True):
-        output = output.replace(secret, _LEFT_OUT) if len(secret) >= _SHORTEST_SECRET else output
-    output = well_formed(output).strip()
-    report = f"{outcome.text}\n{cut_middle(output, _REPORT_CHARS)}".strip()
+    outcome = _outcome(result, verifier_logs, hidden, secrets)
+    output = well_formed(_without_secrets(result.text, secrets)).strip()
+    details = f" {outcome.details}" if isinstance(outcome, Unjudged) and outcome.details else ""
+    report = f"{outcome.text}{details}\n{cut_middle(output, _REPORT_CHARS)}".strip()
     readable = cut_middle("\n".join(_without_hidden(output, hidden, public)), _JUDGE_CHARS)
     judge_report = f"{outcome.text}\n{readable}".strip()
     if isinstance(outcome, Unjudged):
         return without_verdict(outcome.cause, report, judge_report)
     return Verification.of_score(outcome.reward, report, judge_report)
+
+
+def _without_secrets(text: str, secrets: Collection[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, _LEFT_OUT) if len(secret) >= _SHORTEST_SECRET else text
+    return text
 
 
 def without_verdict(cause: NoVerdict, report: str, judge_report: str) -> Verification:
@@ -69,6 +76,8 @@ class Unjudged(NamedTuple):
 
     cause: NoVerdict
     text: str
+    details: str = ""
+    """A sentence that may hold what the tests know: for a person, not for the judge."""
 
 
 class Judged(NamedTuple):
@@ -78,7 +87,7 @@ class Judged(NamedTuple):
     text: str
 
 
-def _outcome(result: CommandResult, folder: Path, hidden: Sequence[str]) -> Judged | Unjudged:
+def _outcome(result: CommandResult, folder: Path, hidden: Sequence[str], secrets: Collection[str]) -> Judged | Unjudged:
     """Return what the tests said about the solution: their limits first, then their reward, then their exit code."""
     limits = (
         (result.timed_out, NoVerdict.TIMEOUT, "did not end in time"),
@@ -89,7 +98,7 @@ def _outcome(result: CommandResult, folder: Path, hidden: Sequence[str]) -> Judg
     for is_exceeded, cause, text in limits:
         if is_exceeded:
             return Unjudged(cause, f"The tests {text}.")
-    if (written := _written(folder)) is not None:
+    if (written := _written(folder, secrets)) is not None:
         return written
     code = result.exit_code
     if code in _NOT_RUN:
@@ -103,10 +112,18 @@ def _outcome(result: CommandResult, folder: Path, hidden: Sequence[str]) -> Judg
     return Judged(float(code == 0), f"The tests wrote no reward; their exit code is {code}.")
 
 
-def _written(folder: Path) -> Judged | Unjudged | None:
+def _written(folder: Path, secrets: Collection[str]) -> Judged | Unjudged | None:
     """Return the reward that the tests wrote, clipped to [0, 1]; None if there is no file of them."""
     for name, read in (("reward.json", _of_json), ("reward.txt", float)):
-        content = _content(folder, name)
+        expected = "a number, or an object of numbers" if name == "reward.json" else "a number"
+        text = f"The tests wrote a {name} without a reward."
+        try:
+            content = _content(folder, name)
+        except OSError as error:
+            details = (
+                f"It can't be read ({error.strerror}); expected a regular file that all may read, with {expected}."
+            )
+            return Unjudged(NoVerdict.UNREADABLE_REWARD, text, details)
         if content is None:
             continue
         try:
@@ -114,7 +131,12 @@ def _written(folder: Path) -> Judged | Unjudged | None:
         except (ValueError, OverflowError, RecursionError):
             reward = math.nan
         if not math.isfinite(reward):
-            return Unjudged(NoVerdict.UNREADABLE_REWARD, f"The tests wrote a {name} without a reward.")
+            excerpt = well_formed(_without_secrets(content, secrets)).strip()
+            begins = (
+                f"begins with {excerpt[:_EXCERPT_CHARS]!r}" if len(excerpt) > _EXCERPT_CHARS else f"holds {excerpt!r}"
+            )
+            details = f"It {begins if excerpt else 'is empty'}; expected {expected}."
+            return Unjudged(NoVerdict.UNREADABLE_REWARD, text, details)
         return Judged(min(max(reward, 0.0), 1.0), f"The tests gave a reward of {reward:.15g}.")
     return None
 
@@ -138,17 +160,27 @@ def _number(value: Any) -> float:
 def _content(folder: Path, name: str) -> str | None:
     """Return the text of a file of this machine that programs in the container may have replaced by anything.
 
-    None if there is no such file, or something else. No link is followed.
+    None if there is no such file. No link is followed.
+
+    Raises:
+        OSError: it is something else than a file, or this user may not read it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.ExitStack() as closing, contextlib.suppress(OSError):
-        place = os.open(folder, flags | os.O_DIRECTORY)
-        closing.callback(os.close, place)
-        file = os.open(name, flags | os.O_NONBLOCK, dir_fd=place)
-        closing.callback(os.close, file)
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            return os.read(file, _MOST_REWARD_BYTES).decode(errors="replace")
-    return None
+    with contextlib.ExitStack() as closing:
+        try:
+            directory = os.open(folder, flags | os.O_DIRECTORY)
+            closing.callback(os.close, directory)
+            file = os.open(name, flags | os.O_NONBLOCK, dir_fd=directory)
+            closing.callback(os.close, file)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a link") from error
+            raise
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        return os.read(file, _MOST_REWARD_BYTES).decode(errors="replace")
 
 
 # ------------------------------------------------------------------------------------------------------------ evidence

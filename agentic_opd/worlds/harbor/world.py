@@ -8,6 +8,7 @@ replace programs that the tests use: docs/harbor.md.
 """
 
 import asyncio
+import logging
 import os
 import shlex
 import shutil
@@ -34,7 +35,9 @@ from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.harbor.images import Images
 from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
 from agentic_opd.worlds.harbor.verdict import judged, spoken, without_verdict
-from agentic_opd.worlds.split import split_tasks
+from agentic_opd.worlds.split import split_position, split_tasks
+
+logger = logging.getLogger(__name__)
 
 SYSTEM_PROMPT = """\
 You solve tasks on a Linux machine, with a terminal and file tools, until the task is done.
@@ -167,12 +170,26 @@ class HarborWorld:
         self._tasks: list[Task] = []
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the tasks to train and to evaluate on; all for both if there are so few that one share is empty."""
-        tasks, share = await self.read_tasks(), self.config.eval_fraction
-        train, evaluation = split_tasks(tasks, share, self.config.eval_seed)
-        if 0 < share < 1 and not (train and evaluation):
+        """Return the tasks to train and to evaluate on.
+
+        With `eval_fraction` between 0 and 1, at least one task is held out and at least one is not: if the split by
+        hash leaves a side empty, the task nearest to that side is moved there. A task alone is on both, with a warning.
+        """
+        tasks, share, seed = await self.read_tasks(), self.config.eval_fraction, self.config.eval_seed
+        train, evaluation = split_tasks(tasks, share, seed)
+        if not 0 < share < 1 or (train and evaluation):
+            return train, evaluation
+        if len(tasks) == 1:
+            logger.warning(
+                "tasks_dir has one task, so eval_fraction %g can't hold one out: it is trained and evaluated on. Set "
+                "eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
+                share,
+            )
             return tasks, tasks
-        return train, evaluation
+        by_position = sorted(tasks, key=lambda task: split_position(task.task_id, seed))
+        moved = by_position[-1] if evaluation else by_position[0]
+        rest = [task for task in tasks if task is not moved]
+        return ([moved], rest) if evaluation else (rest, [moved])
 
     async def read_tasks(self) -> list[Task]:
         """Return all tasks of the settings."""
@@ -264,6 +281,16 @@ class HarborWorld:
             verdict = await self.tested(task, container, task.prompt)
         end = "reached a limit" if ran.is_over_limit else f"exit code {ran.exit_code}"
         return replace(verdict, report=f"{verdict.report}\nsolve.sh: {end}\n{ran.text.strip()[-2000:]}".strip())
+
+    async def untouched(self, task: Task) -> Verification:
+        """Run the tests in a container in which nothing was done.
+
+        Raises:
+            WorldError: the task has no image.
+            SandboxError: the container does not work.
+        """
+        async with self._container(task, (), (_LOGS, _TESTS)) as container:
+            return await self.tested(task, container, task.prompt)
 
     async def verify(self, task: Task, left: HarborLeft | None) -> Verification:
         """Return the verdict; without a container there is none to give, and no check passed."""

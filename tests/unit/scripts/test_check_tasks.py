@@ -3,10 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_tasks import CheckedTask, CheckResults, read_solutions
+from check_tasks import CheckedTask, CheckResults, in_flags, main, read_solutions
 
 from agentic_opd.core.errors import DatasetError, OutputError, PlaceError
-from agentic_opd.core.types import Verification, VerifyOutcome
+from agentic_opd.core.types import NoVerdict, Verification, VerifyOutcome
 
 
 def checked(outcome: VerifyOutcome = VerifyOutcome.RAN, passed: int = 2, total: int = 2) -> CheckedTask:
@@ -37,6 +37,73 @@ def test_only_tests_that_came_to_their_end_pass() -> None:
     assert not checked(passed=1).is_passed
     for outcome in (VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT, VerifyOutcome.NO_SOLUTION):
         assert not checked(outcome).is_passed
+
+
+RAN = VerifyOutcome.RAN
+
+
+def of_harbor(without_work: Verification, solved: Verification | None = None) -> CheckedTask:
+    return CheckedTask("a", solved or Verification(RAN, 1, 1, "The tests gave a reward of 1.", ""), 0.1, without_work)
+
+
+def test_a_task_that_passes_without_any_work_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free, half = of_harbor(Verification(RAN, 1, 1, "", "")), of_harbor(Verification.of_score(0.5, "", ""))
+    with CheckResults(tmp_path / "out.jsonl", 2) as progress:
+        progress.add(0, free)
+        progress.add(1, half)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["correctness"], row["reward_without_work"]) for row in rows] == [(1, 1), (1, 0.5)]
+    assert progress.counts == "1 passed, 1 failed (1 of them pass without any work)"
+    assert capsys.readouterr().err == (
+        "1/2 FAIL a: 1 of 1 passed (0.1 s), ran; a reward of 1 for doing nothing\n"
+        "    The tests pass without any work: let them test what the task asks for.\n"
+        "2/2 a: 1 of 1 passed (0.1 s), ran; a reward of 0.5 for doing nothing\n"
+    )
+
+
+def test_without_a_verdict_doing_nothing_has_no_reward() -> None:
+    report = "The tests did not write their reward; their exit code is 1.\nboom"
+    nothing = Verification(VerifyOutcome.NO_VERDICT, 0, 1, report, "", no_verdict=NoVerdict.NO_REWARD)
+    task = of_harbor(nothing)
+    assert task.is_passed
+    assert task.to_row()["reward_without_work"] is None
+    assert task.to_text().endswith(f"no reward (no_verdict, no_reward: {report[:-5]}) for doing nothing")
+
+
+def test_all_lines_about_a_failed_build_are_shown() -> None:
+    failed = Verification(VerifyOutcome.CRASHED, 0, 1, "can't be built: it fails at `RUN a`\n1\n2\n3\n4\nlast", "")
+    assert of_harbor(failed, failed).to_text().splitlines()[1:] == [
+        "    can't be built: it fails at `RUN a`",
+        *("    1", "    2", "    3", "    4", "    last"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "in_flags_of_this_command"),
+    [
+        ("Skip such tasks with env.dataset_skip_broken.", "Skip such tasks with --skip-broken."),
+        ("Set dataset_skip_broken to leave such rows out.", "Set --skip-broken to leave such rows out."),
+        ("set env.tasks_variables to {KEY: ...}; b", "give one with --variables KEY=VALUE; b"),
+        ("set sandbox_backend docker (and sandbox_container_command)", "set --sandbox docker (and --engine)"),
+        ("in '/data/tasks_dir' and my_dataset_name", "in '/data/tasks_dir' and my_dataset_name"),
+    ],
+)
+def test_errors_name_the_flags_of_this_command(message: str, in_flags_of_this_command: str) -> None:
+    assert in_flags(message) == in_flags_of_this_command
+
+
+def test_a_broken_task_is_skipped_by_the_flag_that_the_error_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, toml in (("broken", "[environment"), ("whole", '[environment]\ndocker_image = "a"')):
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "tests" / "test.sh").write_text("exit 0")
+        (tmp_path / name / "instruction.md").write_text("Do it.")
+        (tmp_path / name / "task.toml").write_text(toml)
+    assert main([str(tmp_path), "--format", "harbor", "--engine", "no-engine"]) == 2
+    said = capsys.readouterr().err
+    assert "task.toml, line 1: expected" in said
+    assert said.endswith("Skip such tasks with --skip-broken.\n")
 
 
 def test_lines_come_in_the_order_of_the_tasks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def make(folder: Path, files: Mapping[str, str | None] | None = None) -> Path:
     for name, text in {**FILES, **(files or {})}.items():
         if text is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, "utf-8", "surrogateescape")
     return folder
 
 
@@ -48,7 +49,8 @@ def test_the_first_and_the_current_schema() -> None:
     assert greeting.limits == {"agent_timeout_s": 60.0}
     assert ledger.data.variables == {"CURRENCY": "francs"}
     assert ledger.data.healthcheck.command == "test -e /app/inbox/ready"
-    assert ledger.data.dockerfile.is_file()
+    assert ledger.data.build.dockerfile.is_file()
+    assert greeting.data.build is None
     assert ledger.hidden_tests is not None
     assert "def test_total" in ledger.hidden_tests
     assert "#!/bin/bash" not in ledger.hidden_tests
@@ -118,22 +120,44 @@ def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml: containers of several services"),
+        ({"environment/compose.yml": "services: {}"}, "environment/compose.yml: Harbor does not read it; rename it to"),
         ({"trajectory.json": "[]"}, "trajectory.json: a conversation before the task"),
-        ({"task.toml": "[environment"}, "t: "),
-        ({"task.toml": f"a = {'[' * 9_999}"}, "t: "),
+        ({"task.toml": "[environment"}, "t: task.toml, line 1: expected ']' at the end of a table"),
+        ({"task.toml": "[environment]\n\ncpus = oops"}, "t: task.toml, line 3: invalid value"),
+        ({"task.toml": 'a = 1\nb = """x\n'}, "t: task.toml, line 2: unterminated string"),
+        ({"task.toml": 'a = "\udcff"'}, "t: task.toml, line 1: byte 0xff is not UTF-8"),
+        ({"instruction.md": "Do\n\nit \udce4."}, "t: instruction.md, line 3: byte 0xe4 is not UTF-8"),
+        (
+            {"task.toml": "[agent]\n[environment]\n# none\n\ncpus = 0"},
+            "t: task.toml, line 5: environment.cpus: input should be greater than 0",
+        ),
+        (
+            {"task.toml": 'a = """\n[environment]\n"""\n[environment.env]\nA = [\n1\n]'},
+            "t: task.toml, line 5: environment.env.A: input should be a valid string",
+        ),
+        (
+            {"task.toml": "[environment]\n[environment.healthcheck]\nretries = 3"},
+            "t: task.toml, line 2: environment.healthcheck.command: field required",
+        ),
+        (
+            {"task.toml": "environment = {docker_image = 'a', gpus = 1}"},
+            "t: not supported: [environment] gpus (task.toml, line 1)",
+        ),
+        ({"task.toml": f"a = {'[' * 9_999}"}, "t: task.toml: maximum recursion"),
         ({"task.toml": f"# {'a.' * 40_000}"}, "task.toml has 80002 characters, expected at most 65536"),
-        ({"task.toml": "[environment]\ncpus = 0"}, "environment.cpus: input should be greater than 0"),
         (
             {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "lots"'},
-            r"memory = 'lots', expected a size as '2G' or '512M'",
+            "task.toml, line 3: [environment] memory = 'lots', expected a size as '2G' or '512M'",
         ),
         (
             {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "1G"\nmemory_mb = 5'},
             "memory = '1G', but memory_mb = 5",
         ),
         ({"task.toml": "[environment]\ncpus = 1"}, "neither [environment] docker_image nor environment/Dockerfile"),
-        ({"task.toml": f'{NAMED}\nenv = {{K = "${{K}}"}}'}, "set env.tasks_variables to {K: ...}"),
+        (
+            {"task.toml": f'{NAMED}\nenv = {{K = "${{K}}"}}'},
+            "task.toml, line 3: [environment.env] K needs a value: set env.tasks_variables to {K: ...}",
+        ),
         ({"tests/test.sh": None}, "there is no tests/test.sh"),
         ({"instruction.md": None}, "No such file or directory"),
         ({"instruction.md": "<!-- canary 1 -->\n\n"}, "instruction.md is empty"),
@@ -147,7 +171,27 @@ def test_broken_tasks_are_named_all_at_once(files: dict[str, str | None], said: 
         read_tasks(tmp_path, {})
     assert said in str(error.value)
     assert "another: instruction.md is empty" in str(error.value)
+    assert str(error.value).endswith("Skip such tasks with env.dataset_skip_broken.")
     assert [task.task_id for task in read_tasks(tmp_path, {}, skip_broken=True)] == ["whole"]
+
+
+@pytest.mark.slow
+def test_the_lines_of_errors_are_searched_in_a_moment(tmp_path: Path) -> None:
+    """Many errors, in a file with many lines; and keys that take the parser long."""
+    wrong = "".join(f"n{number} = []\n" for number in range(150))
+    start = time.process_time()
+    for number, lines in enumerate((wrong, "#\n" * 9_000 + "a = []", f"{'a.' * 4_000}b = []\n" + "#\n" * 100)):
+        make(tmp_path / f"t{number}", {"task.toml": f"[environment.env]\n{lines}"})
+    with pytest.raises(DatasetError, match=r"t0: task\.toml, line 2: .*; and 130 more\n"):
+        read_tasks(tmp_path, {})
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("skip_broken", [False, True])
+def test_where_all_tasks_are_broken_there_is_nothing_to_skip(skip_broken: bool, tmp_path: Path) -> None:
+    make(tmp_path / "t", {"instruction.md": ""})
+    with pytest.raises(DatasetError, match=r"instruction\.md is empty\nNo task is left\.$"):
+        read_tasks(tmp_path, {}, skip_broken=skip_broken)
 
 
 def test_unknown_fields_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -172,6 +216,96 @@ def test_variables_come_from_the_settings_and_never_from_this_process(
     make(tmp_path, {"task.toml": lines})
     assert data_of(tmp_path).variables == {"ONE": "none", "TWO": "", "THREE": "a ${A} b", "FOUR": "4"}
     assert data_of(tmp_path, A="given").variables["ONE"] == "given"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    make(tmp_path / "t", {"task.toml": f"\ufeff{NAMED}", "instruction.md": "\ufeffDo it."})
+    (task,) = read_tasks(tmp_path, {})
+    assert (task.prompt, task.data.image) == ("Do it.", "a")
+
+
+# ------------------------------------------------------------------------------------------------------- compose files
+
+OF_HARBOR = """
+version: "3"
+services:
+  main:
+    build: {context: "${CONTEXT_DIR}", dockerfile: Dockerfile}
+    image: ${MAIN_IMAGE_NAME}
+    command: ["sh", "-c", "sleep infinity"]
+    environment: ["TEST_DIR=${TEST_DIR}"]
+    volumes: ["${HOST_VERIFIER_LOGS_PATH}:${ENV_VERIFIER_LOGS_PATH}"]
+    deploy: {resources: {limits: {cpus: "${CPUS}", memory: "${MEMORY}"}}}
+    x-note: {any: thing}
+"""
+COMPOSE = "environment/docker-compose.yaml"
+
+
+def test_a_compose_file_that_says_what_harbor_s_own_says_changes_nothing(tmp_path: Path) -> None:
+    data = data_of(make(tmp_path, {"task.toml": "", "environment/Dockerfile": "FROM a", COMPOSE: OF_HARBOR}))
+    assert data.build is not None
+    assert (data.image, data.build.context, data.build.target) == (None, tmp_path / "environment" / ".", None)
+    assert data.variables == {"TEST_DIR": "/tests"}
+
+
+def test_the_one_service_of_a_compose_file_is_the_agent_s_container(tmp_path: Path) -> None:
+    text = """
+services:
+  main:
+    build: {context: app, dockerfile: own.Dockerfile, args: {VERSION: "${V:-3}"}, target: tools}
+    environment: {A: 1, B: true, C: "x${V}y$$", D: null, E: "${V-none}"}
+    working_dir: /srv
+    user: 1000
+    tty: true
+"""
+    toml = '[environment]\ndocker_image = "a"\nenv = {A = "of task.toml"}\n[verifier]\nuser = "root"'
+    make(tmp_path, {"task.toml": toml, COMPOSE: text, "environment/app/own.Dockerfile": "FROM a"})
+    data = data_of(tmp_path, V="4", D="of the settings")
+    assert data.build is not None
+    assert (data.build.dockerfile, data.build.target) == (tmp_path / "environment/app/own.Dockerfile", "tools")
+    assert (data.image, data.build.arguments, data.workdir) == (None, {"VERSION": "4"}, "/srv")
+    assert (data.agent_user, data.verifier_user) == ("1000", "root")
+    assert data.variables == {"A": "of task.toml", "B": "true", "C": "x4y$", "D": "of the settings", "E": "4"}
+
+
+def test_an_image_of_a_compose_file_comes_before_the_dockerfile(tmp_path: Path) -> None:
+    text = "services: {main: {image: 'a:2', command: tail -f /dev/null}}"
+    data = data_of(make(tmp_path, {COMPOSE: text, "environment/Dockerfile": "FROM a"}))
+    assert (data.image, data.build) == ("a:2", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("services: {}", "it has no service: name the agent's container `main`"),
+        ("", "it has no service"),
+        ("- a", "the file must be a mapping, got list"),
+        ("services: [a]", "services must be a mapping, got list"),
+        ("services:\n  main: {a: [}\n", ", line 2: "),
+        ("services: {main: {}, db: {image: b}}", "services 'main', 'db': containers of several services are not"),
+        ("services: {client: {image: b}}", "its only service is 'client', which Harbor runs beside"),
+        ("services: {main: {command: python3 server.py}}", "main.command: let the image's ENTRYPOINT start it"),
+        ("services: {main: {privileged: true, ports: ['80:80']}}", "main.privileged: remove it, or leave the task out"),
+        ("services: {main: {network_mode: host}}", "main.network_mode: write [environment] network_mode in task.toml"),
+        ("services: {main: {volumes: ['./data:/data']}}", "main.volumes: copy the files in the Dockerfile"),
+        ("services: {main: {mem_limit: 2g}}", "main.mem_limit: write [environment] memory_mb in task.toml"),
+        ("services: {main: {build: {context: ..}}}", "build: '..' is not in environment/: move it there"),
+        ("services: {main: {build: {context: ., secrets: [a]}}}", "main.build.secrets: write it in environment/Docker"),
+        ("services: {main: {build: .}}", "build: there is no environment/Dockerfile"),
+        ("a: &a [1]\nb: *a", ", line 2: aliases are not read: write the value out"),
+        (f"a: {'[' * 9_999}", ": maximum recursion"),
+        (f"a: {'9' * 9_999}", ": Exceeds the limit"),
+        ("#" * 70_000, ": it has 70000 characters, expected at most 65536"),
+        ("services: {main: {}}\nnetworks: {a: {}}", "networks: remove it, or leave the task out"),
+        ("services: {main: {environment: [K]}}", "environment.K needs a value: set env.tasks_variables to {K: ...}"),
+        ("services: {main: {environment: {K: [1]}}}", "environment.K must be a text, got list"),
+    ],
+)
+def test_other_compose_files_are_refused_by_name_with_what_to_do(text: str, said: str, tmp_path: Path) -> None:
+    make(tmp_path / "t", {COMPOSE: text})
+    with pytest.raises(DatasetError, match=r"t: environment/docker-compose\.yaml") as error:
+        read_tasks(tmp_path, {})
+    assert said in str(error.value)
 
 
 def test_a_folder_without_tasks(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,13 +70,55 @@ def test_what_is_no_reward_is_no_verdict(name: str, text: str, tmp_path: Path) -
     assert f"wrote a {name} without a reward" in verdict.judge_report
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "details"),
+    [
+        ("reward.txt", "", "It is empty; expected a number."),
+        ("reward.txt", " passed\n", "It holds 'passed'; expected a number."),
+        ("reward.txt", "NaN", "It holds 'NaN'; expected a number."),
+        ("reward.json", '{"score": "1"}', """It holds '{"score": "1"}'; expected a number, or an object of numbers."""),
+        ("reward.txt", "Traceback " * 99, f"It begins with {('Traceback ' * 8)!r}; expected a number."),
+        ("reward.txt", "\x1b[2K s3cret-token", r"It holds '\x1b[2K [left out]'; expected a number."),
+    ],
+)
+def test_a_file_without_a_reward_is_shown_to_a_person_but_not_to_the_judge(
+    name: str, text: str, details: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    verdict = judged(CommandResult(1, b""), tmp_path, (TESTS,), "", ["s3cret-token"])
+    assert verdict.report == f"The tests wrote a {name} without a reward. {details}"
+    assert verdict.judge_report == f"The tests wrote a {name} without a reward."
+
+
+def test_a_reward_that_this_user_can_t_read_is_told_from_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of tests of another user with a strict umask: the mode of a file stops no root, so `open` does here."""
+    (tmp_path / "reward.txt").write_text("1")
+
+    def refused(path: Any, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == "reward.txt":
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, dir_fd=dir_fd)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", refused)
+    verdict = judged(CommandResult(0, b""), tmp_path, (TESTS,), "", ())
+    assert verdict.no_verdict is NoVerdict.UNREADABLE_REWARD
+    assert "It can't be read (Permission denied); expected a regular file that all may read" in verdict.report
+
+
 def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
     secret, logs = tmp_path / "secret", tmp_path / "logs"
     secret.write_text("1")
     logs.mkdir()
     (logs / "reward.txt").symlink_to(secret)
     os.mkfifo(logs / "reward.json")
-    assert judged(CommandResult(1, b""), logs, (TESTS,), "", ()).passed == 0
+    for name, reason in (("reward.json", "it is no file"), ("reward.txt", "it is a link")):
+        verdict = judged(CommandResult(0, b""), logs, (TESTS,), "", ())
+        assert (verdict.passed, verdict.no_verdict) == (0, NoVerdict.UNREADABLE_REWARD)
+        assert f"{name} without a reward. It can't be read ({reason})" in verdict.report
+        (logs / name).unlink()
+    (logs / "reward.txt").mkdir()
+    assert judged(CommandResult(0, b""), logs, (TESTS,), "", ()).passed == 0
     linked = tmp_path / "linked"
     linked.symlink_to(tmp_path)
     (tmp_path / "reward.txt").write_text("1")
