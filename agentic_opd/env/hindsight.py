@@ -135,7 +135,7 @@ class Hindsight(BaseEnv):
         self._opd_stack, self._opd_connecting = AsyncExitStack(), asyncio.Lock()
         self._opd_distillers: list[PolicyDistiller] = []
         self._opd_without_group: Counter[str] = Counter()
-        """Items in a row without a group, and those of them whose scores were equal."""
+        """Items in a row without a group, and the groups of theirs that were dropped for equal scores."""
         self._opd_most_items = float("inf")
 
     @classmethod
@@ -302,8 +302,8 @@ class Hindsight(BaseEnv):
         if not equal:
             return f"{text}; the environment's own log may say why collect_trajectories returns none"
         return (
-            f"{text}, {equal} of them because all scores of the group are equal. Hints can be learned from such groups "
-            "too: set env.ensure_scores_are_not_same to False"
+            f"{text}; {equal} groups were dropped because all their scores are equal. Hints can be learned from such "
+            "groups too: set env.ensure_scores_are_not_same to False"
         )
 
     async def _opd_distiller(self) -> PolicyDistiller:

@@ -340,7 +340,10 @@ def test_a_group_that_the_environment_drops_for_its_equal_scores_is_distilled(
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        (AlwaysEqualEnv, "100 of them because all scores of the group are equal.*set env.ensure_scores_are_not_same"),
+        (
+            AlwaysEqualEnv,
+            "100 groups were dropped because all their scores are equal.*set env.ensure_scores_are_not_same",
+        ),
         (NoGroupEnv, "the environment's own log may say why collect_trajectories returns none"),
     ],
 )
@@ -357,7 +360,7 @@ def test_a_process_without_groups_ends_with_the_reason(
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        (EqualEnv, "the last 3 items have no group that Atropos keeps, 3 of them because"),
+        (EqualEnv, "the last 3 items have no group that Atropos keeps; 3 groups were dropped"),
         (MathsEnv, "the last 2 items"),
     ],
 )
@@ -395,7 +398,7 @@ def test_a_served_environment_warns_that_its_scores_are_equal(
     monkeypatch.setattr(BaseEnv, "env_manager", manage)
     made = environment(AlwaysEqualEnv, policy.base_url)
     asyncio.run(made.env_manager())
-    assert caplog.text.count("the last 20 items have no group that Atropos keeps, 20 of them because") == 1
+    assert caplog.text.count("the last 20 items have no group that Atropos keeps; 20 groups were dropped") == 1
     assert made.opd_counts == {"equal_scores": 25}
 
 
