@@ -230,6 +230,9 @@ def _check_out(arguments: argparse.Namespace) -> None:
 Files = dict[str, bytes]
 """Relative path -> content."""
 
+_MAX_ID_BITS = 1000
+_MAX_NAME_BYTES = 255
+
 
 def _reference_solutions(tasks: Sequence[Task]) -> dict[str, Files]:
     return {
@@ -267,6 +270,8 @@ def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, File
 def _row_id(row: Row) -> str:
     for name in ("id", "task_id"):
         value = row.fields.get(name)
+        if type(value) is int and value.bit_length() > _MAX_ID_BITS:
+            raise DatasetError(f"{row.place}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
         if type(value) is int or (isinstance(value, str) and value):
             return str(value)
     raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
@@ -286,6 +291,11 @@ def _row_files(row: Row) -> Files:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
         if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+        if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
+            raise DatasetError(
+                f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
+                "and no NUL"
+            )
         files[path] = text.encode("utf-8", "surrogatepass")
     return files
 
@@ -307,8 +317,10 @@ class CheckedTask(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Outcome of the tests: `ran`, or `ran, in_process` if they shared a process with the solution."""
-        return self.verification.outcome.value + (", in_process" if self.verification.in_process else "")
+        """Outcome of the tests, with its cause: `ran`, `ran, in_process`, or for example `no_verdict, timeout`."""
+        cause = self.verification.no_verdict
+        parts = [self.verification.outcome.value, *(["in_process"] if self.verification.in_process else [])]
+        return ", ".join([*parts, *([cause.value] if cause is not None else [])])
 
     def to_row(self) -> dict[str, Any]:
         """Return the JSON line's object."""

@@ -21,6 +21,7 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
+from agentic_opd.runs.metric_log import RUN_METRICS
 from agentic_opd.settings.fields import NO_EFFECT
 from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
 from agentic_opd.training.config import DEFAULTS
@@ -29,7 +30,7 @@ from agentic_opd.training.metrics import TRAINER_METRICS
 _MADE = "<!-- Made by scripts/doc_pages; edit the descriptions in the code instead. -->"
 
 METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
-    "Rollouts": TRAIN_METRICS,
+    "Rollouts": (*TRAIN_METRICS, *RUN_METRICS),
     "Distillation": OPD_METRICS,
     "Evaluation": EVAL_METRICS,
     "The reference trainer": TRAINER_METRICS,
@@ -135,6 +136,37 @@ again.
 
 The instruction of the second question:"""
 
+_JUDGE_ENDPOINT = """\
+## The endpoint
+
+`judge_base_url` is any endpoint with `/chat/completions`. What it does not take is found out from its refusals, once:
+
+| endpoint | what is done |
+|---|---|
+| ignores or refuses `n` | the missing votes are asked for one by one |
+| refuses `max_tokens` or `temperature` | `max_completion_tokens` is sent, or the parameter is left out |
+| only streams | it is asked for a stream from then on |
+| answers with a list of parts | the text parts are read, and those with reasoning are not |
+| has an empty content | a finished `reasoning_content` is read in its place |
+| has no reader for the model's reasoning | what follows the reasoning is read, in the marks of any family: \
+`</think>`, `</thinking>`, `[/THINK]`, `<\\|channel\\|>final<\\|message\\|>`, `Here is my response:`, ... \
+Reasoning that does not end is no vote |
+| has a query in its address (`https://HOST/openai/deployments/NAME?api-version=...`) | the query is part of each \
+request. With `api-version` in it the key is sent as `api-key`, as Azure wants it, else as `Authorization: Bearer`. \
+The address may end in `/chat/completions` |
+
+**Rate limits.** After a 429, or a 503 with `Retry-After`, all questions wait for the pause that the endpoint asks
+for: `retry-after-ms`, `Retry-After` in seconds or as a date, the reset of a used-up limit (`x-ratelimit-reset-
+requests`, ...), or the words of the error (`try again in 20s`). Without any, the pause is 1 s, and doubles up to 60
+s. Then one question is sent, and after its answer the others: half as many at a time as before, and one more with
+each round of answers, up to `max_concurrent_judgements`. A limit of minutes loses no vote. Pauses above 600 s are
+cut, with a warning. If nothing is answered for 20 minutes, turns end as `judge_error`, and one question is sent after
+each further pause.
+
+**Refusals of every request**, because of the key, the account (`insufficient_quota`, billing), the model or the
+address, are final: the log says once what to set, questions fail at once as `judge_error`, and one is sent each
+minute, so that the run goes on by itself when the endpoint answers again."""
+
 _EXAMPLE = HindsightPair(
     turn_index=0,
     task_text="Write `flatten(items)` in solution.py: return one flat list of all values in items.",
@@ -198,7 +230,7 @@ def judge_page() -> str:
     """What the judge is told and asked, and what it is shown."""
     example = Questions(b"an example").question(_EXAMPLE)
     parts = ["# The judge", _MADE, _JUDGE_INTRO, _fenced(JUDGE_SYSTEM_PROMPT), _JUDGE_QUESTION, _fenced(JUDGE_QUESTION)]
-    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT)]
+    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT), _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 
 

@@ -20,7 +20,7 @@ def made_up(groups: int, vocab: int, beginning: int = 480, own: tuple[int, int] 
         masks = [[t if i >= beginning + 60 and i // 40 % 3 == 0 else -100 for i, t in enumerate(row)] for row in rows]
         ids = [
             [
-                [] if m == -100 or i // 120 % 2 == 0 else [m, *(t for t in range(TOP_K) if t != m)]
+                [] if m == -100 or i // 120 % 2 == 0 else [m, *[t for t in range(TOP_K) if t != m][: TOP_K - 1]]
                 for i, m in enumerate(mask)
             ]
             for mask in masks

@@ -66,7 +66,7 @@ class QueueStatus(BaseModel):
     queue_size: int
     self_queue_size: int = 0
     env_weight: float = Field(default=1.0, ge=0.0)
-    unallocated_fraction: float = 1.0
+    unallocated_fraction: float = Field(default=1.0, allow_inf_nan=False)
     """Share of each batch that is not promised to any environment (`min_batch_allocation`)."""
 
 

@@ -264,17 +264,18 @@ def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
 
     A group with one sequence per rollout is one item. If rollouts have several branches, one item holds the branch with
     the most sampled tokens of each rollout, and every other branch is a separate item. Each item carries the scores of
-    all rollouts (`rollout_scores`), so that the reward reaches every branch and each rollout counts once. If rollouts
-    are missing, as in a group of conversations that was closed early, each sequence is a separate item.
+    all rollouts (`rollout_scores`), so that the reward reaches every branch and each rollout counts once, and those of
+    all turns by their number (`turn_scores`). If rollouts are missing, as in a group of conversations that was closed
+    early, each sequence is a separate item.
     """
+    firsts = group.first_turns
+    rollouts = [replace(one, first_turn=first or None) for one, first in zip(group.rollouts, firsts, strict=True)]
     best: dict[int, ScoredRollout] = {}
-    number = -1
-    for one, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
-        number += is_first
-        if is_first or _sampled(one) > _sampled(best[number]):
+    for one, number in zip(rollouts, group.rollout_numbers, strict=True):
+        if number not in best or _sampled(one) > _sampled(best[number]):
             best[number] = one
     whole = list(best.values()) if len(best) == group_size else []
-    alone = [[one] for one in group.rollouts if not any(one is chosen for chosen in whole)]
+    alone = [[one] for one in rollouts if not any(one is chosen for chosen in whole)]
     items = [*([whole] if whole else []), *alone]
     if len(items) == 1:
         yield group
@@ -287,6 +288,7 @@ def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
             group_id=f"{group.group_id}/{place}",
             distillation=group.distillation and replace(group.distillation, outcomes=outcomes),
             rollout_scores=group.compared_scores or None,
+            turn_scores=group.compared_turns or None,
         )
 
 

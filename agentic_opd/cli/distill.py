@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.errors import (
+    AlignmentError,
     ConfigError,
     OPDError,
     OutputError,
@@ -24,6 +25,7 @@ from agentic_opd.core.errors import (
     ServerUnreachableError,
 )
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.distill.config import DistillConfig
@@ -54,9 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
         description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
-        "FILE is JSONL of scored groups, of this package or of another Atropos environment, or of conversations in "
-        'text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered by '
-        "rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
+        "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
+        'conversations in text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered '
+        "by rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,
@@ -171,6 +173,7 @@ async def _lines(
                     await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
                     await groups.write(done.group)
                 counts.lines[done.became] += 1
+                counts.notes += done.notes
                 bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
 
         try:
@@ -182,13 +185,15 @@ async def _lines(
             raise failures.exceptions[0] from None
     earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
     bar.say(f"{groups.path}: {counts.said()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    for line in counts.notes_as_text():
+        bar.say(line)
     bar.say(f"to look at it: agentic-opd report {groups.path}")
     return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
 
 
 def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
     path: Path = arguments.file
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
     if out.resolve() == path.resolve():
         raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
@@ -197,16 +202,18 @@ def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
 
 def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
     """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run."""
+    from agentic_opd.report.read import settings_path
+    from agentic_opd.runs.log_tools import plain_tools
+    from agentic_opd.worlds.choose import make_world
+
     if named is not None:
         try:
-            tools = read_json(named.read_text())
-        except (OSError, ValueError) as error:
+            check_regular(named, is_read=True)
+            return plain_tools({"tools": read_json(named.read_text())})
+        except (OSError, ValueError, RecursionError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
-        if not isinstance(tools, list):
-            raise PlaceError(f"--tools {str(named)!r}: expected a JSON list, got {type(tools).__name__}")
-        return tools
-    from agentic_opd.report.read import settings_path
-    from agentic_opd.worlds.choose import make_world
+        except AlignmentError as error:
+            raise PlaceError(f"--tools {str(named)!r}: {error}") from error
 
     if not settings_path(file).exists():
         return ()

@@ -14,11 +14,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.core.text import printable_line, read_json
+from agentic_opd.core.files import check_regular
+from agentic_opd.core.text import printable_line, read_json, refuse_constant
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
@@ -145,7 +146,7 @@ def _violations(lines: IO[str], checker: GroupChecker, folder: ImageFolder) -> I
             yield f"line {number}: the same as line {first}"
             continue
         try:
-            group = read_json(line, parse_constant=_refuse_constant)
+            group = read_json(line, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             yield f"line {number}: not JSON: {error}"
             continue
@@ -184,12 +185,9 @@ def _name(group: ScoredGroup | None) -> tuple[str, str] | None:
     return ("group_id", group.group_id) if group.group_id else ("item_id", group.item_id or "")
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 @contextmanager
 def _opened(path: Path) -> Generator[IO[str]]:
+    check_regular(path, is_read=True)
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="\n") as file:
         yield file

@@ -63,6 +63,21 @@ class ServerRequestError(ServerError):
         self.status, self.answer = status, answer
 
 
+class EndpointRefusedError(ServerRequestError):
+    """The server would refuse every request: its key, its account or its model is at fault."""
+
+
+class RateLimitError(ServerError):
+    """The server answers no request at present, because of its rate limit.
+
+    `pause_s` is the number of seconds that it wants to pass before the next request; None if it names none.
+    """
+
+    def __init__(self, message: str, pause_s: float | None = None) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
+
+
 class ServerMismatchError(ServerError):
     """The server runs, but its model, caps or plugin do not fit the settings."""
 

@@ -22,6 +22,7 @@ from agentic_opd.core.errors import (
     ServerRequestError,
     ServerUnreachableError,
 )
+from agentic_opd.core.rate_limits import LONGEST_PAUSE_S, pause_asked
 from agentic_opd.core.text import read_json
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,19 @@ _QUIET_S = 2.0
 """Shortest outage, in seconds, that is logged."""
 
 
+_LONGEST_LIMIT_S = 2 * LONGEST_PAUSE_S
+"""Seconds of pauses that a server asks for, without any answer, after which requests fail."""
+
+
 class NoAnswerError(Exception):
-    """A transient failure of one attempt; the message names the cause."""
+    """A transient failure of one attempt; the message names the cause.
+
+    `pause_s` is the number of seconds that the server wants to pass before the next request; None if it names none.
+    """
+
+    def __init__(self, message: str, pause_s: float | None = None) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
 
 
 class NotConnectedError(aiohttp.ClientConnectionError):
@@ -51,12 +63,16 @@ class RetryWindow:
     A request is repeated for `retry_s` seconds after its first failure. An outage is shared by all requests: it is
     logged once. After `retry_s` seconds without any answer, each request is tried once and fails at once, until the
     server answers one.
+
+    A pause that the server asks for (`Retry-After`) is no outage: all requests wait for its end.
     """
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._down_since: float | None = None
         self._is_logged = False
+        self._limited_since: float | None = None
+        self._resumes_at = float("-inf")
 
     async def ask(self, attempt: Callable[[], Awaitable[AnswerT]], retry_s: float) -> AnswerT:
         """Call `attempt` until it does not raise NoAnswerError; a ServerError that it raises ends the outage too.
@@ -66,13 +82,19 @@ class RetryWindow:
         """
         pause, failed_since = _BACKOFF_S[0], float("inf")
         while True:
+            if (left := self._resumes_at - time.monotonic()) > 0:
+                await asyncio.sleep(left)
             try:
                 answer = await attempt()
             except ServerError:
-                self._down_since = None
+                self._down_since = self._limited_since = None
                 raise
             except NoAnswerError as error:
                 now = time.monotonic()
+                if error.pause_s and retry_s > 0:
+                    self._keep_pause(error.pause_s, now, error)
+                    failed_since = float("inf")
+                    continue
                 if self._down_since is None:
                     self._down_since, self._is_logged = now, False
                 failed_since = min(failed_since, self._down_since)
@@ -84,10 +106,26 @@ class RetryWindow:
                         "%s does not answer (%s); it is asked again for %.0f s", self._server, error, retry_s
                     )
             else:
-                self._down_since = None
+                self._down_since = self._limited_since = None
                 return answer
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(2 * pause, _BACKOFF_S[1])
+
+    def _keep_pause(self, pause_s: float, now: float, error: NoAnswerError) -> None:
+        """Hold all requests for the pause that the server asks for; raise the error if it has asked for too long."""
+        self._down_since = None
+        if self._limited_since is None:
+            self._limited_since = now
+            logger.warning("%s asks for a pause of %.3g s (%s); no request is sent to it", self._server, pause_s, error)
+        if now >= self._limited_since + _LONGEST_LIMIT_S:
+            raise error
+        if pause_s > LONGEST_PAUSE_S:
+            logger.warning(
+                "%s: a pause of %.0f s may be a mistake; it ends after %.0f s", self._server, pause_s, LONGEST_PAUSE_S
+            )
+        # A server that asks for a millisecond again and again is asked less and less often.
+        least = min((now - self._limited_since) / 2 + _BACKOFF_S[0], _BACKOFF_S[1])
+        self._resumes_at = max(self._resumes_at, now + min(max(pause_s, least), LONGEST_PAUSE_S))
 
 
 def may_pass(status: int) -> bool:
@@ -115,7 +153,8 @@ class JsonClient:
     """A client of one server. Requests must be safe to repeat, because a lost connection leads to a retry.
 
     Args:
-        base_url: Address of the server. A trailing `/v1` is removed, because the routes include it.
+        base_url: Address of the server. A trailing `/v1` is removed, because the routes include it. A query is
+            part of each request, and not of `base_url` afterwards, which errors name.
         api_key: Bearer token, if given; never part of an error or a repr.
         timeout_s: Time limit of one attempt, in seconds.
         retry_s: Seconds to keep asking a server that refuses connections, resets them, times out or answers 5xx, 408 or
@@ -130,11 +169,13 @@ class JsonClient:
     hint: str = "scripts/serve_vllm MODEL starts one."
     connections: int = field(default=0, init=False)
     """Number of connections opened so far. While it does not change, the same process answers."""
+    _query: str = field(init=False, repr=False)
     _window: RetryWindow = field(init=False, repr=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        address, _, self._query = self.base_url.partition("?")
+        self.base_url = address.rstrip("/").removesuffix("/v1")
         self._window = RetryWindow(self.base_url)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -206,13 +247,18 @@ class JsonClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self.timeout_s)
         headers = {"Content-Type": "application/json"}
         try:
-            answer = await self._open().post(self.base_url + path, data=data, headers=headers, timeout=timeout)
+            answer = await self._open().post(self._url(path), data=data, headers=headers, timeout=timeout)
             if answer.status < 400:
                 return answer
             text = await answer.text()
         except (aiohttp.ClientError, TimeoutError, ConnectionError, UnicodeDecodeError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
-        raise self._refusal(path, answer.status, text)
+        raise self._refusal(path, answer, text)
+
+    def _url(self, path: str) -> str:
+        if not self._query:
+            return self.base_url + path
+        return f"{self.base_url}{path}{'&' if '?' in path else '?'}{self._query}"
 
     def _unreachable(self, path: str, error: NoAnswerError) -> ServerUnreachableError:
         if isinstance(error.__cause__, NotConnectedError):
@@ -222,16 +268,18 @@ class JsonClient:
             f"Is the server up at this address? {self.hint}"
         )
 
-    def _refusal(self, path: str, status: int, text: str) -> NoAnswerError | ServerRequestError:
+    def _refusal(self, path: str, answer: aiohttp.ClientResponse, text: str) -> NoAnswerError | ServerRequestError:
+        status = answer.status
         if may_pass(status):
-            return NoAnswerError(f"HTTP {status}: {text[:300]}")
+            pause_s = pause_asked(answer.headers, text, is_limit=status == 429)
+            return NoAnswerError(f"HTTP {status}: {text[:300]}", pause_s)
         return ServerRequestError(
             f"{self.base_url}{path} refused the request: HTTP {status}: {text[:1000]}", status, text
         )
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], reuse: bool) -> Any:
         headers = {"Content-Type": "application/json", **headers} if data is not None else headers
-        url = self.base_url + path
+        url = self._url(path)
         try:
             async with self._open().request(method, url, data=data, headers=headers, trace_request_ctx=reuse) as answer:
                 text = await answer.text()
@@ -240,7 +288,7 @@ class JsonClient:
                         return read_json(text)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
-        raise self._refusal(path, answer.status, text)
+        raise self._refusal(path, answer, text)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -25,6 +25,11 @@ _MOST_SOURCE = 200_000
 """Characters of the hidden tests that are parsed; runs of numbers are compared in all of them."""
 _MOST_LEAVES = 30
 """Leaves of the largest container that counts as data."""
+_MOST_VALUES = 60
+"""Values of the largest check that counts as data."""
+_VISITS, _VISITS_PER_NODE = 100_000, 20
+"""Nodes of the tests that are visited to find checks: names are resolved where they are used, so a short source can
+name a large value often. The checks that come later are not read; their values count one by one."""
 _EMPTY_STRING, _EMPTY, _BOX_OF_EMPTY = "'", "[]", "[[]]"
 
 
@@ -54,8 +59,20 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
     ):
         return True
     answer, said, shown = (" ".join(text.casefold().split()) for text in (hidden_tests, hint, public_text))
-    whole = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)")
-    return 0 < len(answer) <= len(said) and bool(whole.search(said)) and not whole.search(shown)
+    return answer != "" and _has_words(said, answer) and not _has_words(shown, answer)
+
+
+def _has_words(text: str, part: str) -> bool:
+    """Return whether `part` occurs in the text and neither begins nor ends within a word."""
+    return part in text and _with_edges(part) in _with_edges(text)
+
+
+def _with_edges(text: str) -> str:
+    r"""Mark each place where no word goes on to the left (`\x1c`) or the right (`\x1d`), so that `in` compares edges.
+
+    The text has neither mark, because `str.split` removes both. A regex would take quadratic time for `[[[[`.
+    """
+    return re.sub(r"(?!\w)", "\x1d", re.sub(r"(?<!\w)", "\x1c", text))
 
 
 @lru_cache(maxsize=8)  # the turns of an episode share one text
@@ -149,7 +166,7 @@ def _number(text: str) -> str | None:
 
 
 class _Value(NamedTuple):
-    """A literal of the tests."""
+    """A literal of the tests, without the leaves beyond those of the largest container that counts as data."""
 
     leaves: tuple[str, ...]
     children: tuple["_Value", ...] = ()
@@ -158,6 +175,11 @@ class _Value(NamedTuple):
     @property
     def key(self) -> str:
         return _BOX_OF_EMPTY if self.children and not self.leaves else _key(self.leaves)
+
+
+def _joined(values: Iterable[_Value], children: tuple[_Value, ...] = ()) -> _Value:
+    leaves = chain.from_iterable(value.leaves for value in values)
+    return _Value(tuple(islice(leaves, _MOST_LEAVES + 1)), children)
 
 
 @dataclass(slots=True)
@@ -170,7 +192,7 @@ class _Data:
     boxes: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Number of leaves and the sum of their hashes, which is independent of order."""
     checks: dict[str, list[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(list))
-    """Longest key of a check -> the keys of its values."""
+    """Key of a check that the fewest checks have -> the keys of its values."""
     exact: set[str] = field(default_factory=set[str])
     """Words, with their case."""
     pieces: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -178,13 +200,13 @@ class _Data:
     units: list[str] = field(default_factory=list[str])
     """Asserted expressions, as `_tight`."""
     digits: str = ""
-    """All numbers of the tests, in order and without signs."""
+    """All numbers of the tests, in order and without signs, with spaces between them."""
 
     def add(self, value: _Value) -> None:
         """Add a literal and its parts."""
-        key = value.key
         if len(value.leaves) > _MOST_LEAVES:
             return
+        key = value.key
         for child in value.children:
             self.add(child)
         if len(value.leaves) > 1:
@@ -198,14 +220,19 @@ class _Data:
                 if len(word) > 2 and word != value.text.casefold() and not _is_ordinary(word):
                     self.pieces[word].add(value.text)
 
-    def add_check(self, values: Sequence[_Value]) -> None:
-        for each in (*values, _Value(tuple(leaf for value in values[:-1] for leaf in value.leaves))):
-            self.add(each)
-        if len(values) > 1 and all(len(value.leaves) <= _MOST_LEAVES for value in values):
-            keys = tuple(value.key for value in values)
-            empty = [key for key in keys[:-1] if key in (_EMPTY_STRING, _EMPTY)]
-            for check in {keys, (*empty[:1], keys[-1])} if empty else {keys}:
-                self.checks[max(check, key=len)].append(check)
+    def add_checks(self, checks: Iterable[Sequence[_Value]]) -> None:
+        """Add the values of each check, and all its inputs as one container."""
+        distinct: dict[tuple[str, ...], None] = {}
+        for values in checks:
+            for value in (*values, _joined(values[:-1])):
+                self.add(value)
+            if len(values) > 1 and all(len(value.leaves) <= _MOST_LEAVES for value in values):
+                keys = tuple(value.key for value in values)
+                empty = [key for key in keys[:-1] if key in (_EMPTY_STRING, _EMPTY)]
+                distinct |= dict.fromkeys({keys, (*empty[:1], keys[-1])} if empty else {keys})
+        counts = Counter(key for check in distinct for key in {*check})
+        for check in distinct:
+            self.checks[min(check, key=lambda key: (counts[key], -len(key)))].append(check)
 
 
 _IGNORED = re.compile(r"(?<=\w\w),| (?:and|then)\b|[\s'\"`]", re.IGNORECASE)
@@ -235,76 +262,108 @@ def _hidden_data(source: str) -> _Data:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's tests
             tree = ast.parse(head)
-        for value in _literals(tree, {}):
+        literals = _Literals(tree)
+        for value in literals.of(tree, {}):
             data.add(value)
-        for check in _checks(tree):
-            data.add_check(check)
-        data.units = [_tight(ast.unparse(node.test)) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        data.add_checks(literals.checks())
+        data.units = [_tight(ast.unparse(node.test)) for node in literals.nodes if isinstance(node, ast.Assert)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         for text in re.findall(r"'[^'\n]*'|\"[^\"\n]*\"|\b\d+", head):
-            data.add(_constant(text[1:-1] if text[0] in "'\"" else int(text)))
+            is_text = text[0] in "'\""
+            data.add(_constant(text[1:-1]) if is_text else _Value((_number(text) or f"={text}",)))
     return data
 
 
-def _checks(tree: ast.Module) -> Iterator[list[_Value]]:
-    """Yield the literals of each check: an assertion, a row of a table, a statement with the error it raises."""
-    names: dict[str, ast.expr] = {}
-    for node in ast.walk(tree):
-        results: list[_Value] = []
-        groups: list[list[ast.AST]] = []
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            names[node.targets[0].id] = node.value
-        elif isinstance(node, ast.List | ast.Tuple):
-            groups = [[*row.elts] for row in node.elts if isinstance(row, ast.Tuple)]
-        elif isinstance(node, ast.With | ast.Try):
-            errors = node.items if isinstance(node, ast.With) else [error.type for error in node.handlers if error.type]
-            groups = [[statement, *errors] for statement in node.body]
-        elif isinstance(node, ast.Assert):
-            groups = [[node.test]]
-            is_not = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-            results = [] if isinstance(node.test, ast.Compare) else [_constant(not is_not)]
-        elif (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert")
+class _Literals:
+    """The literals in the source of tests. Each is read once, and the time is in proportion to the source's length."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.nodes = [*ast.walk(tree)]
+        self._values: dict[ast.AST, _Value | None] = {}
+        self._visits_left = _VISITS + _VISITS_PER_NODE * len(self.nodes)
+
+    def checks(self) -> Iterator[list[_Value]]:
+        """Yield the literals of each check: an assertion, a row of a table, a statement with the error it raises."""
+        names: dict[str, ast.expr] = {}
+        for node in self.nodes:
+            results: list[_Value] = []
+            groups: Iterable[Iterable[ast.AST]] = ()
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                names[node.targets[0].id] = node.value
+            elif isinstance(node, ast.List | ast.Tuple):
+                groups = (row.elts for row in node.elts if isinstance(row, ast.Tuple))
+            elif isinstance(node, ast.With | ast.Try):
+                handlers = node.handlers if isinstance(node, ast.Try) else ()
+                types = [handler.type for handler in handlers if handler.type]
+                errors = node.items if isinstance(node, ast.With) else types
+                groups = (chain([statement], errors) for statement in node.body)
+            elif isinstance(node, ast.Assert):
+                groups = [[node.test]]
+                is_not = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+                results = [] if isinstance(node.test, ast.Compare) else [_constant(not is_not)]
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr.startswith("assert")
+            ):
+                groups = [node.args]
+                results = [
+                    _constant(value) for value in {"assertTrue": [True], "assertFalse": [False]}.get(node.func.attr, [])
+                ]
+            for group in groups:
+                values = [*islice((value for part in group for value in self.of(part, names)), _MOST_VALUES + 1)]
+                if len(values) <= _MOST_VALUES and self._visits_left > 0:
+                    yield [*values, *results]
+
+    def of(self, node: ast.AST, names: dict[str, ast.expr], depth: int = 3) -> Iterator[_Value]:
+        """Yield the largest literals, without docstrings, indices and upper bounds; names are resolved `depth` times.
+
+        Nothing more is yielded when all visits are made.
+        """
+        self._visits_left -= 1
+        if self._visits_left <= 0:
+            return
+        children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if (value := self._literal(node)) is not None:
+            yield value
+            children = ()
+        elif isinstance(node, ast.Name) and node.id.endswith("Error"):
+            yield _Value((f"!{node.id.casefold()}",))
+        elif isinstance(node, ast.Name) and node.id in names and depth:
+            children = [names[node.id]]
+            depth -= 1
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            children = ()
+        elif isinstance(node, ast.Subscript) or (
+            isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE)
         ):
-            groups = [[*node.args]]
-            results = [
-                _constant(value) for value in {"assertTrue": [True], "assertFalse": [False]}.get(node.func.attr, [])
-            ]
-        yield from ([*(value for node in group for value in _literals(node, names)), *results] for group in groups)
+            children = islice(children, 1)
+        elif isinstance(node, ast.Assign) and _is_named(node.targets[0], "METADATA"):  # of HumanEval's tasks
+            children = ()
+        for child in children:
+            yield from self.of(child, names, depth)
+
+    def _literal(self, node: ast.AST) -> _Value | None:
+        if node not in self._values:
+            self._values[node] = self._read_literal(node)
+        return self._values[node]
+
+    def _read_literal(self, node: ast.AST) -> _Value | None:
+        if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else [node.elts]
+            children = [self._literal(part) for parts in pairs for part in parts if part is not None]
+            values = [child for child in children if child is not None]
+            if len(values) < len(children):
+                return None
+            full = [value for value in values if value.leaves]  # An empty value is no data of its own.
+            return _joined(full, tuple((full or values[:1])[: _MOST_LEAVES + 1]))
+        with suppress(ValueError, TypeError):
+            return _constant(ast.literal_eval(node)) if isinstance(node, ast.Constant | ast.UnaryOp) else None
+        return None
 
 
-def _literals(node: ast.AST, names: dict[str, ast.expr], depth: int = 3) -> Iterator[_Value]:
-    """Yield the largest literals, without docstrings, indices and upper bounds; names are resolved `depth` times."""
-    children = [*ast.iter_child_nodes(node)]
-    if (value := _literal(node)) is not None:
-        yield value
-    elif isinstance(node, ast.Name) and node.id.endswith("Error"):
-        yield _Value((f"!{node.id.casefold()}",))
-    elif isinstance(node, ast.Name) and node.id in names and depth:
-        children = [names[node.id]]
-        depth -= 1
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return
-    elif isinstance(node, ast.Subscript) or (
-        isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE)
-    ):
-        children = children[:1]
-    elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "METADATA":  # of HumanEval's tasks
-        children = []
-    for child in children if value is None else ():
-        yield from _literals(child, names, depth)
-
-
-def _literal(node: ast.AST) -> _Value | None:
-    if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else [node.elts]
-        children = [_literal(part) for parts in pairs for part in parts if part is not None]
-        kept = tuple(child for child in children if child is not None)
-        leaves = tuple(leaf for child in kept for leaf in child.leaves)
-        return _Value(leaves, kept) if len(kept) == len(children) else None
-    with suppress(ValueError, TypeError):
-        return _constant(ast.literal_eval(node)) if isinstance(node, ast.Constant | ast.UnaryOp) else None
-    return None
+def _is_named(target: ast.expr, name: str) -> bool:
+    return isinstance(target, ast.Name) and target.id == name
 
 
 def _constant(value: object) -> _Value:
@@ -325,7 +384,7 @@ _Mention = tuple[str, int, int]
 _SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)['\")]?\s+(?=[A-Z(\[`'\"\d])|\n+")
 _VALUE = re.compile(
     r"""
-      (?P<string>(?<![\w'"])(?:\'\'|\"\")(?!['"\w]|\.\w)) | (?P<boxes>\[\s*\[[\s,\[\]]*\])
+      (?P<string>(?<![\w'"])(?:\'\'|\"\")(?!['"\w]|\.\w)) | (?P<boxes>\[\s*\[[\s,\[\]]{0,100}\])
     | (?P<box>(?<!\w)(?<!\w\s=\s)(?:\[\s*\]|\{\s*\}|\(\s*\)))
     | \b(?i:empty|blank)\s(?P<noun>\w+) | \b(?P<subject>\w+)\s(?:is|are|was|were|be|being)\s(?:\w+\s)?empty\b
     | \b(?i:no|without|zero)\s(?:(?:any|an?|single)\s)?(?P<without>\w+)
@@ -357,7 +416,7 @@ _RULE_AFTER = re.compile(
 _LIKE = re.compile(r"\b(?:like|such as|as in|e\.g\.|for example|word|string|letter|character|key),? $", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:\b[b-hj-z] is|[!=]=) ['\"`]?$")
 _PART = re.compile(r"[\[({] ,|, ?  ?(?:, ?[-\d'\"\[({]|[\])}])")
-_BREAK = re.compile(r"==|;|[-=]>|\+|\]\)|[\])}],? (?!and [\d\[(])[a-z]|(?:\w+\W+){6}")
+_BREAK = re.compile(r"==|;|[-=]>|\+|\]\)|[\])}],? (?!and [\d\[(])[a-z]|(?:\b\w++\W++){6}")
 """Separates values of different containers: an operator, a word after a bracket, or six words."""
 _QUOTED = ("''", '""', "``")
 _SPACE = " \n\t'\"`"
@@ -367,11 +426,7 @@ def _read(text: str, data: _Data, *, public: bool = False) -> set[str]:
     """Return the data of the tests in a text."""
     tight = _tight(text)
     digits = re.findall(r"\d+", text)
-    runs = (f" {' '.join(digits[i : i + 3])} " for i in range(len(digits) - 2))
-    found = {
-        *(unit for unit in data.units if unit in tight),
-        *(run for run in runs if len(run) > 10 and run in data.digits),
-    }
+    found = {*(unit for unit in data.units if unit in tight), *_shared_runs(digits, data.digits)}
     text = in_digits(text.replace("\\n", "\n").replace("\\t", "\t"))
     mentions = [*_strings(text, data)]
     taken = bytearray(len(text))
@@ -399,6 +454,14 @@ def _read(text: str, data: _Data, *, public: bool = False) -> set[str]:
             found.update([box[0]] if is_data or public else [])
         found.update(_told({*before, *sentence} - parts, data))
     return found
+
+
+def _shared_runs(numbers: Sequence[str], digits: str) -> set[str]:
+    """Return the runs of three long numbers that are in the tests too."""
+    runs = {f" {' '.join(run)} " for run in zip(numbers, numbers[1:], numbers[2:], strict=False)}
+    runs = {run for run in runs if len(run) > 10}
+    of_tests = digits.split() if runs else []
+    return runs.intersection(f" {' '.join(run)} " for run in zip(of_tests, of_tests[1:], of_tests[2:], strict=False))
 
 
 def _told(mentions: Iterable[_Mention], data: _Data) -> Iterator[str]:

@@ -7,7 +7,7 @@ every encoder, tokenizer, database and terminal accepts. Lines end at `\n` only.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -55,6 +55,11 @@ def read_json(
     value = json.loads(well_formed(text), parse_constant=parse_constant, parse_float=parse_float)
     # An escaped surrogate is ASCII until it is decoded.
     return well_formed_json(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and the infinities, which Python's reader takes and JSON does not have (`read_json`)."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def json_line(value: Any) -> bytes:
@@ -148,6 +153,11 @@ def call_arguments(arguments: str | Mapping[str, Any] | None) -> str:
 
 def without_control_tokens(spellings: Collection[str], text: str) -> str:
     """Return `text` with a space after the first character of each control token that it spells out."""
-    while found := next((spelling for spelling in spellings if spelling in text), None):
-        text = text.replace(found, f"{found[0]} {found[1:]}")
+    is_changed = True
+    while is_changed:  # A second round only if a spelling holds a space itself.
+        is_changed = False
+        for spelling in spellings:
+            while spelling in text:
+                text = text.replace(spelling, f"{spelling[0]} {spelling[1:]}")
+                is_changed = True
     return text

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from agentic_opd.core.columnar import is_null, unpadded_messages, unpadded_tools
 from agentic_opd.core.errors import AlignmentError
 
 Message = dict[str, Any]
@@ -62,8 +63,8 @@ def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
     """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
+    is_sampled = np.concatenate(([False], np.asarray(masks_T) != IGNORED, [False]))
+    edges: list[int] = np.flatnonzero(np.diff(is_sampled)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
@@ -82,7 +83,8 @@ class Task:
     None if nothing verifies the result, as in recorded conversations. `kind` selects the teacher if there is one per
     kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
     assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
-    arguments; the other fields of OpenAI's format may be missing.
+    arguments; the other fields of OpenAI's format may be missing. Padding of columnar files is removed (see
+    `columnar`), and the results of parallel calls are put in the order of the calls.
 
     `messages`, if given, are the whole conversation before the first turn: they replace system prompt (if they have
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
@@ -106,8 +108,14 @@ class Task:
     image: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", _complete_messages(self.task_id, "examples", self.examples))
-        object.__setattr__(self, "messages", _complete_messages(self.task_id, "messages", self.messages))
+        task_id: Any = self.task_id
+        if not isinstance(task_id, str):
+            raise AlignmentError(f"task {task_id!r}: its id is of type {type(task_id).__name__}, expected a text")
+        if self.tools is not None:
+            object.__setattr__(self, "tools", unpadded_tools(self.tools))
+        for name in ("examples", "messages"):
+            messages = unpadded_messages(getattr(self, name), self.tools)
+            object.__setattr__(self, name, _complete_messages(self.task_id, name, messages))
         said = [message["content"] for message in self.messages if message["role"] == "user"]
         object.__setattr__(self, "prompt", self.prompt or (said[-1] if said else ""))
         for name, value in self.limits.items():
@@ -130,13 +138,15 @@ def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tupl
     open_calls: list[dict[str, Any]] = []
     for index, one in enumerate(messages):
         try:
-            message: Message = {"content": "", **{key: value for key, value in one.items() if value is not None}}
+            message: Message = {"content": "", **{key: value for key, value in one.items() if not is_null(value)}}
             role = message["role"]
             if role == "assistant" and message.get("tool_calls"):
                 calls = [_complete_call(call, f"call_{index}_{n}") for n, call in enumerate(message["tool_calls"])]
                 message["tool_calls"], open_calls = calls, calls[:]
             elif role == "tool":
-                call = open_calls.pop(0)
+                call_id = message.get("tool_call_id")
+                call = next((call for call in open_calls if call["id"] == call_id), None) or open_calls[0]
+                open_calls.remove(call)
                 message = {"tool_call_id": call["id"], "name": call["function"]["name"], **message}
             elif role not in ("user", "assistant") and not (role == "system" and what == "messages" and index == 0):
                 raise ValueError(f"role {role!r}, expected user, assistant or tool")
@@ -146,11 +156,25 @@ def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tupl
             why = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
             raise AlignmentError(f"task {task_id!r}: {what}[{index}] {why}: {str(one)[:200]}") from error
         done.append(message)
+    done = _results_in_order(done)
     if what == "examples" and done and done[-1]["role"] == "user":
         raise AlignmentError(f"task {task_id!r}: examples end with a user's message, which nothing answers")
     if what == "messages" and done and done[-1]["role"] not in ("user", "tool"):
         raise AlignmentError(f"task {task_id!r}: messages end with role {done[-1]['role']!r}, expected user or tool")
     return tuple(done)
+
+
+def _results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Return complete messages with the results of each turn's calls in the order of the calls."""
+    order: dict[str, int] = {}
+    numbers: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            numbers.append((numbers[-1][0], order.get(message["tool_call_id"], len(order))))
+        else:
+            order = {call["id"]: number for number, call in enumerate(message.get("tool_calls") or (), start=1)}
+            numbers.append((index, 0))
+    return [messages[index] for index in sorted(range(len(messages)), key=numbers.__getitem__)]
 
 
 def _complete_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
@@ -311,6 +335,37 @@ class VerifyOutcome(StrEnum):
     """The solution could not be imported, exited early, raised outside of a check, or used too much memory or disk."""
     TIMEOUT = "timeout"
     """One check, or all of them together, exceeded the time limit."""
+    NO_VERDICT = "no_verdict"
+    """The tests themselves could not run or gave no result, so nothing is known about the solution."""
+
+
+class NoVerdict(StrEnum):
+    """Why tests gave no verdict."""
+
+    NOT_RUN = "not_run"
+    """A command of the tests was not found or could not be executed."""
+    TIMEOUT = "timeout"
+    """The tests exceeded their time limit."""
+    MEMORY = "memory"
+    """The tests exceeded the memory."""
+    DISK = "disk"
+    """The tests exceeded the disk space."""
+    OUTPUT = "output"
+    """The tests printed too much."""
+    KILLED = "killed"
+    """A signal ended the tests."""
+    CONTAINER_ENDED = "container_ended"
+    """The container was ended during the tests, for its use of memory or disk space."""
+    UNHEALTHY = "unhealthy"
+    """The health check of the container failed before the tests."""
+    NO_REWARD = "no_reward"
+    """The tests write a reward, but wrote none this time."""
+    UNREADABLE_REWARD = "unreadable_reward"
+    """The reward that the tests wrote is no finite number."""
+
+
+PASSING_SCORE = 1 - 1e-9
+"""A score passes from this number on: sums of weights such as 0.7 + 0.2 + 0.1 are not exactly 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,15 +383,37 @@ class Verification:
     made_by: frozenset[int] | None = None
     """Changes to the judged content (`Episode.changes`, counted from 0 over all turns) of which something was left.
     None: unknown."""
+    score: float | None = None
+    """Score in [0, 1], if the verification gave a number in place of counts: one check, which passes from
+    `PASSING_SCORE` on."""
+    no_verdict: NoVerdict | None = None
+    """Given if and only if `outcome` is NO_VERDICT."""
 
     def __post_init__(self) -> None:
         if not (self.total > 0 and 0 <= self.passed <= self.total):
             raise AlignmentError(f"verification: expected 0 <= passed <= total > 0, got {self.passed} of {self.total}")
+        if self.score is not None and not 0 <= self.score <= 1:
+            raise AlignmentError(f"verification: expected a score in [0, 1], got {self.score}")
+        if (self.outcome is VerifyOutcome.NO_VERDICT) != (self.no_verdict is not None):
+            raise AlignmentError(f"verification: outcome {self.outcome} with no_verdict {self.no_verdict}")
+
+    @classmethod
+    def of_score(
+        cls, score: float, report: str, judge_report: str, *, made_by: frozenset[int] | None = None
+    ) -> "Verification":
+        """Return the result of tests that gave a number in [0, 1]."""
+        passed = int(score >= PASSING_SCORE)
+        return cls(VerifyOutcome.RAN, passed, 1, report, judge_report, made_by=made_by, score=score)
 
     @property
     def correctness(self) -> float:
-        """Share of checks that passed, in [0, 1]."""
-        return self.passed / self.total
+        """The score, or the share of checks that passed, in [0, 1]."""
+        return self.passed / self.total if self.score is None else self.score
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether all checks passed."""
+        return self.passed == self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +424,11 @@ class Reward:
     efficiency: float
     tool_usage: float
     total: float
+
+    def __post_init__(self) -> None:
+        for name in ("correctness", "efficiency", "tool_usage", "total"):
+            if not 0 <= getattr(self, name) <= 1 + 1e-6:  # NaN too; the weights add up to 1 up to rounding.
+                raise AlignmentError(f"reward: {name} is {getattr(self, name)!r}, expected 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +558,7 @@ class Episode:
     """Error of the policy server; given if and only if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
+    """None without a verdict."""
     changes: tuple[frozenset[int], ...] = ()
     """For each turn, the tool calls (counted from 0) that changed the judged content. Empty: unknown."""
     requests: int = 0
@@ -488,6 +571,11 @@ class Episode:
             check_lengths("episode", turns=len(self.turns), changes=len(self.changes))
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
             raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
+
+    @property
+    def no_verdict(self) -> NoVerdict | None:
+        """Why the tests gave no verdict; None if they gave one, or did not run because the policy server failed."""
+        return None if self.verification is None else self.verification.no_verdict
 
     @property
     def recording(self) -> Recording:

@@ -125,7 +125,9 @@ class DistillConfig(BaseModel):
     )
 
     judge_base_url: Annotated[Url | None, JUDGE] = Field(
-        default=None, description="OpenAI-compatible endpoint of the judge, ending in /v1. Unset: the policy server."
+        default=None,
+        description="OpenAI-compatible endpoint of the judge, such as http://127.0.0.1:8002/v1. Its query is part of "
+        "each request; with api-version in it (Azure), the key is sent as api-key. Unset: the policy server.",
     )
     judge_model_name: Annotated[str | None, JUDGE] = Field(
         default=None, description="Model of the judge. Unset: the policy's model."

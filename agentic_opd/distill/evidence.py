@@ -173,7 +173,7 @@ def _verdicts(recording: Recording, config: DistillConfig) -> dict[int, str]:
     if config.hindsight == "next_state":
         return {last: report}
     verdicts = dict.fromkeys(author_turns(recording) or [last], report)
-    if last not in verdicts and not _calls(recording, last) and recording.verification.correctness < 1:
+    if last not in verdicts and not _calls(recording, last) and not recording.verification.all_passed:
         verdicts[last] = report.partition("\n")[0]
     return verdicts
 
@@ -184,7 +184,8 @@ def _calls(recording: Recording, index: int) -> Sequence[dict[str, Any]]:
 
 def _answers(recording: Recording, index: int, role: str) -> list[Message]:
     """Return the messages of `role` between a turn and the next assistant message."""
-    behind = recording.messages[recording.turns[index].message_index + 1 :]
+    messages = recording.messages
+    behind = (messages[place] for place in range(recording.turns[index].message_index + 1, len(messages)))
     following = takewhile(lambda message: message["role"] != "assistant", behind)
     return [message for message in following if message["role"] == role]
 

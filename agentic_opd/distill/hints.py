@@ -26,18 +26,20 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
+from agentic_opd.distill.reasoning import answers
 
 MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
 
 _EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
+_LINE_BREAK, _MARGIN = r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", r"[\s>*+\-\u200b-\u200f\u2060\ufeff]"
 _HEADING = re.compile(
-    r"(?P<start>(?:\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?:[^\S\n]|[>*+\-\u200b-\u200f\u2060\ufeff])*[#\uff03\ufe5f])"
+    rf"(?P<start>(?<!{_MARGIN})(?:\A|(?={_MARGIN}*?{_LINE_BREAK})){_MARGIN}*+[#\uff03\ufe5f])"
     r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
     re.IGNORECASE,
 )
 """Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
-of signs and spaces."""
+of signs and spaces. It begins where these begin, since a search from each of them would take quadratic time."""
 _PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _MARKED = re.compile(r"([*_`#]{0,6}) ?\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
@@ -308,7 +310,7 @@ def sibling(context: TurnContext, config: DistillConfig) -> Hints | str:
 
 
 def _passed(recording: Recording) -> bool:
-    return recording.verification is not None and recording.verification.correctness == 1
+    return recording.verification is not None and recording.verification.all_passed
 
 
 SOURCES: dict[str, Callable[[TurnContext, DistillConfig], Hints | str]] = {
@@ -378,12 +380,19 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
 def parse_vote(text: str) -> Vote:
     r"""Parse one answer of the judge; an answer that violates the protocol abstains (decision None).
 
-    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest, outside the hint, must contain the
+    Reasoning is dropped (`reasoning.answers`). Every `\boxed{...}` in the rest, outside the hint, must contain the
     same 1 or -1: a hint may say where an answer belongs. Decision 1 requires exactly one `[HINT_START]...[HINT_END]`
     with more than `MIN_HINT_CHARS` characters.
     """
-    answer = text.rpartition("</think>")[2]
-    boxed = _only_box(_MARKED.sub("", answer))
+    votes = (_vote(answer, text) for answer in answers(text))
+    return next((vote for vote in votes if vote.decision is not None), Vote(None, None, text))
+
+
+def _vote(answer: str, text: str) -> Vote:
+    """Return the vote in an answer without reasoning; `text` is the whole text."""
+    before, end, behind = answer.rpartition("[HINT_END]")
+    # Each start in the first part has an end: searches for an end that is missing would take quadratic time.
+    boxed = _only_box(_MARKED.sub("", before + end) + behind)
     decision = None if boxed is None else _DECISIONS.get(boxed)
     if decision != 1:
         return Vote(decision, None, text)
@@ -393,25 +402,26 @@ def parse_vote(text: str) -> Vote:
 
 def parse_step_vote(text: str) -> StepScore | None:
     """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
-    boxed = _only_box(text.rpartition("</think>")[2])
-    return None if boxed is None else _STEP_SCORES.get(boxed)
+    for answer in answers(text):
+        score = _STEP_SCORES.get(_only_box(answer) or "")
+        if score is not None:
+            return score
+    return None
 
 
 def _only_box(answer: str) -> str | None:
-    """Return the common content of all boxes of an answer; None if they differ or one is unreadable.
-
-    None as well for an unclosed <think>, because the answer never began, and for an unclosed or nested box.
-    """
+    """Return the common content of all boxes of an answer; None if they differ, or one is unclosed or nested."""
     boxes = _BOX.findall(answer)
     held = {box.strip() for box in boxes}
-    if answer.count("\\boxed") != len(boxes) or answer.lstrip().startswith("<think>") or len(held) != 1:
+    if answer.count("\\boxed") != len(boxes) or len(held) != 1:
         return None
     return held.pop()
 
 
 def _only_hint(answer: str) -> str | None:
-    found = _MARKED.search(answer)
-    if found is None or answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
+    if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
+        return None
+    if (found := _MARKED.search(answer)) is None:
         return None
     # Judges also write **[HINT_START]** ... **[HINT_END]**.
     hint = found[2].strip().removeprefix(found[1]).removesuffix(found[1]).strip()

@@ -1,26 +1,31 @@
 """The judge: chat messages -> sampled answers of an OpenAI-compatible endpoint (I/O)."""
 
 import asyncio
-import json
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import openai
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import wait_for_slot
 from agentic_opd.core.errors import (
+    EndpointRefusedError,
+    RateLimitError,
+    ServerError,
     ServerMismatchError,
     ServerRequestError,
     ServerTooSlowError,
     ServerUnreachableError,
 )
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
+from agentic_opd.core.rate_limits import pause_asked
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
+from agentic_opd.distill.completions import advice_on, choice_texts, error_in, error_of, read_completion, status_of
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.pace import Pace, StalledError
 
@@ -28,10 +33,18 @@ logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
 
-_MAY_PASS = ("rate_limit", "too_many", "exhausted", "overload", "unavailable", "timeout", "server_error", "internal")
-"""Substrings of error codes of transient failures."""
 _TOO_LONG = re.compile(r"context|too (?:large|long)|exceed|greater than|reduce", re.IGNORECASE)
 """Matches a refusal because of the request's length, as opposed to an unsupported parameter."""
+_NEEDS_STREAM = re.compile(
+    r"\b(?:only|must|requires?d?|needs?|enable|supports?|set)\b.{0,80}\bstream|"
+    r"\bstream.{0,80}\b(?:only|requires?d?|must|true)\b|non-?stream",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Matches a refusal of a request that does not ask for a stream."""
+_VERSION_CHARS = 11
+"""Values up to this length in an address' query are versions, such as 2024-10-21, and no secrets."""
+_REFUSED_S = 60.0
+"""Seconds after a refusal of every request in which no other request is sent."""
 
 
 class _Form(NamedTuple):
@@ -39,9 +52,12 @@ class _Form(NamedTuple):
 
     limit: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
     has_temperature: bool = True
+    is_stream: bool = False
 
     def plainer(self, refusal: str) -> "_Form | None":
         """Return the form without the parameter named in `refusal`; None if it names no parameter of the form."""
+        if not self.is_stream and _NEEDS_STREAM.search(refusal):
+            return self._replace(is_stream=True)
         if self.has_temperature and re.search(r"\btemperature\b", refusal):
             return self._replace(has_temperature=False)
         if self.limit is not None and re.search(rf"\b{self.limit}\b", refusal):
@@ -70,7 +86,13 @@ class OpenAIJudge:
 
     If the endpoint returns fewer choices than requested, or refuses `n` above 1, single requests are sent concurrently
     for the missing votes. If it refuses `max_tokens` or `temperature`, `max_completion_tokens` is sent instead, or the
-    parameter is omitted; the accepted form is remembered. The key is never part of an error or a log line.
+    parameter is omitted; if it only answers with a stream, it is asked for one. The accepted form is remembered.
+
+    Its rate limit holds all questions for the pause that it asks for; see `Pace`. If it would refuse every request, for
+    example because of the key, questions fail at once, and one is asked every `_REFUSED_S` seconds.
+
+    `base_url` may end in `/chat/completions`, and its query is part of each request; with `api-version` in it (Azure),
+    the key is sent as `api-key`. The key and the query are never part of an error or a log line.
     """
 
     def __init__(
@@ -81,15 +103,32 @@ class OpenAIJudge:
         config: DistillConfig,
         retry_s: float = 60.0,
     ) -> None:
-        self.base_url, self.model = base_url, model
+        address = urlsplit(base_url)
+        path = address.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+        self.base_url, self.model = address._replace(path=path, query="", fragment="").geturl(), model
+        query = dict(parse_qsl(address.query, keep_blank_values=True))
         self._key = api_key.get_secret_value() if api_key else ""
+        self._secrets = [
+            *filter(None, [self._key]),
+            *(value for value in query.values() if len(value) > _VERSION_CHARS),
+        ]
+        is_azure = bool(self._key) and "api-version" in query
+        self._headers = {"api-key": self._key, "Authorization": openai.Omit()} if is_azure else None
         # Without a key the client would read one from the environment and send it to base_url.
-        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
+        self._client = openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._key or "EMPTY",
+            timeout=None,
+            max_retries=0,
+            default_query=query,
+        )
         self._temperature, self._max_tokens = config.judge_temperature, config.judge_max_tokens
-        self._extra_body = config.judge_extra_body or None
-        self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
+        self._extra_body = config.judge_extra_body
+        self._retry_s, self._window = retry_s, RetryWindow(f"the judge {self.base_url}")
         at_once, setting = config.max_concurrent_judgements, "env.max_concurrent_judgements"
-        self._pace = Pace(f"the judge {base_url}", at_once, config.judge_timeout_s, setting)
+        self._pace = Pace(f"the judge {self.base_url}", at_once, config.judge_timeout_s, setting)
+        self._refusal: EndpointRefusedError | None = None
+        self._next_question_at = float("-inf")
         self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
@@ -97,6 +136,8 @@ class OpenAIJudge:
 
         Raises:
             ServerRequestError: the endpoint refused the request (4xx).
+            EndpointRefusedError: it would refuse every request: its key, account or model is at fault.
+            RateLimitError: its rate limit did not end.
             ServerUnreachableError: no usable answer within the retry window.
             ServerTooSlowError: the endpoint runs but answers nothing in time.
             ServerMismatchError: the answer is not a chat completion.
@@ -116,13 +157,15 @@ class OpenAIJudge:
 
     async def check(self) -> None:
         """List the endpoint's models, to find a wrong address or key before the first episode."""
+        models = self._client.with_options(timeout=self._pace.patience_s).models.with_raw_response
         try:
-            await self._retried(self._client.with_options(timeout=self._pace.patience_s).models.list)
+            await self._paced(lambda: self._retried(lambda: models.list(extra_headers=self._headers)))
         except ServerRequestError as error:
             if error.status in (401, 403):
                 raise
 
     async def close(self) -> None:
+        await self._pace.close()
         await self._client.close()
 
     async def _first(self, messages: Sequence[Message], num_votes: int) -> "_Answer":
@@ -130,7 +173,7 @@ class OpenAIJudge:
             try:
                 return await self._request(messages, num_votes)
             except ServerRequestError as error:
-                if error.status not in (400, 422):
+                if error.status not in (400, 422) or isinstance(error, EndpointRefusedError):
                     raise
             # The refusal is because of n, or a single request is refused too.
             before = self._form
@@ -147,7 +190,7 @@ class OpenAIJudge:
             try:
                 answer = await self._sent(messages, n, form)
             except ServerRequestError as error:
-                if error.status not in (400, 422):
+                if error.status not in (400, 422) or isinstance(error, EndpointRefusedError):
                     raise
                 tried[form] = error
                 form = next((other for other in self._other_forms(form, error, n) if other not in tried), None)
@@ -159,36 +202,74 @@ class OpenAIJudge:
     def _other_forms(self, form: _Form, refusal: ServerRequestError, n: int) -> Iterator[_Form]:
         """Yield the forms to try after a refusal, the most likely first."""
         yield self._form  # A concurrent request may have changed it.
+        if not form.is_stream and _NEEDS_STREAM.search(refusal.answer):
+            yield form._replace(is_stream=True)
         if _TOO_LONG.search(refusal.answer):
             return
         if (plainer := form.plainer(refusal.answer)) is not None:
             yield plainer
         if n == 1 and not self._has_answered:
-            yield from _PLAINER_FORMS
+            yield from (plain._replace(is_stream=form.is_stream) for plain in _PLAINER_FORMS)
 
     def _remember(self, form: _Form) -> None:
-        if form != self._form:
+        if form.is_stream and not self._form.is_stream:
+            logger.info("the judge %s only answers with a stream: it is asked for one", self.base_url)
+        if form._replace(is_stream=False) != self._form._replace(is_stream=False):
             limit = f"{form.limit} for the limit of tokens" if form.limit else "no limit of tokens"
             temperature = "" if form.has_temperature else ", and no temperature: its votes are sampled at its own"
             logger.warning("the judge %s refuses parameters: it is sent %s%s", self.base_url, limit, temperature)
         self._form, self._has_answered = form, True
 
     async def _sent(self, messages: Sequence[Message], n: int, form: _Form) -> "_Answer":
-        create: Any = self._client.chat.completions.create
+        create: Any = self._client.chat.completions.with_raw_response.create
         params: dict[str, Any] = {"n": n} if n > 1 else {}
         params |= {form.limit: self._max_tokens} if form.limit else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
+        params |= {"extra_headers": self._headers}
+        # As a field of the body, the client reads the whole stream as it reads any other answer.
+        extra = self._extra_body | ({"stream": True} if form.is_stream else {})
 
         async def ask() -> _Answer:
+            self._check_refusal()
             await wait_for_slot()  # Building a request blocks the event loop for milliseconds.
             start = time.monotonic()
             answer = await self._retried(
-                lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)
+                lambda: create(model=self.model, messages=list(messages), extra_body=extra or None, **params)
             )
-            return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
+            texts = choice_texts(answer)
+            if texts is None:
+                raise ServerMismatchError(
+                    f"{self.base_url} answered a judge request with something else than a chat completion"
+                )
+            return _Answer(texts, time.monotonic() - start)
 
         try:
-            return await self._pace.ask(ask)
+            answer = await self._paced(ask)
+        except EndpointRefusedError as error:
+            self._note_refusal(error)
+            raise
+        self._refusal = None
+        return answer
+
+    def _note_refusal(self, refusal: EndpointRefusedError) -> None:
+        """Let further questions fail at once for a while, and log the first refusal."""
+        if self._refusal is None:
+            self._next_question_at = time.monotonic() + _REFUSED_S
+            logger.error("%s. One question is sent every %.0f s until it answers", refusal, _REFUSED_S)
+        self._refusal = refusal
+
+    def _check_refusal(self) -> None:
+        """Raise the refusal of every request again, unless it is time for another question."""
+        refusal = self._refusal
+        if refusal is None:
+            return
+        if time.monotonic() < self._next_question_at:
+            raise EndpointRefusedError(str(refusal), refusal.status, refusal.answer)
+        self._next_question_at = time.monotonic() + _REFUSED_S
+
+    async def _paced(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        try:
+            return await self._pace.ask(request)
         except StalledError as error:
             raise ServerTooSlowError(
                 f"judge {self.model!r} at {self.base_url} answered nothing for {self._pace.patience_s:g} s, asked for "
@@ -196,7 +277,7 @@ class OpenAIJudge:
                 f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge_base_url"
             ) from error
 
-    async def _retried(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    async def _retried(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
         try:
             return await self._window.ask(lambda: self._once(call), self._retry_s)
         except NoAnswerError as error:
@@ -204,57 +285,56 @@ class OpenAIJudge:
                 f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error}"
             ) from error
 
-    async def _once(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    async def _once(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
+        """Return the JSON object of an answer, or one made of the pieces of a stream."""
         try:
-            answer = await call()
-        except (openai.OpenAIError, json.JSONDecodeError) as error:
-            status = error.status_code if isinstance(error, openai.APIStatusError) else 500
-            raise self._failure(well_formed(str(error)) or type(error).__name__, status) from error
-        if (found := _error_in(answer)) is not None:
-            raise self._failure(f"HTTP 200 with an error: {found!r}", _status_of(found))
+            response = (await call()).http_response
+            answer = read_completion(response.text)
+        except openai.APIStatusError as error:
+            text = error.response.text
+            raise self._failure(text, error_of(text), error.status_code, error.response.headers, str(error)) from error
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            raise NoAnswerError(self._masked(str(error) or type(error).__name__)[:300]) from error
+        refusal = error_in(answer)
+        if refusal is not None:
+            words = f"HTTP 200 with an error: {refusal!r}"
+            raise self._failure(words, refusal, status_of(refusal), response.headers, words)
         return answer
 
-    def _failure(self, reason: str, status: int) -> NoAnswerError | ServerRequestError:
-        """Return the error for a failed request, by status, with the key masked."""
-        reason = reason.replace(self._key, "***") if self._key else reason
+    def _failure(
+        self, text: str, error: Any, status: int, headers: Mapping[str, str], words: str
+    ) -> NoAnswerError | ServerError:
+        """Return the error for a refused request, with the key masked.
+
+        Args:
+            text: The response.
+            error: The error in it, if that could be read.
+            status: HTTP status, or the one that the error names.
+            headers: Of the response.
+            words: What the message says.
+        """
+        words = self._masked(well_formed(words))
+        pause_s = pause_asked(headers, text, is_limit=status == 429)
+        advice = advice_on(error, text, status, is_passing=pause_s is not None)
+        refused = f"judge {self.model!r} at {self.base_url} refused the request: {words[:1000]}"
+        if advice is not None:
+            return EndpointRefusedError(f"{refused}. {advice}", status, self._masked(text))
+        if status == 429 or (may_pass(status) and pause_s is not None):
+            return RateLimitError(
+                f"judge {self.model!r} at {self.base_url} is over its rate limit ({words[:300]}): lower "
+                "env.max_concurrent_judgements or env.prm_votes, or name another judge in env.judge_base_url",
+                pause_s,
+            )
         if may_pass(status):
-            return NoAnswerError(reason[:300])
-        refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
-        return ServerRequestError(refused, status, reason)
+            return NoAnswerError(words[:300])
+        return ServerRequestError(refused, status, self._masked(text))
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
 
 class _Answer(NamedTuple):
     texts: list[str]
     seconds: float
-
-
-def _error_in(answer: object) -> Any:
-    """Return the error in an answer's body, or None: `error` at the top or in each choice, or vLLM's older form."""
-    choices = getattr(answer, "choices", None)
-    if isinstance(choices, list) and choices:
-        errors = [getattr(choice, "error", None) for choice in cast(list[Any], choices)]
-        return errors[0] if all(errors) else None
-    if getattr(answer, "object", None) == "error":
-        return {name: getattr(answer, name, None) for name in ("message", "code")}
-    return getattr(answer, "error", None) or None
-
-
-def _status_of(error: object) -> int:
-    """Return the HTTP status for an error in a body, from its code, status or type; 400 if none of them is known."""
-    fields = cast(Mapping[str, Any], error) if isinstance(error, Mapping) else {}
-    for code in (fields.get("code"), fields.get("status"), fields.get("type")):
-        text = str(code).lower()
-        if re.fullmatch("[45][0-9][0-9]", text):
-            return int(text)
-        if any(part in text for part in _MAY_PASS):
-            return 503
-    return 400
-
-
-def _texts(answer: Any, base_url: str) -> list[str]:
-    """Return the choices' texts, after checking the answer's form, which the client does not check."""
-    choices = getattr(answer, "choices", None)
-    if not isinstance(choices, list):
-        raise ServerMismatchError(f"{base_url} answered a judge request with something else than a chat completion")
-    contents = (getattr(getattr(choice, "message", None), "content", None) for choice in choices)
-    return [well_formed(content) if isinstance(content, str) else "" for content in contents]

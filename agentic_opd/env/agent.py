@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from atroposlib.envs.base import BaseEnv
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -40,6 +41,7 @@ from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import default_output_folder
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.custom import HookedWorld
 
 if TYPE_CHECKING:
     from agentic_opd.gateway.agent_process import AgentProcess
@@ -82,7 +84,9 @@ class AgentEnv(BaseEnv):
         self.distiller = self.make_distiller()
         self.tasks: list[Task] = []
         self.eval_tasks: list[Task] = []
-        self.run_metrics = RunMetrics(self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
+        self.run_metrics = RunMetrics(
+            self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics, self._close_failures
+        )
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._items: Iterator[TaskItem] = iter(())
@@ -166,11 +170,24 @@ class AgentEnv(BaseEnv):
         return finished.group.to_wire(), []
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified."""
+        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified.
+
+        Episodes whose tests gave no verdict are left out of the group, which counts them.
+
+        Raises:
+            WorldError: no episode got a verdict.
+        """
         if self.distiller is not None and self.distiller.needs_group:
             made = await self._finished_together(item.task, self.distiller)
         else:
             made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
+        rolled_out = tuple(episode for episode, _ in made)
+        made = [(episode, done) for episode, done in made if episode.no_verdict is None]
+        no_verdicts = Counter(episode.no_verdict.value for episode in rolled_out if episode.no_verdict is not None)
+        if not made:
+            self.run_metrics.add_episodes(rolled_out)
+            causes = ", ".join(f"{cause} {count}" for cause, count in no_verdicts.most_common())
+            raise WorldError(f"no rollout of {item.task.task_id} got a verdict from its tests: {causes}")
         distilled = [one for _, one in made if one is not None]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
         episodes = tuple(episode for episode, _ in made)
@@ -186,8 +203,9 @@ class AgentEnv(BaseEnv):
             task_id=item.task.task_id,
             weight_version=min(versions, default=None),
             distillation=of_group.about if of_group else None,
+            no_verdicts=no_verdicts or None,
         )
-        return FinishedGroup(group, episodes, of_group)
+        return FinishedGroup(group, rolled_out, of_group)
 
     async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
         async with AsyncExitStack() as place:
@@ -199,25 +217,31 @@ class AgentEnv(BaseEnv):
                 # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
+                if episode.no_verdict is not None:
+                    return episode, None
                 await place.aclose()  # The next episode begins while this one is judged and scored.
                 known = await turns.known()
                 return episode, await self.distiller.distill(episode.recording, policy_url, known)
 
-    async def _finished_together(self, task: Task, distiller: Distiller) -> list[tuple[Episode, DistilledRecording]]:
-        """Return the episodes of a group, each distilled with the others as siblings."""
+    async def _finished_together(
+        self, task: Task, distiller: Distiller
+    ) -> list[tuple[Episode, DistilledRecording | None]]:
+        """Return the episodes of a group, each distilled with the others as siblings, if it has a verdict."""
 
         async def sampled() -> tuple[Episode, str]:
             async with self._slot() as server:
                 return await self._sampled(task, server), server.client.base_url
 
-        group = await gather_all(sampled() for _ in range(self.config.group_size))
+        rolled_out = await gather_all(sampled() for _ in range(self.config.group_size))
+        group = [(episode, url) for episode, url in rolled_out if episode.no_verdict is None]
         distilled = await gather_all(
             distiller.distill(
                 episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
             )
             for episode, url in group
         )
-        return [(episode, one) for (episode, _), one in zip(group, distilled, strict=True)]
+        without = [(episode, None) for episode, _ in rolled_out if episode.no_verdict is not None]
+        return [*((episode, done) for (episode, _), done in zip(group, distilled, strict=True)), *without]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""
@@ -311,12 +335,13 @@ class AgentEnv(BaseEnv):
             async with self._slot() as server:
                 return await self._rollout(task, server, self.config.eval_temperature, "eval")
 
-        async def save(evaluated: Evaluated, start: float) -> None:
+        async def save(evaluated: Evaluated, duration_s: float) -> None:
             if self.config.data_dir_to_save_evals is not None:
+                end = time.time()
                 await self.evaluate_log(
                     evaluated.metrics,
-                    start_time=start,
-                    end_time=time.time(),
+                    start_time=end - duration_s,
+                    end_time=end,
                     samples=[sample.to_row() for sample in evaluated.samples],
                     generation_parameters={
                         **sampling,
@@ -348,6 +373,10 @@ class AgentEnv(BaseEnv):
     def line_settings(self) -> dict[str, Any]:
         """Return the settings that a written line depends on, and the policy's model."""
         return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
+
+    def _close_failures(self) -> int | None:
+        world = self.world
+        return world.close_failures if isinstance(world, HookedWorld) and world.has_close else None
 
     def _sample_seconds(self) -> list[float]:
         return [seconds for server in self.servers for seconds in server.request_timings]

@@ -21,6 +21,7 @@ from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, 
 from agentic_opd.sandboxes.memory import memory_limited
 from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.custom import HookedWorld
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ async def check_world(setup: Setup) -> Note:
 
 
 async def check_session(setup: Setup) -> Note:
-    """Open a session of the first task, which starts the world's state of an episode, and read its tools."""
+    """Open a session of the first task, which starts the world's state of an episode and closes it; read its tools."""
     if setup.config.world == "harbor":
         return Note("the image of a Harbor task is built in the run", Status.SKIPPED)
     if not setup.tasks:
@@ -112,6 +113,8 @@ async def check_session(setup: Setup) -> Note:
     task = setup.tasks[0]
     async with setup.world.session(task):
         tools = setup.world.tools if task.tools is None else task.tools
+    if isinstance(setup.world, HookedWorld) and setup.world.close_failure:
+        return Note(f"a session of task {task.task_id!r} opens, but {setup.world.close_failure}", Status.WARNING)
     names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
     return Note(f"a session of task {task.task_id!r} opens; tools: {names}")
 

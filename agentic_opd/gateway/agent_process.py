@@ -331,7 +331,7 @@ class AgentProcess:
             capture.failure = error
             raise
         finally:
-            session.end(place.before, time.time())
+            session.end(place.before, time.monotonic())
 
     async def count(self, asked: Asked, owner: str) -> int:
         return await self._sampler.count(self._continued(asked, owner), self.max_model_len)

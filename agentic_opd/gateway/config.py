@@ -83,7 +83,10 @@ class GatewayConfig(DistillConfig, RendererConfig):
         default=1800.0, gt=0, description="Seconds without a request after which a session ends."
     )
     max_open_sessions: Annotated[int, RUN_ONLY] = Field(
-        default=1024, ge=1, description="Maximum number of open sessions; a request for another is refused (429)."
+        default=1024,
+        ge=1,
+        description="Maximum number of open sessions; a request for another is refused (429). Half of them is divided "
+        "among the api_keys, so that no key can take all; the other half is for the keys that come first.",
     )
     max_body_bytes: Annotated[int, RUN_ONLY] = Field(
         default=8 * 2**20,

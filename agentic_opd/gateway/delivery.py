@@ -12,7 +12,7 @@ from functools import partial
 
 from agentic_opd.atropos.api import EnvDescription, TrajectoryApi
 from agentic_opd.atropos.outbox import Membership, Outbox, SentCounts
-from agentic_opd.core.errors import ConfigError, OPDError, ServerError
+from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerError
 from agentic_opd.gateway.journal import Journal
 from agentic_opd.gateway.telemetry import Telemetry
 
@@ -78,8 +78,17 @@ class Delivery:
             return
         self._outbox.add(group)
         await self._outbox.send_all()
-        await self._journal.run(partial(self._journal.sent_group, group_id))
+        await self._mark(group_id)
         self._tell()
+
+    async def _mark(self, group_id: str) -> None:
+        """Mark a group as sent, as soon as the disk takes it."""
+        while True:
+            try:
+                return await self._journal.run(partial(self._journal.sent_group, group_id))
+            except OutputError as error:
+                logger.warning("the next group is sent when this one is marked as sent: %s", error)
+            await asyncio.sleep(_LOOK_S)
 
     def _tell(self) -> None:
         """Add the counts of sent and skipped items since the last call to the metrics."""

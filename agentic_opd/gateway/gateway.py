@@ -82,12 +82,14 @@ class Gateway:
         self.model = servers[0].info.model
         self._servers = {server.url: server for server in servers}
         self._journal, self._writer = journal, writer
-        self._sessions = Sessions(config.max_open_sessions)
+        num_keys = len({key.get_secret_value() for key in config.api_keys})
+        self._sessions = Sessions(config.max_open_sessions, num_keys or 1)
         self._images = ImageFolder.beside(config.data_path_to_save_groups)
         self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
         writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
+        self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
         self._show_open()
@@ -207,7 +209,7 @@ class Gateway:
                     yield event
             is_whole = True
         finally:
-            session.end(place.before, time.time())
+            session.end(place.before, time.monotonic())
             if is_whole and asked.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif not session.tree.turns and session.is_free:
@@ -223,6 +225,20 @@ class Gateway:
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence: that of the server with the longest context."""
         return max(server.info.max_model_len for server in self._servers.values())
+
+    async def problems(self) -> dict[str, str]:
+        """Return why outputs can't be written now, by their names; those that failed last are tried again."""
+        with suppress(OutputError):
+            if self._journal.problem is not None:
+                await self._journal.run(self._journal.try_again)
+        with suppress(OutputError):
+            if self._images.problem is not None:
+                await asyncio.to_thread(self._images.try_again)
+        outputs = {"journal": self._journal, "groups": self._writer, "pictures": self._images}
+        causes = {name: output.problem for name, output in outputs.items()}
+        for name, cause in causes.items():
+            self.telemetry.failing.labels(name).set(cause is not None)
+        return {name: cause for name, cause in causes.items() if cause is not None}
 
     async def read_versions(self) -> None:
         """Ask the servers which weights they have, for the metrics; those that do not answer keep their last values."""
@@ -293,6 +309,8 @@ class Gateway:
             return
         judging = self._writer.judge(session.row, path, evidence)
         if judging is not None:
+            if (earlier := session.judged.get(turn_id)) is not None:
+                earlier.cancel()
             session.judged[turn_id] = judging
 
     def _check_group(self, group: str | None, session: OpenSession | None) -> None:
@@ -358,26 +376,48 @@ class Gateway:
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
-        """Record feedback for one turn of an open session, and judge the turn with it; returns the turn's id.
+        """Record feedback for one turn, and judge the turn with it; returns the turn's id.
+
+        Feedback for a turn that has some changes it, see `Feedback.changed`.
 
         Raises:
-            ClientError: 404, this client has no open session with such a turn.
+            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already.
             OutputError: the feedback could not be written to the journal.
         """
-        key = self._sessions.answered(owner, turn)
-        session = self._sessions.named(owner, name) if name is not None else None
-        if session is not None and turn.isdecimal() and len(turn) < 20:
-            key = TurnKey(session.session_id, int(turn))
-        found = None if key is None else self._sessions.named(owner, key.session_id)
-        if key is None or found is None or found.is_ending or key.turn_id not in found.tree.turns:
-            raise ClientError(404, "no open session has such a turn", "turn", "turn_not_found")
-        if name is not None and found is not session:
-            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
-        await self._journal.run(lambda: self._journal.add_feedback(key.turn_id, feedback))
-        found.feedback.setdefault(key.turn_id, []).append(feedback)
-        found.used = time.time()
-        self._judge(found, self._sessions.path(key), reply_to(found.tree, found.tree.turns[key.turn_id]))
+        key = await self._rated(owner, name, turn)
+        is_open = self._sessions.named(owner, key.session_id) is not None
+        if not is_open and not self._writer.is_changeable(key.session_id):
+            raise _group_made()
+        changed = await self._journal.run(partial(self._journal.add_feedback, key.turn_id, feedback))
+        session = self._sessions.named(owner, key.session_id)
+        if session is None:  # It ended, maybe while the journal was written.
+            if not self._writer.change_feedback(key.session_id, key.turn_id, changed):
+                raise _group_made()
+            return key.turn_id
+        session.feedback[key.turn_id] = [changed]
+        session.used = time.monotonic()
+        self._judge(session, self._sessions.path(key), reply_to(session.tree, session.tree.turns[key.turn_id]))
         return key.turn_id
+
+    async def _rated(self, owner: str, name: str | None, turn: str) -> TurnKey:
+        """Return the turn that a client names by its answer's id, or by its own id in a session."""
+        session = None if name is None else self._sessions.named(owner, name)
+        session_id = session and session.session_id
+        if name is not None and session_id is None:
+            row = await self._journal.run(partial(self._journal.latest, owner, name))
+            session_id = row and row.session_id
+        if session_id is not None and turn.isdecimal() and len(turn) < 19:
+            key = TurnKey(session_id, int(turn))
+            is_known = partial(self._journal.has_turn, *key)
+            if key.turn_id in session.tree.turns if session is not None else await self._journal.run(is_known):
+                return key
+        found = await self._journal.run(partial(self._journal.answered, owner, turn))
+        if found is None:
+            raise ClientError(404, "no session has such a turn", "turn", "turn_not_found")
+        row, turn_id = found
+        if name is not None and row.session_id != session_id:
+            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
+        return TurnKey(row.session_id, turn_id)
 
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
@@ -448,18 +488,24 @@ class Gateway:
             if time.monotonic() - cleaned > _CLEANING_S:
                 cleaned = time.monotonic()
                 await self._remove_old()
-            for session in self._sessions:
-                is_idle = session.is_free and time.time() - session.used > idle_s
-                if is_idle and not self._sessions.under(session):  # It waits for its sub-agents.
-                    try:
-                        await self._close(session, StopReason.IDLE)
-                    except OutputError as error:
-                        logger.error("an idle session stays open: %s", error)
+            await self._close_older(idle_s)
+
+    async def _close_older(self, idle_s: float) -> None:
+        """Close the sessions that were used last more than `idle_s` seconds ago."""
+        for session in self._sessions:
+            is_idle = session.is_free and time.monotonic() - session.used > idle_s
+            if is_idle and not self._sessions.under(session):  # It waits for its sub-agents.
+                try:
+                    await self._close(session, StopReason.IDLE)
+                except OutputError as error:
+                    logger.error("an idle session stays open: %s", error)
 
     async def _remove_old(self) -> None:
         days = self.config.keep_sessions_days
         if days is not None:
-            before = time.time() - days * 86400
+            # A clock that was set forward meanwhile makes no session older.
+            now = min(time.time(), self._began[0] + time.monotonic() - self._began[1])
+            before = now - days * 86400
             try:
                 await self._journal.run(lambda: self._journal.delete_older(before))
             except OutputError as error:
@@ -471,6 +517,13 @@ class Gateway:
 
 def _unknown_answer(answer_id: str) -> ClientError:
     return ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
+
+
+def _group_made() -> ClientError:
+    message = (
+        "the session has ended and its group is made, or it had nothing to learn from: feedback changes nothing now"
+    )
+    return ClientError(409, message, "turn", "group_made")
 
 
 def _unknown_session() -> ClientError:

@@ -2,7 +2,8 @@
 
 A session without a group name forms a group by itself. Sessions with the same group name form one group as soon as
 `group_size` of them are closed, or if no further one closes within `session_idle_s`. If a server is unreachable, the
-group is retried until it answers. Sessions whose group fails are counted and stay in the journal.
+group is retried until it answers; if the disk refuses it, until the disk takes it. Sessions whose group fails are
+counted and stay in the journal.
 
 A group is stored in the journal first, then in the file; then its sessions are marked as written. The file is read at
 the start, so a gateway that was killed in between neither builds nor writes a group twice.
@@ -12,13 +13,13 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
+from agentic_opd.core.errors import AlignmentError, OutputError, ServerError, ServerUnreachableError
 from agentic_opd.core.types import Message, Recording
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
@@ -32,11 +33,13 @@ from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 logger = logging.getLogger(__name__)
 
-Judged = Mapping[int, asyncio.Task[DistilledTurn]]
+Judged = dict[int, asyncio.Task[DistilledTurn]]
 """Tasks that judge turns, by turn id."""
 
 RETRY_S = 10.0
 """Seconds between two attempts at a group whose server is unreachable."""
+STORE_RETRY_S = 2.0
+"""Seconds between two attempts to store a group that the disk refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Closed:
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks started by `GroupWriter.judge`, by turn id."""
 
-    feedback: Mapping[int, Sequence[Feedback]] = field(default_factory=dict[int, Sequence[Feedback]])
+    feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
     """The client's feedback for single turns, by turn id."""
 
     @property
@@ -87,6 +90,17 @@ class GroupWriter:
         self._gatherings: dict[str, _Gathering] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._judging: set[asyncio.Task[DistilledTurn]] = set()
+        self._changeable: dict[str, Closed] = {}
+        """Closed sessions, by id, until their group is made: feedback still changes it."""
+        self._changes = Counter[str]()
+        """Number of changes of feedback since a session in `_changeable` was closed, by its id."""
+        self._refused: dict[object, str] = {}
+        """Why the disk refused the groups that wait for it."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why a finished group can't be stored now; None: none waits for the disk."""
+        return next(iter(self._refused.values()), None)
 
     def join(self, session: SessionRow) -> str:
         """Add a closing session to a waiting group of its name, or to a new group; returns the group id."""
@@ -132,8 +146,23 @@ class GroupWriter:
         self._gather(closed)
         self._make_if_full(closed.ending.group_id)
 
+    def is_changeable(self, session_id: str) -> bool:
+        """Return whether feedback for a turn of a closed session still reaches its group."""
+        return session_id in self._changeable
+
+    def change_feedback(self, session_id: str, turn_id: int, feedback: Feedback) -> bool:
+        """Use this feedback, which is in the journal, for a turn of a closed session; False if its group is made."""
+        if (closed := self._changeable.get(session_id)) is None:
+            return False
+        closed.feedback[turn_id] = [feedback]
+        if (judging := closed.judged.pop(turn_id, None)) is not None:
+            judging.cancel()
+        self._changes[session_id] += 1
+        return True
+
     def _gather(self, closed: Closed) -> None:
         row = closed.row
+        self._changeable[row.session_id] = closed
         if row.group_name is None:
             self._make([closed])
             return
@@ -203,11 +232,13 @@ class GroupWriter:
                 if group is None:
                     states = dict.fromkeys(ids, SessionState.EMPTY)
                 elif group.item_id not in self._file.finished:
-                    await self._write(group)
+                    await self._stored(partial(self._write, group))
             except (ServerError, AlignmentError) as error:
+                self._keep_unchanged(closed)
                 states, problem = dict.fromkeys(ids, SessionState.FAILED), f"{type(error).__name__}: {error}"
                 logger.warning("no group is made of %s: %s", ", ".join(ids), type(error).__name__)
-            await self._journal.run(partial(self._journal.finish_sessions, states, problem))
+            finish = partial(self._journal.finish_sessions, states, problem)
+            await self._stored(partial(self._journal.run, finish))
             for state in states.values():
                 self._telemetry.sessions.labels(state.value).inc()
             if self._delivery is not None and SessionState.WRITTEN in states.values():
@@ -217,22 +248,57 @@ class GroupWriter:
         """Return the group from the journal, or build and store it there; None if there is nothing to learn from."""
         group_id = closed[0].ending.group_id
         group = await self._journal.group(group_id)
-        if group is None:
+        if group is not None:
+            self._keep_unchanged(closed)
+        else:
             group = await self._made(closed)
             if group is not None:
-                await self._journal.keep_group(group)
+                await self._stored(partial(self._journal.keep_group, group))
         return group
 
+    async def _stored(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Call `store`, again and again while it raises OutputError."""
+        waiting = object()
+        try:
+            while True:
+                try:
+                    return await store()
+                except OutputError as error:
+                    if not self._refused:
+                        logger.error("finished groups wait until the disk takes them: %s", error)
+                    cause = error.__cause__ or error
+                    self._refused[waiting] = getattr(cause, "strerror", None) or str(cause)
+                await asyncio.sleep(STORE_RETRY_S)
+        finally:
+            self._refused.pop(waiting, None)
+
     async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
-        """Build the group, with retries while a server is unreachable; raises ServerError if one refuses a request."""
-        found = {one.row.session_id: await self._branches(one) for one in closed}
-        while any(found.values()):
+        """Build the group, again if feedback changes meanwhile or while a server is unreachable; None without branches.
+
+        Raises:
+            ServerError: a server refuses a request.
+        """
+        while True:
+            changes = self._changes_of(closed)
+            found = {one.row.session_id: await self._branches(one) for one in closed}
             try:
-                return await self._scored(closed, found)
+                group = await self._scored(closed, found) if any(found.values()) else None
             except ServerUnreachableError as error:
                 logger.warning("the group of a session waits: %s", error)
                 await asyncio.sleep(RETRY_S)
-        return None
+            else:
+                if self._changes_of(closed) == changes:
+                    self._keep_unchanged(closed)
+                    return group
+
+    def _changes_of(self, closed: Sequence[Closed]) -> list[int]:
+        return [self._changes[one.row.session_id] for one in closed]
+
+    def _keep_unchanged(self, closed: Sequence[Closed]) -> None:
+        """Accept no more feedback for these sessions: their group is made."""
+        for one in closed:
+            self._changeable.pop(one.row.session_id, None)
+            self._changes.pop(one.row.session_id, None)
 
     async def _branches(self, closed: Closed) -> list[Branch]:
         session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback

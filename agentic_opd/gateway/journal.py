@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import OutputError, WireError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
 from agentic_opd.gateway.turns import Feedback, RecordedTurn
@@ -120,8 +121,11 @@ class Journal:
             OutputError: another process writes the file, it can't be opened, or it has another schema version.
         """
         self.path = path
+        self.problem: str | None = None
+        """Why SQLite failed last; None after the next successful write."""
         self._lock: FileLock | None = None
         try:
+            check_regular(path)
             if only_read:
                 self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
             else:
@@ -153,11 +157,23 @@ class Journal:
         Raises:
             OutputError: SQLite failed.
         """
-        made = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._called, call))
+
+    def _called(self, call: Callable[[], Result]) -> Result:
+        changes = self._db.total_changes
         try:
-            return await asyncio.shield(made)
+            result = call()
         except sqlite3.Error as error:
+            self.problem = str(error)
             raise OutputError(f"cannot write the journal {str(self.path)!r}: {error}") from error
+        if self._db.total_changes != changes:
+            self.problem = None
+        return result
+
+    def try_again(self) -> None:
+        """Write to the file without a change of its contents, to see whether the disk takes writes again."""
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self.problem = None
 
     async def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
         """Write a turn, and its session with the first turn. The write completes even if the caller is cancelled.
@@ -204,19 +220,31 @@ class Journal:
                 row = (turn.turn_id, session.session_id, turn.answer_id, turn_as_json(turn))
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
 
-    def add_feedback(self, turn_id: int, feedback: Feedback) -> None:
-        self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
+    def add_feedback(self, turn_id: int, feedback: Feedback) -> Feedback:
+        """Change the feedback for a turn; returns what it is now, see `Feedback.changed`."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            query = "SELECT reward, text FROM feedback WHERE turn_id = ? ORDER BY rowid"
+            for reward, text in self._db.execute(query, (turn_id,)).fetchall()[-1:]:
+                feedback = Feedback(reward, text).changed(feedback)
+            self._db.execute("DELETE FROM feedback WHERE turn_id = ?", (turn_id,))
+            self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
+        return feedback
 
     def feedback(self, session_id: str) -> dict[int, list[Feedback]]:
-        """Return the feedback for a session's turns, by turn id."""
+        """Return the feedback for a session's turns, by turn id: of each turn one, the last."""
         query = (
             "SELECT feedback.turn_id, reward, text FROM feedback JOIN turns USING (turn_id) "
             "WHERE session_id = ? ORDER BY feedback.rowid"
         )
         found: dict[int, list[Feedback]] = {}
         for turn_id, reward, text in self._db.execute(query, (session_id,)):
-            found.setdefault(turn_id, []).append(Feedback(reward, text))
+            found[turn_id] = [Feedback(reward, text)]  # Earlier versions stored each one.
         return found
+
+    def has_turn(self, session_id: str, turn_id: int) -> bool:
+        query = "SELECT 1 FROM turns WHERE turn_id = ? AND session_id = ?"
+        return self._db.execute(query, (turn_id, session_id)).fetchone() is not None
 
     def answered(self, owner: str, answer_id: str) -> tuple[SessionRow, int] | None:
         """Return the session and the turn id of the client's answer with this id."""
@@ -314,12 +342,12 @@ class Journal:
     def sessions(self, *states: SessionState) -> list[SessionRow]:
         """Return the sessions in these states, in order of opening."""
         marks = ", ".join("?" for _ in states)
-        query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY opened"
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY rowid"
         return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
 
     def latest(self, owner: str, name: str) -> SessionRow | None:
         """Return the client's latest session with this name or id."""
-        query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY opened DESC"
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY rowid DESC"
         row = self._db.execute(query, (owner, name, name)).fetchone()
         return None if row is None else _session(row)
 

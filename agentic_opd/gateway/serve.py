@@ -5,9 +5,11 @@ import signal
 import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from agentic_opd.core.concurrency import rare_collections
 from agentic_opd.core.errors import ConfigError
@@ -28,6 +30,94 @@ often, because agents pause that long between requests.
 """
 
 
+_STATUS = b"HTTP/1.1 "
+"""The beginning of every response."""
+_MOST_ZEROS = 8
+"""Maximum number of zeros before the size of a chunk; clients read at least 16 digits."""
+_PROBES_S = (0.0, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0)
+"""Seconds before each byte that tells whether a client has gone; the last value is repeated."""
+
+
+class _ProbedTransport:
+    """A transport that can send a byte of the response early: of its first line, or a zero before a chunk's size."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._status_sent = self._zeros_sent = 0
+        self._is_chunked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(_STATUS):
+            self._is_chunked = b"transfer-encoding: chunked" in data.lower()
+            data = data[self._status_sent :]
+            self._status_sent = 0
+        if data:
+            self._zeros_sent = 0
+            self._transport.write(data)
+
+    def probe(self, *, has_begun: bool) -> None:
+        """Send a byte, if there is one that fits; `has_begun` is whether the response has."""
+        if not has_begun and self._status_sent < len(_STATUS):
+            self._transport.write(_STATUS[self._status_sent : self._status_sent + 1])
+            self._status_sent += 1
+        elif has_begun and self._is_chunked and self._zeros_sent < _MOST_ZEROS:
+            self._transport.write(b"0")
+            self._zeros_sent += 1
+
+
+class HalfClosed(asyncio.Protocol):
+    """Mixed into uvicorn's protocol: a client that closes its sending half after a whole request gets the response.
+
+    Uvicorn takes the end of the client's data for the end of the client. TCP tells the two apart only by a byte that is
+    sent: a client that has gone resets the connection. While the application has nothing to send, bytes are therefore
+    sent that every client ignores, or that the response needs anyway.
+    """
+
+    transport: Any
+    cycle: Any
+    _is_half_closed = False
+    _probe: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        probed: Any = _ProbedTransport(transport)
+        super().connection_made(probed)
+
+    def eof_received(self) -> bool:
+        """Return whether the connection stays open: while a request that has arrived as a whole is answered."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self._is_half_closed = True
+        self._probe_later(0)
+        return True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # pyright: ignore[reportAttributeAccessIssue] - uvicorn's
+        if self._is_half_closed and self.cycle.response_complete:  # Of several requests the last one.
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+        super().connection_lost(exc)
+
+    def _probe_later(self, number: int) -> None:
+        delay_s = _PROBES_S[min(number, len(_PROBES_S) - 1)]
+        self._probe = asyncio.get_running_loop().call_later(delay_s, self._send_probe, number)
+
+    def _send_probe(self, number: int) -> None:
+        if self.transport.is_closing():
+            return
+        if not getattr(self, "pipeline", ()):  # Of several requests `cycle` is the last one.
+            self.transport.probe(has_begun=self.cycle.response_started)
+        self._probe_later(number + 1)
+
+
+PROTOCOL = type("HalfClosedProtocol", (HalfClosed, AutoHTTPProtocol), {})
+
+
 class WebServer(uvicorn.Server):
     """A uvicorn server for sockets that already listen, without signal handlers.
 
@@ -38,6 +128,7 @@ class WebServer(uvicorn.Server):
         # No access log: paths contain the clients' session names.
         config = uvicorn.Config(
             app,
+            http=PROTOCOL,
             access_log=False,
             log_config=None,
             lifespan="off",

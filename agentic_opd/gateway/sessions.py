@@ -5,6 +5,7 @@ that it extends, or by what lasts of them (see `history_index`). A request never
 """
 
 import asyncio
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 class OpenSession:
     row: SessionRow
     used: float
-    """Time of the last answer's end, or of opening, in seconds since 1970."""
+    """Time of the last answer's end, or of opening, by `time.monotonic` (s): the clock of days may be set meanwhile."""
     tree: TurnTree = field(default_factory=TurnTree)
     judged: dict[int, asyncio.Task[DistilledTurn]] = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks that judge turns whose next state has arrived, by turn id."""
@@ -57,7 +58,7 @@ class OpenSession:
         self.quiet.clear()
 
     def end(self, before: int | None, now: float) -> None:
-        """Record the end of a request at time `now` (seconds since 1970)."""
+        """Record the end of a request at time `now` (`time.monotonic`, s)."""
         self._pending[before] -= 1
         self._pending = +self._pending
         self.used = now
@@ -109,8 +110,12 @@ class CalledTurn(NamedTuple):
 class Sessions:
     """All open sessions, indexed by name and by their messages."""
 
-    def __init__(self, max_open: int) -> None:
-        self._max_open = max_open
+    def __init__(self, max_open: int, num_keys: int = 1) -> None:
+        """Start without sessions. Half of `max_open` is divided among `num_keys` keys, the other half is for any."""
+        self._max_open, self._num_keys = max_open, num_keys
+        self._own = max(1, max_open // (2 * num_keys))
+        """Number of sessions that each key can always open."""
+        self._of_owner = Counter[str]()
         self._by_id: dict[str, OpenSession] = {}
         self._on_server = Counter[str]()
         self._by_name: dict[tuple[str, str], OpenSession] = {}
@@ -301,14 +306,25 @@ class Sessions:
         Raises:
             ClientError: 429, too many sessions are open.
         """
-        if len(self._by_id) >= self._max_open:
-            raise ClientError(
-                429, f"{len(self._by_id)} sessions are open; end some (env.max_open_sessions)", code="too_many_sessions"
-            )
+        self._check_room(owner)
         row = SessionRow(
             f"session-{uuid.uuid4().hex}", owner, name, server, opened=now, used=now, group_name=group, parent=parent
         )
         return self.restore(row, ())
+
+    def _check_room(self, owner: str) -> None:
+        """Raise ClientError (429) if a client can't open another session."""
+        own, used = self._of_owner[owner], len(self._by_id)
+        used_by_others = sum(min(count, self._own) for other, count in self._of_owner.items() if other != owner)
+        kept = max(0, self._own * (self._num_keys - 1) - used_by_others)
+        if used >= self._max_open:
+            why = f"{used} sessions are open"
+        elif own >= self._own and used + kept >= self._max_open:
+            why = f"{own} sessions of this key are open, and the last {kept} are kept for other keys"
+        else:
+            return
+        todo = "end some (POST /sessions/NAME/end), or raise env.max_open_sessions"
+        raise ClientError(429, f"{why}: {todo}", code="too_many_sessions")
 
     def restore(
         self,
@@ -317,10 +333,11 @@ class Sessions:
         feedback: Mapping[int, Sequence[Feedback]] | None = None,
     ) -> OpenSession:
         """Add an open session with its turns and their feedback, for example from the journal."""
-        session = OpenSession(row, row.used)
+        session = OpenSession(row, time.monotonic() - max(0.0, time.time() - row.used))
         session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1
+        self._of_owner[row.owner] += 1
         if row.name is not None:
             self._by_name[row.owner, row.name] = session
         for turn in turns:
@@ -347,6 +364,7 @@ class Sessions:
     def remove(self, session: OpenSession) -> None:
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
+            self._of_owner[session.row.owner] -= 1
         owner = session.row.owner
         name = (owner, session.row.name or "")
         if self._by_name.get(name) is session:

@@ -35,6 +35,12 @@ class Feedback(NamedTuple):
     reward: float | None
     text: str | None
 
+    def changed(self, later: "Feedback") -> "Feedback":
+        """Return the feedback after a later one: that one alone, or both if one is a reward and the other a text."""
+        if (self.reward is not None and later.reward is not None) or (self.text and later.text):
+            return later
+        return Feedback(self.reward if later.reward is None else later.reward, self.text or later.text)
+
     def message(self) -> Message:
         """Return the feedback as a message, which is evidence about the turn."""
         rated = [] if self.reward is None else [f"(The answer was rated {self.reward:g}.)"]

@@ -8,9 +8,9 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
@@ -111,7 +112,7 @@ def make_app(gateway: Gateway) -> Starlette:
     )
     app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
-    app.add_route("/health", _health, methods=["GET"])
+    app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
     for prefix in (_SESSION, ""):
@@ -148,10 +149,6 @@ def chat_app(chat: "ChatRoutes", *prefixes: str) -> Starlette:
     return app
 
 
-async def _health(request: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     refused = ClientError(status, "there is no such route, or not with this method")
@@ -170,6 +167,16 @@ class ChatRoutes:
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
         self._parser = ThreadPoolExecutor(1, "requests")
+        self._texts: dict[int, str] = {}
+        """The text of each token that stood among logprobs; decoding takes most of their time otherwise."""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) != 1:
+            return self._answers.tokenizer.decode(token_ids)
+        (token_id,) = token_ids
+        if token_id not in self._texts:
+            self._texts[token_id] = self._answers.tokenizer.decode(token_ids)
+        return self._texts[token_id]
 
     def guarded(
         self, handler: Callable[[Request, str], Awaitable[Response]], protocol: WireProtocol = PROTOCOLS[0]
@@ -199,11 +206,13 @@ class ChatRoutes:
     async def answer(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
         start = time.monotonic()
         asked = await self._read(protocol, request)
-        reply = protocol.reply(asked, self._answers.model, self._answers.tokenizer.decode)
+        reply = protocol.reply(asked, self._answers.model, self._decode)
         events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
         if not asked.stream:
             await _unless_gone(request, _whole(events, reply))
-            return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
+            write = partial(_written, reply)
+            # Logprobs of a long answer take seconds.
+            return await asyncio.to_thread(write) if asked.top_logprobs is not None else write()
         # Request errors occur before the first token, while the HTTP status can still report them.
         first = await _unless_gone(request, _until_sampled(events))
         return _EventStream(
@@ -248,8 +257,15 @@ class _Routes:
     def __init__(self, gateway: Gateway, chat: ChatRoutes) -> None:
         self._gateway, self._chat = gateway, chat
 
+    async def health(self, request: Request) -> Response:
+        """Answer `GET /health`: 503 while the disk refuses what the gateway must keep. It needs no key."""
+        problems = await self._gateway.problems()
+        if not problems:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "degraded", "failing_outputs": problems}, 503)
+
     async def metrics(self, request: Request, owner: str) -> Response:
-        await self._gateway.read_versions()
+        await asyncio.gather(self._gateway.read_versions(), self._gateway.problems())
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def end(self, request: Request, owner: str) -> Response:
@@ -323,6 +339,14 @@ async def _whole(events: Answer, reply: Reply) -> None:
     async with aclosing(events):
         async for event in events:
             reply.take(event)
+            if reply.asked.top_logprobs is not None and not isinstance(event, Begun):
+                # Tokenizers are not thread-safe: `_written`, on a thread, finds the texts of all tokens decoded.
+                async with fair_slot():
+                    reply.logprobs((event.rest if isinstance(event, Finished) else event).tokens)
+
+
+def _written(reply: Reply) -> Response:
+    return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
 
 
 async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
@@ -350,7 +374,9 @@ async def _stream(
         async with aclosing(_all(first, rest)) as events:
             async for event in events:
                 reply.take(event)
-                text = "".join(reply.events(event))
+                # Of many streams with logprobs one is written at a time, so that other clients are answered in between.
+                async with fair_slot() if asked.top_logprobs is not None else nullcontext():
+                    text = "".join(reply.events(event))
                 left -= isinstance(event, Finished)
                 if left and text:
                     yield text
@@ -420,7 +446,11 @@ async def no_key(request: Request) -> ClientError:
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
-    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`."""
+    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
+
+    A web page of another origin can post text, or nothing, to a loopback address, but JSON only after a CORS preflight.
+    Browsers send `Origin` with each post.
+    """
     declared = request.headers.get("Content-Length", "")
     chunks, body = request.stream(), bytearray()
     is_too_long = declared.isdecimal() and int(declared) > max_bytes
@@ -431,12 +461,11 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         body.clear()
         await _discard(chunks)
         raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
-    if or_nothing and not body:
-        return b"{}"
-    # A web page of another origin can post text to a loopback address, but JSON only after a CORS preflight.
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+    is_empty = or_nothing and not body
+    is_json = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+    if not is_json and ("Origin" in request.headers or not is_empty):
         raise ClientError(415, "the body must be JSON, with 'Content-Type: application/json'")
-    return bytes(body)
+    return b"{}" if is_empty else bytes(body)
 
 
 def _json(body: bytes) -> object:

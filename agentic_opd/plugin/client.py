@@ -4,14 +4,14 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, read_answer
 from agentic_opd.core.types import Completion, PlacedImage, TeacherRequest
@@ -33,6 +33,10 @@ SCORE_ROUTE = 3
 
 _STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
 """Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
+
+
+_PARSED_AT_ONCE = 32
+"""Largest number of a stream's events that are parsed in one slot of the event loop: about a millisecond."""
 
 
 class _Tokens(BaseModel):
@@ -294,8 +298,17 @@ class PluginClient:
             try:
                 async with aclosing(self.http.events("/generate", body)) as events:
                     async for some in events:
-                        for delta in merged([self._delta(event, top_logprobs) for event in some]):
-                            yield delta
+                        deltas: list[Delta] = []
+                        is_long = top_logprobs > 0 or len(some) > _PARSED_AT_ONCE
+                        for start in range(0, len(some), _PARSED_AT_ONCE):
+                            async with fair_slot() if is_long else nullcontext():
+                                part = some[start : start + _PARSED_AT_ONCE]
+                                deltas += [self._delta(event, top_logprobs) for event in part]
+                            # With logprobs a delta's size decides how long it takes to write it for the client.
+                            if top_logprobs > 0 or start + len(part) == len(some):
+                                for delta in merged(deltas):
+                                    yield delta
+                                deltas = []
                     return
             except ServerRequestError as error:  # Only before the first event.
                 if is_last or not _lost_images(error, images):

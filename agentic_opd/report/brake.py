@@ -1,11 +1,12 @@
 """`brake.jsonl` of a trainer -> sentences for the report (I/O)."""
 
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import PlaceError
-from agentic_opd.core.text import read_json
+from agentic_opd.core.text import read_json, refuse_constant
 from agentic_opd.wire.files import whole_lines
 from agentic_opd.wire.group import TurnRecord
 
@@ -20,7 +21,7 @@ def brake_notes(file: Path, turns: Iterable[TurnRecord]) -> list[str]:
     """
     versions = [turn.weight_version for turn in turns if turn.weight_version is not None]
     try:
-        rows = [read_json(line) for line, _ in whole_lines(file)]
+        rows = [read_json(line, parse_constant=refuse_constant) for line, _ in whole_lines(file)]
         verdicts = {row["version"]: row for row in rows if "mean" in row}
         return [_roll_back(verdicts, row, versions) for row in rows if row["verdict"] == "rolled_back"]
     except OSError as error:
@@ -33,6 +34,9 @@ def _roll_back(verdicts: dict[int, dict[str, Any]], row: dict[str, int], version
     bad, to, new = row["bad"], row["to"], row["version"]
     verdict = verdicts[bad]
     worst = min(verdict["falls"], key=lambda fall: fall["standard_errors"])
+    falls = [number for fall in verdict["falls"] for number in (fall["difference"], fall["standard_errors"])]
+    if not all(map(isfinite, (verdict["mean"], *falls))):
+        raise ValueError(f"the verdict on version {bad} has a number that is not finite")
     sampled = sum(to < version < new for version in versions)
     return (
         f"The brake rolled version {bad} back to version {to}, which is served as version {new}: its mean score over "

@@ -1,6 +1,7 @@
 """The overview and the rollouts -> warnings about the distillation, as sentences. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentic_opd.core.precision import Noise, tolerance_for
@@ -31,12 +32,26 @@ _LOST_FOR = {
 
 def findings(numbers: Overview, rollouts: Sequence[ShownRollout]) -> list[str]:
     """Return the warnings of a run, one sentence each; empty if there is nothing to report."""
+    left_out = _no_verdicts(rollouts)
     turns, counts = [turn for rollout in rollouts for turn in rollout.records], TurnCounts()
     counts.add(turns)
     if not numbers.funnel and not numbers.scored_tokens:
-        return ["Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."]
+        nothing = "Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."
+        return [*left_out, nothing]
     about_turns = (*_without_hints(counts), *_failures(counts, turns), *_hints(numbers, counts, turns))
-    return [*about_turns, *_gaps(numbers)]
+    return [*left_out, *about_turns, *_gaps(numbers)]
+
+
+def _no_verdicts(rollouts: Sequence[ShownRollout]) -> Iterator[str]:
+    causes = Counter[str]()
+    for of_group in {rollout.line: rollout.no_verdicts for rollout in rollouts}.values():
+        causes.update(of_group)
+    if causes:
+        counted = ", ".join(f"{cause} {count}" for cause, count in causes.most_common())
+        yield (
+            f"{causes.total()} rollouts are left out because their tests gave no verdict ({counted}). If the share "
+            "grows while the policy learns, it may have learned to break tests that it would fail."
+        )
 
 
 def _without_hints(counts: TurnCounts) -> Iterator[str]:

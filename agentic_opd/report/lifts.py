@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks
 from agentic_opd.core.text import read_json
 
@@ -95,6 +96,7 @@ def read_lifts(path: Path) -> Lifts | None:
         PlaceError: the file can't be read.
     """
     try:
+        check_regular(path)
         return _FILE.validate_python(read_json(path.read_bytes()))
     except FileNotFoundError:
         return None

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import ConfigError, OutputError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.report.compare import compare
 from agentic_opd.report.findings import findings
@@ -89,6 +90,8 @@ def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], N
     """
     part = path.with_name(f"{path.name}.part")
     try:
+        check_regular(path)
+        check_regular(part)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("w", encoding="utf-8") as file:

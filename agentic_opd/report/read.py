@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
@@ -80,6 +81,8 @@ class ShownRollout:
     tool_errors: int | None
     distillation: GroupDistillation | None
     """About the group; None if it was not distilled, or another program wrote the file."""
+    no_verdicts: Mapping[str, int]
+    """Rollouts that the group leaves out because their tests gave no verdict, by cause."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
@@ -148,6 +151,7 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
     """
     left_out: list[str] = []
     try:
+        check_regular(path, is_read=True)
         with path.open("rb") as raw:
             source = wrap(raw, path.stat().st_size)
             lines: Any = gzip.GzipFile(fileobj=source) if path.suffix == ".gz" else source
@@ -179,6 +183,7 @@ def report_path(path: Path) -> Path:
 def read_settings(path: Path) -> Mapping[str, Any]:
     """Return the settings in `path`; empty if the file does not exist or can't be read."""
     try:
+        check_regular(path)
         settings = read_json(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
         return {}
@@ -228,6 +233,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
         distillation=group.distillation,
+        no_verdicts=group.no_verdicts or {},
     )
 
 

@@ -30,6 +30,7 @@ from agentic_opd.core.text import (
     without_control_tokens,
 )
 from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall, shared_length
+from agentic_opd.rollout.tool_formats import with_types
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
@@ -162,7 +163,8 @@ class ChatFormat:
         """Parse a completion into an assistant message; an unparsable call keeps its text and its error."""
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
-            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+            typed = with_types(parsed.tool_calls, self._call_format, self.tools)
+            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(typed))
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -189,6 +191,12 @@ class ChatFormat:
         end = closing.end() if closing else behind
         return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
 
+    @property
+    def _call_format(self) -> str:
+        """Name of the format of the model's tool calls: of its parser, or of its family's renderer."""
+        config = getattr(self.renderer, "config", None)
+        return getattr(self.renderer, "call_format", None) or getattr(config, "name", "")
+
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """Return a completion as a message with its plain text and no calls."""
         text = self.text(list(completion_ids), skip_special_tokens=True)
@@ -204,14 +212,64 @@ class ChatFormat:
         with _renderer_errors("rendering a turn"):
             whole = self.renderer.render_ids(self._as_text(messages), tools=self._written_tools)  # type: ignore[arg-type]
         shared = shared_length(whole, prompt.token_ids)
-        closes = [i for i, token in enumerate(whole) if i >= shared and token in self.stop_token_ids]
-        ids = tuple(whole[shared : closes[-1] + 1 if closes else len(whole)])
+        ids = whole[shared:]
+        opened, turn = (self.text(tokens[prompt.assistant_open :]) for tokens in (prompt.token_ids, whole))
+        is_continued = shared == len(prompt.token_ids) or (shared >= prompt.assistant_open and turn.startswith(opened))
+        if is_continued and shared < len(prompt.token_ids):  # A token of the whole text reaches into the prompt's.
+            ids = self.tokenizer.encode(turn[len(opened) :], add_special_tokens=False)
+        closes = [i for i, token in enumerate(ids) if token in self.stop_token_ids]
+        ids = tuple(ids[: closes[-1] + 1 if closes else len(ids)])
         if shared < prompt.assistant_open or not ids:
             raise RendererError(
                 f"the chat template writes token {shared} otherwise when message {len(messages) - 1} follows, so the "
                 "message can't be told from its prompt"
             )
+        if not is_continued and (messages[-1].get("reasoning_content") or "").strip():
+            raise RendererError(f"the prompt has no place for the reasoning of message {len(messages) - 1}")
         return ids
+
+    def reads_back(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
+        """Whether a turn is parsed as the message that it was rendered from, but for the calls' ids and outer space."""
+        parsed = self.parse(prompt_ids, completion_ids, 0)
+        names = ("content", "reasoning_content")
+        pairs = [(parsed.message.get(name) or "", message.get(name) or "") for name in names]
+        calls = [(call.name, call.arguments) for call in parsed.tool_calls]
+        message_calls = [(call["function"]["name"], _arguments_of(call)) for call in message.get("tool_calls") or ()]
+        pairs.append((json.dumps(calls, sort_keys=True), json.dumps(message_calls, sort_keys=True)))
+        return all(first.strip() == second.strip() or self._same_ids(first, second) for first, second in pairs)
+
+    def spells_calls(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
+        """Whether the text of a message without calls holds calls in the model's own form, and nothing after them.
+
+        Such calls are meant: as calls of the message they have the same ids.
+        """
+        parsed = self.parse(prompt_ids, completion_ids, 0)
+        is_called = not message.get("tool_calls") and all(call.error is None for call in parsed.tool_calls)
+        if not is_called or not parsed.tool_calls or self.spells_control_tokens(parsed.message):
+            return False
+        user: Message = {"role": "user", "content": "u"}
+        texts = ({"role": "assistant", "content": turn["content"]} for turn in (message, parsed.message))
+        plain, called = texts
+        called["tool_calls"] = parsed.message["tool_calls"]
+        return self.written([user, plain]) == self.written([user, called])
+
+    def spells_control_tokens(self, message: Message) -> bool:
+        """Whether a text of a message, or a name or an argument of its calls, holds a control token of the model."""
+        calls = [(call["function"]["name"], _arguments_of(call)) for call in message.get("tool_calls") or ()]
+        texts = (message["content"], message.get("reasoning_content") or "", json.dumps(calls, ensure_ascii=False))
+        return any(token in text for text in texts for token in self._control)
+
+    def without_stop(self, text: str) -> str:
+        """Return the text of a turn without stop tokens at its end, which some logs hold."""
+        stops = tuple(self.text([token]) for token in self.stop_token_ids)
+        while (core := text.rstrip()).endswith(stops):
+            text = core.removesuffix(next(stop for stop in stops if core.endswith(stop)))
+        return text
+
+    def _same_ids(self, first: str, second: str) -> bool:
+        """Whether two texts are the same for the tokenizer, which may normalize letters."""
+        encode = self.tokenizer.encode
+        return encode(first.strip(), add_special_tokens=False) == encode(second.strip(), add_special_tokens=False)
 
     def _bridged(self, known_ids: list[int], start: int, new: list[Any]) -> RenderedTokens | None:
         """Return the ids that the renderer appends to the known ids; None if it would have to render all of them again.
@@ -450,6 +508,14 @@ def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
         error = "the arguments hold a value that JSON does not have"
     arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
     return ToolCall(call_id, well_formed(call.name or ""), well_formed_json(arguments), well_formed(call.raw), error)
+
+
+def _arguments_of(call: Mapping[str, Any]) -> Any:
+    """Return the arguments of a message's call; a text that is not JSON stays a text."""
+    arguments = call["function"]["arguments"]
+    with suppress(ValueError, RecursionError):
+        return read_json(arguments) if isinstance(arguments, str) else arguments
+    return arguments
 
 
 def _is_json(value: Any) -> bool:

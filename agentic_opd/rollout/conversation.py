@@ -90,9 +90,15 @@ class Conversation:
         try:
             return self.prompt()
         except RewrittenError:
-            self.earlier.append(self.trace())
-            self.turns, self._tokens, self._masks, self._logprobs, self._images = [], [], [], [], []
+            self.branch()
             return self.prompt()
+
+    def branch(self) -> None:
+        """End the current sequence; the next prompt begins another, rendered from the first message."""
+        if self.turns:
+            self.earlier.append(self.trace())
+        self.turns, self._tokens, self._masks, self._logprobs, self._images = [], [], [], [], []
+        self._prompt = None
 
     def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> ParsedTurn:
         """Add the turn that was sampled from `prompt()` to `turns`; without its message `parsed`, it is parsed here.

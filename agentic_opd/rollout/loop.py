@@ -164,7 +164,8 @@ async def run_episode(
     """Run the agent on `task`, then verify and reward the result.
 
     Returns:
-        A verified and rewarded episode, or one whose `error` is the policy server's failure.
+        A verified and rewarded episode, one without a reward whose tests gave no verdict (`Episode.no_verdict`), or one
+        whose `error` is the policy server's failure.
 
     Raises:
         RendererError: the first prompt can't be rendered.
@@ -195,7 +196,8 @@ async def verified(
 ) -> Episode:
     """Run an episode in its session `place`, then verify and reward the result; returns and raises as `run_episode`.
 
-    `so_far` returns the episode if its sandbox died on the way; None before its first turn.
+    An episode whose tests gave no verdict gets no reward. `so_far` returns the episode if its sandbox died on the way;
+    None before its first turn.
     """
     try:
         async with place as session:
@@ -210,6 +212,10 @@ async def verified(
         if unfinished is None:
             raise
         return await _without_reward(unfinished, world, error)
+    if verification.no_verdict is not None:
+        why = verification.report.partition("\n")[0]
+        logger.warning("an episode of %s is left out, since its tests gave no verdict: %s", task.task_id, why)
+        return replace(episode, verification=verification)
     turns, worked = max(len(episode.turns), episode.requests), episode.tool_calls - episode.tool_errors
     reward = compute_reward(verification, turns, worked, episode.broken_turns, config)
     return replace(episode, verification=verification, reward=reward)
@@ -221,6 +227,6 @@ async def _without_reward(episode: Episode, world: World, error: SandboxError) -
     logger.warning("an episode of %s earns nothing: its sandbox died after turn %d: %s", task.task_id, turns, error)
     verdict = await world.verify(task, None)
     text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
-    verdict = replace(verdict, passed=0, report=text, judge_report=text)
+    verdict = replace(verdict, passed=0, report=text, judge_report=text, score=None)
     nothing = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
     return replace(episode, verification=verdict, reward=nothing)

@@ -3,11 +3,12 @@
 `TRAIN_METRICS` describes each metric. A metric without data is left out instead of set to 0.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from agentic_opd.core.metric import Metric, percentiles
-from agentic_opd.core.types import Episode, StopReason
+from agentic_opd.core.types import Episode, NoVerdict, StopReason
 
 _STOPS = {
     StopReason.FINISHED: "because the model called no further tool, or the program of agent_command finished",
@@ -19,6 +20,19 @@ _STOPS = {
     StopReason.AGENT_TIMEOUT: "because the program of agent_command exceeded agent_timeout_s",
     StopReason.SANDBOX_DIED: "because their sandbox died, while a fresh one works; the log has the cause. "
     "Their reward is 0",
+}
+
+_CAUSES = {
+    NoVerdict.NOT_RUN: "a command of the tests could not run (exit code 126 or 127)",
+    NoVerdict.TIMEOUT: "the tests exceeded their time limit",
+    NoVerdict.MEMORY: "the tests exceeded the memory",
+    NoVerdict.DISK: "the tests exceeded the disk space",
+    NoVerdict.OUTPUT: "the tests printed too much",
+    NoVerdict.KILLED: "a signal ended the tests",
+    NoVerdict.CONTAINER_ENDED: "the container was ended during the tests, for its use of memory or disk space",
+    NoVerdict.UNHEALTHY: "the health check of the container failed before the tests",
+    NoVerdict.NO_REWARD: "the tests, which write a reward, wrote none",
+    NoVerdict.UNREADABLE_REWARD: "the reward that the tests wrote is no finite number",
 }
 
 EPISODE_METRICS = (
@@ -54,6 +68,15 @@ EPISODE_METRICS = (
         "episode's",
     ),
     *(Metric(f"train/stop/{stop.value}", "share", f"episodes that ended {text}") for stop, text in _STOPS.items()),
+    Metric(
+        "train/no_verdict",
+        "episodes",
+        "number of episodes that are left out, of all other metrics too, because their tests gave no verdict",
+    ),
+    *(
+        Metric(f"train/no_verdict/{cause.value}", "episodes", f"of these, those because {text}")
+        for cause, text in _CAUSES.items()
+    ),
 )
 
 TRAIN_METRICS = (
@@ -79,7 +102,7 @@ TRAIN_METRICS = (
 def train_metrics(
     episodes: Sequence[Episode], sample_s: Sequence[float] = (), lag_s: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Return the metrics of verified and rewarded episodes.
+    """Return the metrics of verified episodes.
 
     `sample_s` are the seconds of the latest sampling requests, `lag_s` those of the event loop's delays.
     """
@@ -89,17 +112,22 @@ def train_metrics(
     of_run = percentiles("train/sample_s", sample_s) | percentiles("train/loop_lag_s", lag_s, (50, 95, 99))
     if lag_s:
         of_run["train/loop_lag_s_max"] = max(lag_s)
-    return {"train/episodes": float(len(episodes)), **of_episodes, **of_run}
+    rewarded = sum(episode.reward is not None for episode in episodes)
+    return {"train/episodes": float(rewarded), **of_episodes, **of_run}
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the metrics of `EPISODE_METRICS`; empty if no episode was verified and rewarded."""
+    """Return the metrics of `EPISODE_METRICS`; only the counts without a verdict if no episode got one."""
+    causes = Counter(f"train/no_verdict/{one.no_verdict.value}" for one in episodes if one.no_verdict is not None)
+    no_verdicts = {name: float(count) for name, count in causes.items()}
+    if episodes:
+        no_verdicts["train/no_verdict"] = float(causes.total())
     scored = [(e, e.reward, e.verification) for e in episodes if e.reward is not None and e.verification is not None]
     if not scored:
-        return {}
+        return no_verdicts
     lengths = [sum(turn.end - turn.start for turn in e.turns) for e, _, _ in scored]
     metrics = {
-        "train/percent_correct": fmean(v.passed == v.total for _, _, v in scored),
+        "train/percent_correct": fmean(v.all_passed for _, _, v in scored),
         "train/reward": fmean(r.total for _, r, _ in scored),
         "train/reward_correctness": fmean(r.correctness for _, r, _ in scored),
         "train/reward_efficiency": fmean(r.efficiency for _, r, _ in scored),
@@ -118,4 +146,4 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         metrics["train/left_out_tokens"] = fmean(program.other_tokens for program in programs)
     for reason in _STOPS:  # Episodes with other stop reasons are not kept.
         metrics[f"train/stop/{reason.value}"] = fmean(e.stop_reason is reason for e, _, _ in scored)
-    return metrics
+    return metrics | no_verdicts

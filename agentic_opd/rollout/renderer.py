@@ -166,6 +166,7 @@ def _template_renderer(
         config.model_copy(update={"tool_parser": of_renderers}),
         FORMATS.get(name),
         WRITTEN[name] if tool_format != "template" else None,
+        call_format=name,
         lists_tools=tool_format != "prompt",
         stop_token_ids=stop_token_ids,
     )

@@ -21,13 +21,11 @@ from agentic_opd.core.errors import RendererError
 from agentic_opd.core.text import call_arguments, control_tokens, read_json, without_control_tokens
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.tool_formats import (
-    OF_TEXT_VALUES,
     RESULT_CLOSE,
     RESULT_OPEN,
     Reader,
     Writer,
     instructions,
-    with_declared_types,
     written_result,
 )
 
@@ -45,6 +43,7 @@ class TemplateRenderer(DefaultRenderer):
         read: Reader | None,
         write: Writer | None = None,
         *,
+        call_format: str,
         lists_tools: bool = True,
         stop_token_ids: Sequence[int],
     ) -> None:
@@ -55,11 +54,13 @@ class TemplateRenderer(DefaultRenderer):
             config: The template's variables, and the name of a parser of `renderers`.
             read: Parses tool calls. None: that parser does, or calls can't be parsed.
             write: Writes tool calls, because the template does not support tools.
+            call_format: Name of the parser, as vLLM or `renderers` names it.
             lists_tools: The system prompt lists the tools in that case.
             stop_token_ids: Stop tokens in addition to the template's closing token.
         """
         super().__init__(tokenizer, config)
         self._read, self._write, self._lists_tools = read, write, lists_tools
+        self.call_format = call_format
         self._template: Any = tokenizer.apply_chat_template
         if not self._writes_texts():
             self._template = _with_parts(tokenizer.apply_chat_template)
@@ -123,8 +124,8 @@ class TemplateRenderer(DefaultRenderer):
         at = removed = 0
         for message in messages:
             content = message["content"] if isinstance(message["content"], str) else ""
-            if found and content.strip() and _BEGIN in marked[at:]:
-                start = marked.index(_BEGIN, at)
+            start = marked.find(_BEGIN, at) if found and content.strip() else -1
+            if start >= 0:
                 at = marked.index(_END, start)
                 spans.append((start - removed, at - removed - 1))
                 removed += 2
@@ -176,10 +177,7 @@ class TemplateRenderer(DefaultRenderer):
     ) -> ParsedResponse:
         """Parse a turn: reasoning, if the prompt or the model opened `<think>`, content, and calls."""
         if self._read is None:
-            parsed = super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
-            if self.config.tool_parser in OF_TEXT_VALUES:
-                parsed.tool_calls = [with_declared_types(call, tools or ()) for call in parsed.tool_calls]
-            return parsed
+            return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         stops = set(self._stop_token_ids)
         end = next((i for i, token in enumerate(token_ids) if token in stops), len(token_ids))
         ids = token_ids[:end]

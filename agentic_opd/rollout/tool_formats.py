@@ -8,11 +8,13 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
+from math import isfinite
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
@@ -97,6 +99,8 @@ def _json_call(value: Any) -> ParsedToolCall:
 
 
 _PYTHON_TAG = "<|python_tag|>"
+_MOST_READ = 16
+"""Times that a text may be read as JSON: each object in an object that is no call is tried as a call."""
 _BEGUN_OBJECT = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|parameters|arguments)"\s*:')
 
 
@@ -105,10 +109,12 @@ def _bare_json(text: str) -> Read:
     tag = text.find(_PYTHON_TAG)
     at, begin = max(tag, 0), tag
     calls: list[ParsedToolCall] = []
-    while (found := _BEGUN_OBJECT.search(text, at)) is not None:
+    left = _MOST_READ * len(text)
+    while left >= 0 and (found := _BEGUN_OBJECT.search(text, at)) is not None:
         (call,), end = _json_calls(text, found.start())
         if not _is_bare_call(call):
             at = found.end()
+            left -= end - at
             continue
         begin = begin if begin >= 0 else found.start()
         calls.append(call)
@@ -187,7 +193,16 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Reader:
     return read
 
 
+_PYTHON_STRING = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)", re.DOTALL)
+"""Matches a string, also one that is not closed: a search for the end of each of those would take quadratic time."""
+_MOST_PYTHON_VALUES = 4_000
+"""Signs between values outside of strings, at which reading takes 50 ms; it runs on the event loop."""
+
+
 def _python_calls(body: str) -> list[ParsedToolCall]:
+    signs = _PYTHON_STRING.sub("", body)
+    if sum(map(signs.count, ",([{=")) > _MOST_PYTHON_VALUES:
+        return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
@@ -224,30 +239,333 @@ def _python_value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-# -------------------------------------------------------------------------------------------------- values as text
-
-_ARGUMENT = re.compile(
-    r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL
-)
+# ------------------------------------------------------------------------------------------- arguments as text
 
 
-def with_declared_types(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]]) -> ParsedToolCall:
-    """Return a call of Qwen3-Coder's or GLM's format with texts as they were written, and other values read as JSON.
+def _json_value(text: str) -> Any:
+    """Return a JSON text's value; raise ValueError or RecursionError for anything else, also for NaN and 1e999."""
+    value = read_json(text)
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def _null(text: str) -> None:
+    if text.lower() != "null":
+        raise ValueError("not null")
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("JSON has no such number")
+    return int(value) if value == int(value) else value
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "1": True, "false": False, "0": False}[text.strip().lower()]
+
+
+_READ_TYPE: dict[str, Callable[[str], Any]] = {
+    "null": _null,
+    "integer": int,
+    "number": _number,
+    "boolean": _boolean,
+    "object": _json_value,
+    "array": _json_value,
+    "string": str,
+}
+"""Type of JSON Schema -> reader of a text; of several declared types, the first that fits in this order is used."""
+
+_TYPE_NAMES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("arr", "list", "sequence"), "array"),
+    "bool": "boolean",
+    "dict": "object",
+}
+"""Other languages' names of types -> JSON Schema's."""
+
+_TYPE_OF_VALUE: dict[type, str] = {
+    **{type(None): "null", bool: "boolean", int: "integer", float: "number"},
+    **{str: "string", list: "array", dict: "object"},
+}
+
+
+def _declared_types(schema: Any) -> set[str]:
+    """Return the types that a parameter's schema allows, by `type`, `enum`, `anyOf`, `oneOf` and `allOf`.
+
+    Without any of them it is a string, as for vLLM: `const` and `$ref` say nothing.
+    """
+    if not isinstance(schema, Mapping):
+        return {"string"}
+    fields = cast(Mapping[str, Any], schema)
+    declared = fields.get("type")
+    names = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    types = {name for name in cast(list[Any], names) if isinstance(name, str)}
+    values = fields.get("enum")
+    if isinstance(values, list):
+        types |= {_TYPE_OF_VALUE[type(value)] for value in cast(list[Any], values) if type(value) in _TYPE_OF_VALUE}
+    for choices in (fields.get(name) for name in ("anyOf", "oneOf", "allOf")):
+        for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
+            types |= _declared_types(choice)
+    return types or {"string"}
+
+
+def _typed_text(text: str, schema: Any) -> Any:
+    """Return a text as a value of one of the types that its schema declares; the text itself if it is of none.
+
+    As most of vLLM's readers do: an undeclared parameter is a text, and a text that fits no declared type is read as
+    JSON, if it is JSON.
+    """
+    if not isinstance(schema, Mapping):
+        return text
+    names = (name.strip().lower() for name in _declared_types(schema))
+    types = {_TYPE_NAMES.get(name, name) for name in names}
+    for read in (*(read for name, read in _READ_TYPE.items() if name in types), _json_value):
+        with suppress(ValueError, KeyError, RecursionError):
+            return read(text)
+    return text
+
+
+def _typed_value(value: Any, schema: Any) -> Any:
+    """Return a value of a call in JSON with its declared types: `"2"` is 2 if an integer is declared, and 2 is `"2"` if
+    a string is, also inside of objects and lists.
+    """
+    if not isinstance(schema, Mapping):
+        return value
+    fields = cast(Mapping[str, Any], schema)
+    if isinstance(value, dict):
+        return _typed_object(cast(dict[str, Any], value), fields.get("properties"))
+    if isinstance(value, list):
+        return [_typed_value(item, fields.get("items")) for item in cast(list[Any], value)]
+    return _typed_text(value if isinstance(value, str) else json.dumps(value), fields)
+
+
+def _typed_object(values: Mapping[str, Any], properties: Any) -> dict[str, Any]:
+    schemas = cast(Mapping[str, Any], properties) if isinstance(properties, Mapping) else {}
+    return {key: _typed_value(value, schemas.get(key)) for key, value in values.items()}
+
+
+def _laguna_value(text: str, schema: Any) -> Any:
+    """Return a value as vLLM's reader of Laguna's calls does: JSON, else Python's literal, unless a string is declared.
+
+    That reader passes NaN on, and loses the whole call for a set, because JSON has neither: here both are texts.
+    """
+    if isinstance(schema, Mapping) and cast(Mapping[str, Any], schema).get("type") == "string":
+        return text
+    return _literal(text.strip())
+
+
+def _hunyuan_value(text: str, schema: Any) -> Any:
+    """Return a value as vLLM's reader of Hunyuan 3's calls does: the declared types in another order than others."""
+    fields = cast(Mapping[str, Any], schema) if isinstance(schema, Mapping) else {}
+    declared = fields.get("type")
+    if isinstance(declared, list):
+        options: list[Any] = [{"type": name} for name in cast(list[Any], declared)]
+    elif declared is not None:
+        options = [fields]
+    else:
+        options = fields.get("anyOf") or fields.get("oneOf") or [{"type": "string"}]
+    names = [option.get("type", "string") if isinstance(option, Mapping) else "string" for option in options]
+    types = {_hunyuan_type(name) for name in map(str, names)} - {"null"}
+    readers = [read for name, read in _READ_HUNYUAN.items() if name in types]
+    if types - {*_READ_HUNYUAN, "string"}:
+        readers.append(_json_value)
+    for read in (*readers, str if "string" in types else _literal):
+        with suppress(ValueError, KeyError, RecursionError):
+            return read(text)
+    return text
+
+
+def _hunyuan_number(text: str) -> int | float:
+    value = float(text) if {".", "e", "E"} & {*text} else int(text)
+    if not isfinite(value):
+        raise ValueError("JSON has no such number")
+    return value
+
+
+def _hunyuan_type(name: str) -> str:
+    if name in _HUNYUAN_TYPES:
+        return _HUNYUAN_TYPES[name]
+    if name.lower().startswith(("int", "uint", "long", "short", "unsigned")):
+        return "integer"
+    return "number" if name.lower().startswith(("num", "float")) else name
+
+
+_HUNYUAN_TYPES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **{"bool": "boolean", "binary": "boolean", "double": "number", "list": "array", "dict": "object", "map": "object"},
+}
+_READ_HUNYUAN: dict[str, Callable[[str], Any]] = {
+    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
+    "integer": int,
+    "number": _hunyuan_number,
+}
+
+
+def _literal(text: str) -> Any:
+    """Return a text's value as JSON, else as a literal of Python that JSON can write; else the text."""
+    with suppress(ValueError, RecursionError):
+        return _json_value(text)
+    with warnings.catch_warnings(), suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
+        return _json_value(json.dumps(ast.literal_eval(text)))
+    return text
+
+
+_CODER_OPEN = re.compile(r"<\s*parameter\s*=\s*+([^<>]*)>")
+_MINIMAX_OPEN = re.compile(r"<\s*parameter\s+name\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)'|([^<>\s]+))\s*>")
+_PARAMETER_CLOSE = re.compile(r"<\s*/\s*parameter\s*>")
+_INVOKE = re.compile(r"<invoke name=.*?(?:</invoke>|\Z)", re.DOTALL)
+_GLM_VALUE_OPEN = re.compile(r"\s*<arg_value>")
+
+
+def _parameters(opening: re.Pattern[str], raw: str) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of `<parameter...>text</parameter>`; the next parameter ends one that is not closed."""
+    openings = [*opening.finditer(raw)]
+    for match, following in zip_longest(openings, openings[1:]):
+        end = len(raw) if following is None else following.start()
+        closing = _PARAMETER_CLOSE.search(raw, match.end(), end)
+        if closing is not None or following is not None:
+            name = next(filter(None, match.groups()), "").strip()
+            yield name, raw[match.end() : closing.start() if closing else end]
+
+
+def _coder_arguments(raw: str) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of Qwen3-Coder's arguments: a line break on each side belongs to the format."""
+    for name, text in _parameters(_CODER_OPEN, raw):
+        yield name, text.removeprefix("\n").removesuffix("\n")
+
+
+def _minimax_arguments(raw: str) -> Iterator[tuple[str, str]]:
+    return _parameters(_MINIMAX_OPEN, raw)
+
+
+def _glm_arguments(raw: str) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of `<arg_key>name</arg_key><arg_value>text</arg_value>`."""
+    start = raw.find("<arg_key>")
+    while start >= 0 and (key_end := raw.find("</arg_key>", start)) >= 0:
+        end = key_end + len("</arg_key>")
+        value_open = _GLM_VALUE_OPEN.match(raw, end)
+        if value_open is not None:
+            value_end = raw.find("</arg_value>", value_open.end())
+            if value_end < 0:
+                return
+            yield raw[start + len("<arg_key>") : key_end].strip(), raw[value_open.end() : value_end]
+            end = value_end
+        start = raw.find("<arg_key>", end)
+
+
+class _TextArguments(NamedTuple):
+    """How a family writes arguments as text, and how vLLM's reader of that family types them."""
+
+    split: Callable[[str], Iterator[tuple[str, str]]]
+    value: Callable[[str, Any], Any] = _typed_text
+
+
+_CODER, _GLM = _TextArguments(_coder_arguments), _TextArguments(_glm_arguments)
+_LAGUNA = _TextArguments(_glm_arguments, _laguna_value)
+
+_OF_TEXT_ARGUMENTS: dict[str, _TextArguments] = {
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3", "qwen3_coder", "qwen3_xml"), _CODER),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _CODER),
+    **dict.fromkeys(("glm", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "glm45", "glm47"), _GLM),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), _LAGUNA),
+    "hy3": _TextArguments(_glm_arguments, _hunyuan_value),
+    "minimax-m2": _TextArguments(_minimax_arguments),
+}
+"""Renderer, or parser of tool calls, whose calls have arguments as text."""
+
+_OF_TYPED_JSON = frozenset(("deepseek-v4", "kimi-k2", "kimi-k2.5", "gemma4", "inkling", "granite", "mistral"))
+"""Renderers and parsers of tool calls in JSON whose readers in vLLM change values to the declared types."""
+
+
+def with_types(
+    calls: Sequence[ParsedToolCall], family: str, tools: Sequence[Mapping[str, Any]]
+) -> list[ParsedToolCall]:
+    """Return calls with their arguments' values as vLLM's reader of this family types them by the tools' schemas.
 
     The parsers of `renderers` read every value as JSON: a file's content `12` is a number, and a plain text an error.
+
+    Args:
+        calls: As a parser of `renderers` or a reader of `FORMATS` returns them.
+        family: Name of a renderer, or of a parser of tool calls; the calls of others are returned as they are.
+        tools: The tools of the prompt, as functions or in OpenAI's envelope.
     """
-    if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
+    form = _OF_TEXT_ARGUMENTS.get(family)
+    if form is not None:
+        return [with_declared_types(call, tools, form) for call in _separated(calls)]
+    if family not in _OF_TYPED_JSON:
+        return [*calls]
+    return [_typed_json_call(call, tools, is_gemma=family == "gemma4") for call in calls]
+
+
+def _typed_json_call(call: ParsedToolCall, tools: Sequence[Mapping[str, Any]], *, is_gemma: bool) -> ParsedToolCall:
+    if call.status not in _READABLE or not isinstance(call.arguments, dict):
         return call
-    functions = [tool.get("function", tool) for tool in tools]
-    declared = next((one.get("parameters") for one in functions if one.get("name") == call.name), None) or {}
-    arguments: dict[str, Any] = {}
-    for coder_key, coder_text, glm_key, glm_text in _ARGUMENT.findall(call.raw):
-        key, text = (coder_key or glm_key).strip(), coder_text or glm_text
-        arguments[key] = text
-        if (declared.get("properties") or {}).get(key, {}).get("type") != "string":
-            with suppress(ValueError, RecursionError):
-                arguments[key] = read_json(text)
-    return replace(call, arguments=arguments, status=ToolCallParseStatus.OK)
+    arguments = cast(dict[str, Any], _with_scalars_as_text(call.arguments) if is_gemma else call.arguments)
+    return _typed(call, _typed_object(arguments, _properties(call.name, tools)))
+
+
+def _with_scalars_as_text(value: Any) -> Any:
+    """Return a value with its numbers and constants as texts, as vLLM reads Gemma 4's calls before it types them."""
+    if isinstance(value, dict):
+        return {key: _with_scalars_as_text(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_with_scalars_as_text(item) for item in cast(list[Any], value)]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def with_declared_types(
+    call: ParsedToolCall, tools: Sequence[Mapping[str, Any]], form: _TextArguments | None = None
+) -> ParsedToolCall:
+    """Return a call whose arguments are written as text with values of the types that its tool declares.
+
+    Without `form`, the text is read as GLM's if it begins an argument as GLM does, else as Qwen3-Coder's.
+    """
+    if call.status not in _READABLE:
+        return call
+    if form is None:
+        form = _GLM if "<arg_key>" in call.raw.partition("<parameter")[0] else _CODER
+    properties = _properties(call.name, tools)
+    arguments = {name: form.value(text, properties.get(name)) for name, text in form.split(call.raw)}
+    return _typed(call, arguments)
+
+
+def _typed(call: ParsedToolCall, arguments: dict[str, Any]) -> ParsedToolCall:
+    """Return the call with these arguments: a value that is not JSON is a text, and breaks no call."""
+    is_broken = call.status is ToolCallParseStatus.INVALID_JSON
+    return replace(call, arguments=arguments, status=ToolCallParseStatus.OK if is_broken else call.status)
+
+
+_READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON, ToolCallParseStatus.UNKNOWN_TOOL)
+
+
+def _separated(calls: Sequence[ParsedToolCall]) -> Iterator[ParsedToolCall]:
+    """Yield calls with their own text only: those of one MiniMax block share the block's."""
+    invokes: list[str] = []
+    block: tuple[int, int] | None = None
+    for call in calls:
+        if not call.raw.lstrip().startswith("<invoke name="):
+            yield call
+            continue
+        if call.token_span != block or not invokes:
+            block, invokes = call.token_span, _INVOKE.findall(call.raw)
+        yield replace(call, raw=invokes.pop(0))
+
+
+def _properties(name: str | None, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's parameters by their names; none for an unknown tool."""
+    for tool in tools:
+        function: Mapping[str, Any] = tool.get("function", tool)
+        if function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = (
+                cast(Mapping[str, Any], parameters).get("properties") if isinstance(parameters, Mapping) else None
+            )
+            return cast(Mapping[str, Any], properties) if isinstance(properties, Mapping) else {}
+    return {}
 
 
 # ----------------------------------------------------------------------------------------------------------- by name
@@ -300,9 +618,6 @@ OF_RENDERERS = {
     "deepseek_v3": "deepseek-v3",
 }
 """vLLM's name -> parser of `renderers`, which finds the format's tags by their token ids."""
-
-OF_TEXT_VALUES = ("qwen3.5", "glm")
-"""Parsers of `renderers` for formats that write each argument as text; see `with_declared_types`."""
 
 WRITTEN: dict[str, Writer] = {"hermes": _hermes_call, "llama3_json": _bare_call, "pythonic": _python_text}
 """Formats that `tool_format: text` can write."""

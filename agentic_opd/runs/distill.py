@@ -8,10 +8,11 @@
 See docs/distill.md for usage.
 """
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, RendererError, RewrittenError
@@ -49,7 +50,7 @@ from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.runs.logs import has_arguments, plain_messages
+from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 from agentic_opd.wire.images import ImageFolder
@@ -169,37 +170,148 @@ def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
     return replace(turn, **places, end=kept[turn.end - 1] + 1)
 
 
-def traces_of(messages: Sequence[Message], chat: ChatFormat) -> tuple[Trace, ...]:
-    """Return the traces of a conversation in text; their ids come from the renderer and were not sampled.
+@dataclass(frozen=True, slots=True)
+class RenderedLog:
+    """A conversation in text as traces that this policy did not sample.
 
-    Assistant messages before the first user message or of `weight` 0 (OpenAI's fine-tuning format), and turns with a
-    call whose arguments are not a JSON object, are context and not trained on. `logprobs_T` is a placeholder of 0.0 at
-    the assistant's tokens; see `PolicyDistiller.with_logprobs`.
+    `logprobs_T` is a placeholder of 0.0 at the assistant's tokens; see `PolicyDistiller.with_logprobs`.
+    """
+
+    traces: tuple[Trace, ...]
+    notes: Counter[LogNote]
+    """Numbers of changes to the conversation, and of turns that are read and not learned, by reason."""
+    problem: str = ""
+    """The reason why there is no trace."""
+
+
+def traces_of(messages: Sequence[Message], chat: ChatFormat) -> tuple[Trace, ...]:
+    """Return the traces of a conversation in text; see `rendered_log`.
 
     Raises:
-        AlignmentError: a message can't be read, or no assistant message can be trained on.
+        AlignmentError: a message can't be read, or no assistant message can be trained on; the error counts the
+            reasons.
         RendererError: the conversation can't be rendered.
     """
-    messages = plain_messages(messages)
+    rendered = rendered_log(read_log({"messages": messages}, chat.tools), chat)
+    if not rendered.traces:
+        raise AlignmentError(rendered.problem)
+    return rendered.traces
+
+
+def rendered_log(log: ConversationLog, chat: ChatFormat, context: int | None = None) -> RenderedLog:
+    """Render a conversation.
+
+    A turn is learned if the renderer reads it back from its tokens as it was written. Reasoning for which the prompt
+    has no place is left out, because a prompt that closes its think block is followed by the answer. Other turns are
+    context: those before the first user message, those that the log marks, and those after the first `context` tokens.
+
+    Raises:
+        RendererError: the conversation can't be rendered.
+    """
+    messages = [*log.messages]
     first_user = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
     assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    said = [i for i in assistants if i > first_user]
-    context = {
-        i
-        for i in assistants
-        if i < first_user or not has_arguments(messages[i]) or messages[i].get("weight") == 0  # OpenAI's: not trained
-    }
-    if context >= {*said}:
-        raise AlignmentError("the assistant says nothing in it that answers a user and can be learned")
-    conversation = Conversation(chat, messages[: said[0]])
-    for at, following in zip(said, [*said[1:], len(messages)], strict=True):
-        asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
-        ids = chat.written([*messages[:asked], messages[at]])
-        conversation.branching_prompt()
-        conversation.add(Completion(ids, (0.0,) * len(ids)), ParsedTurn(messages[at], ()))
-        conversation.answer(messages[at + 1 : following])
-    traces = (_without_turns(trace, context) for trace in conversation.traces())
-    return tuple(trace for trace in traces if trace.turns)
+    answers = [i for i in assistants if i > first_user]
+    reasons = {i: LogNote.BEFORE_USER for i in assistants if i < first_user} | dict(log.context)
+    notes = Counter(log.notes)
+    if not answers:
+        return _nothing_learned(notes + Counter(reasons.values()))
+    conversation = Conversation(chat, messages[: answers[0]])
+    errors = list[RendererError]()
+    for index, following in zip(answers, [*answers[1:], len(messages)], strict=True):
+        message = {**messages[index], "content": chat.without_stop(messages[index]["content"])}
+        if says_nothing(message):
+            reasons.setdefault(index, LogNote.EMPTY)
+        prompt = conversation.branching_prompt()
+        if context is not None and len(prompt) >= context:
+            reasons = {i: LogNote.TOO_LONG for i in answers if i >= index} | reasons
+            conversation.answer(messages[index:])
+            break
+        prompt_end = next(i for i in range(index, 0, -1) if messages[i - 1]["role"] != "assistant")
+        try:
+            turn = _written(chat, prompt, messages[:prompt_end], message)
+        except RendererError as error:
+            errors.append(error)
+            reasons.setdefault(index, LogNote.NOT_READ_BACK)
+            conversation.branch()
+            conversation.answer(messages[index:following])
+            continue
+        if turn.problem is not None:
+            reasons.setdefault(index, turn.problem)
+        notes[LogNote.REASONING] += index not in reasons and turn.message.keys() < message.keys()
+        messages[index] = turn.message
+        conversation.add(Completion(turn.ids, (0.0,) * len(turn.ids)), ParsedTurn(turn.message, ()))
+        conversation.answer(messages[index + 1 : following])
+    traces = conversation.traces()
+    if context is not None:
+        late = [turn.message_index for trace in traces for turn in trace.turns if turn.end >= context]
+        reasons = dict.fromkeys(late, LogNote.TOO_LONG) | reasons
+        traces = tuple(_within(trace, context) for trace in traces)
+    notes += Counter(reasons.values())
+    if set(answers) <= reasons.keys():
+        return _nothing_learned(notes, errors)
+    traces = tuple(_without_turns(trace, reasons) for trace in traces)
+    return RenderedLog(tuple(trace for trace in traces if trace.turns), notes)
+
+
+def _nothing_learned(notes: Counter[LogNote], errors: Sequence[RendererError] = ()) -> RenderedLog:
+    reasons = ", ".join(f"{notes[note]} {note}" for note in LogNote if note.is_context and notes[note])
+    problem = "the assistant says nothing in it that answers a user and can be learned"
+    problem += f" (turns: {reasons})" if reasons else ""
+    return RenderedLog((), notes, "; ".join((problem, *map(str, errors[:1]))))
+
+
+class _WrittenTurn(NamedTuple):
+    message: Message
+    """The message, without reasoning that is left out."""
+    ids: tuple[int, ...]
+    problem: LogNote | None
+    """The reason why it can't be learned."""
+
+
+def _written(chat: ChatFormat, prompt: list[int], before: Sequence[Message], message: Message) -> _WrittenTurn:
+    """Render a turn behind its prompt; without its reasoning, if it is not read back with it."""
+    without = {name: value for name, value in message.items() if name != "reasoning_content"}
+    has_reasoning = bool((message.get("reasoning_content") or "").strip())
+    turn = None
+    for written in (message, without) if has_reasoning else (without,):
+        try:
+            ids = chat.written([*before, written])
+            problem = _problem(chat, prompt, ids, written)
+        except RendererError:
+            if written is without:
+                raise
+            continue
+        turn = _WrittenTurn(written, ids, problem)
+        if problem is None:
+            return turn
+    assert turn is not None
+    return turn
+
+
+def _problem(chat: ChatFormat, prompt: list[int], ids: tuple[int, ...], message: Message) -> LogNote | None:
+    """Return the reason why a turn's ids are not what the message says; None if they are."""
+    if chat.spells_calls(prompt, ids, message):
+        return None
+    if chat.spells_control_tokens(message):
+        return LogNote.CONTROL_TOKENS
+    if chat.reads_back(prompt, ids, message):
+        return None
+    thoughts = [turn.get("reasoning_content") for turn in (chat.parse(prompt, ids, 0).message, message)]
+    return LogNote.NO_REASONING if thoughts[0] and not thoughts[1] else LogNote.NOT_READ_BACK
+
+
+def _within(trace: Trace, context: int) -> Trace:
+    """Return the trace up to the last turn that ends before token `context`."""
+    turns = [turn for turn in trace.turns if turn.end < context]
+    end = turns[-1].end if turns else 0
+    return replace(
+        trace,
+        tokens_T=trace.tokens_T[:end],
+        masks_T=trace.masks_T[:end],
+        logprobs_T=trace.logprobs_T[:end],
+        turns=tuple(turns),
+    )
 
 
 def _without_turns(trace: Trace, context: Collection[int]) -> Trace:

@@ -4,7 +4,6 @@ A conversation in text has the form `{"messages": [...], "tools": [...]}`. Each 
 counted as unmatched (its messages do not render to its tokens) or failed and not written.
 """
 
-import gzip
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ from typing import Any, Literal, cast
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
-from agentic_opd.core.text import read_json
+from agentic_opd.core.files import check_regular
+from agentic_opd.core.json_rows import JsonRow, NotJsonError, json_rows
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
@@ -30,10 +30,11 @@ from agentic_opd.runs.distill import (
     PolicyDistiller,
     arrays_of,
     has_messages,
+    rendered_log,
     trace_of,
-    traces_of,
 )
-from agentic_opd.runs.logs import plain_messages, plain_tools
+from agentic_opd.runs.log_tools import plain_tools
+from agentic_opd.runs.logs import LogNote, read_log
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -66,6 +67,8 @@ class DistilledLine:
     became: Became
     group: ScoredGroup | None
     unmatched: tuple[str, ...] = ()
+    notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
+    """Changes to a conversation in text, and its turns that are not learned, by reason."""
 
 
 @dataclass
@@ -74,51 +77,60 @@ class Counts:
 
     lines: Counter[str] = field(default_factory=Counter[str])
     unmatched_sequences: int = 0
+    notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
 
     def said(self) -> str:
         names = ("distilled", "no hint", "unmatched", "failed")
         return ", ".join(f"{name} {self.lines[name]}" for name in names)
 
+    def notes_as_text(self) -> Iterator[str]:
+        """Yield a line about turns that are not learned, and a line about changes, if there are any."""
+        counted = [(note, self.notes[note]) for note in LogNote if self.notes[note]]
+        if reasons := [f"{number} {note}" for note, number in counted if note.is_context]:
+            yield f"turns that are read and not learned: {', '.join(reasons)}"
+        if changes := [f"{number} {note}" for note, number in counted if not note.is_context]:
+            yield f"changed: {', '.join(changes)}"
+
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file, which may be gzipped (.gz).
+    """Yield the lines of a file, which may be gzipped (.gz). The elements of one JSON array are read as lines.
 
     Raises:
         PlaceError: a line can't be read; the message names its number and field.
     """
     seen: set[str] = set()
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"{str(path)!r}, line {number}"
-            try:
-                fields: Any = read_json(line)
-            except (ValueError, RecursionError) as error:
-                raise PlaceError(f"{where}: not JSON: {error}") from error
-            if not isinstance(fields, dict):
-                raise PlaceError(f"{where}: expected a JSON object, got {type(fields).__name__}")
-            fields = cast(dict[str, Any], fields)
-            problem = _messages_problem(fields) if "tokens" not in fields else _group_problem(fields)
-            if problem is not None:
-                raise PlaceError(f"{where}: {problem}")
-            about = fields.get("group_overrides")
-            name = about.get("item_id") if isinstance(about, dict) else None
-            name = name if isinstance(name, str) and name else f"line-{number}"
-            if name in seen:
-                name = f"{name}/line-{number}"
-            seen.add(name)
-            yield Line(number, fields, name)
+    for row in _rows(path):
+        where = f"{str(path)!r}, {row.place}"
+        if not isinstance(row.value, dict):
+            raise PlaceError(f"{where}: expected a JSON object, got {type(row.value).__name__}")
+        fields = cast(dict[str, Any], row.value)
+        problem = _messages_problem(fields) if "tokens" not in fields else _group_problem(fields)
+        if problem is not None:
+            raise PlaceError(f"{where}: {problem}")
+        about = fields.get("group_overrides")
+        name = about.get("item_id") if isinstance(about, dict) else None
+        name = name if isinstance(name, str) and name else f"line-{row.number}"
+        if name in seen:
+            name = f"{name}/line-{row.number}"
+        seen.add(name)
+        yield Line(row.number, fields, name)
+
+
+def _rows(path: Path) -> Iterator[JsonRow]:
+    if path.suffix == ".parquet":
+        raise PlaceError(
+            f"{str(path)!r} is no JSON; write its rows as JSONL, for example with pandas' DataFrame.to_json"
+        )
+    check_regular(path, is_read=True)
+    try:
+        yield from json_rows(path)
+    except NotJsonError as error:
+        raise PlaceError(f"{str(path)!r}, {error}") from error
 
 
 def _messages_problem(fields: Mapping[str, Any]) -> str | None:
-    messages: Any = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return "tokens and messages: expected a scored group's tokens, or a conversation's list of messages"
     try:
-        plain_messages(messages)
-        plain_tools(fields)
+        read_log(fields, plain_tools(fields))
     except AlignmentError as error:
         return str(error)
     return None
@@ -204,10 +216,12 @@ class FileDistiller:
             raise AlignmentError("a conversation in text has no hints to keep; leave --keep-hints out")
         chat = self.by.chat_with(plain_tools(line.fields) or self.tools)
         try:
-            traces = traces_of(line.fields["messages"], chat)
+            rendered = rendered_log(read_log(line.fields, chat.tools), chat, self.by.policy.info.max_model_len)
         except UNMATCHED as error:
             return DistilledLine("unmatched", None, (str(error),))
-        done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(traces)))
+        if not rendered.traces:
+            return DistilledLine("unmatched", None, (rendered.problem,), rendered.notes)
+        done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(rendered.traces)))
         about = (await self.by.distiller.close_group([done])).about
         rollouts = tuple(
             ScoredRollout.of_conversation(
@@ -218,7 +232,7 @@ class FileDistiller:
         group = ScoredGroup(
             rollouts, item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
         )
-        return _written(group)
+        return replace(_written(group), notes=rendered.notes)
 
     async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
         rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""

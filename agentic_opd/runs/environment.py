@@ -16,6 +16,7 @@ class FinishedGroup:
 
     group: ScoredGroup
     episodes: tuple[Episode, ...]
+    """All episodes, also those that the group leaves out because their tests gave no verdict."""
     distilled: DistilledGroup | None
 
 

@@ -6,6 +6,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.console import LiveBar, start_screen
-from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, PlaceError
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, PlaceError, WorldError
 from agentic_opd.core.intervals import interval
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.text import printable_line
@@ -32,7 +33,11 @@ from agentic_opd.wire.files import JsonLines
 logger = logging.getLogger(__name__)
 
 EVAL_METRICS = (
-    Metric("eval/pass@<k>", "share", "tasks that at least one of k samples solves: unbiased estimate, mean over tasks"),
+    Metric(
+        "eval/pass@<k>",
+        "share",
+        "tasks that at least one of k samples solves: unbiased estimate, mean over the tasks with k verdicts",
+    ),
     Metric(
         "eval/pass@<k>_low",
         "share",
@@ -40,7 +45,7 @@ EVAL_METRICS = (
     ),
     Metric("eval/pass@<k>_high", "share", "upper end of the 95% Wilson interval of eval/pass@<k>"),
     Metric("eval/tasks", "tasks", "number of evaluated tasks"),
-    Metric("eval/samples", "episodes", "number of episodes that the metrics cover"),
+    Metric("eval/samples", "episodes", "number of episodes that the metrics cover, or whose tests gave no verdict"),
     Metric("eval/weight_version", "version", "oldest weight version of the policy's servers when the evaluation began"),
     Metric(
         "eval/weight_version_after",
@@ -48,6 +53,11 @@ EVAL_METRICS = (
         "newest weight version when the evaluation ended; if it differs, the weights changed meanwhile",
     ),
     *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
+    Metric(
+        "eval/close_failures",
+        "episodes",
+        "as train/close_failures, of all episodes that ended during the evaluation, those of training too",
+    ),
 )
 
 
@@ -78,20 +88,28 @@ class EvalSample:
     @property
     def passed(self) -> bool:
         """Whether all hidden tests passed."""
-        return self.verification.passed == self.verification.total
+        return self.verification.all_passed
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether the tests said anything about the solution."""
+        return self.episode.no_verdict is None
 
     def to_row(self) -> dict[str, Any]:
+        """Return the sample as JSON data; without a verdict, what depends on it is null."""
+        reward = self.reward if self.has_verdict else None
         return {
             "task_id": self.task.task_id,
             "sample": self.index,
-            "passed": self.passed,
-            "score": self.reward.total,
-            "correctness": self.reward.correctness,
-            "efficiency": self.reward.efficiency,
-            "tool_usage": self.reward.tool_usage,
-            "checks_passed": self.verification.passed,
-            "checks": self.verification.total,
+            "passed": self.passed if self.has_verdict else None,
+            "score": reward and reward.total,
+            "correctness": reward and reward.correctness,
+            "efficiency": reward and reward.efficiency,
+            "tool_usage": reward and reward.tool_usage,
+            "checks_passed": self.verification.passed if self.has_verdict else None,
+            "checks": self.verification.total if self.has_verdict else None,
             "outcome": self.verification.outcome.value,
+            "no_verdict": self.verification.no_verdict,
             "in_process": self.verification.in_process,
             "stop_reason": self.episode.stop_reason.value,
             "turns": len(self.episode.turns),
@@ -105,19 +123,27 @@ class EvalSample:
 def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     """Return the metrics of a whole evaluation, which has the same number of samples, at least one, for every task.
 
+    Samples without a verdict count for no task's pass@k, which leaves out tasks with fewer than k verdicts.
+
     Raises:
         AlignmentError: there are no samples, or tasks differ in their number of samples.
+        WorldError: no sample has a verdict.
     """
-    passed: dict[str, list[bool]] = {}
-    for sample in samples:
-        passed.setdefault(sample.task.task_id, []).append(sample.passed)
-    sizes = {len(row) for row in passed.values()}
+    sizes = {*Counter(sample.task.task_id for sample in samples).values()}
     if len(sizes) != 1:
         raise AlignmentError(f"evaluation: every task needs the same number of samples, got {sorted(sizes)}")
     n = sizes.pop()
+    passed: dict[str, list[bool]] = {sample.task.task_id: [] for sample in samples}
+    for sample in samples:
+        if sample.has_verdict:
+            passed[sample.task.task_id].append(sample.passed)
+    if not any(passed.values()):
+        raise WorldError("evaluation: the tests gave no verdict on any sample; the log and samples.jsonl say why")
     metrics: dict[str, float] = {}
     for k in _ks(n):
-        estimates = [pass_at_k(n, sum(row), k) for row in passed.values()]
+        estimates = [pass_at_k(len(row), sum(row), k) for row in passed.values() if len(row) >= k]
+        if not estimates:
+            continue
         low, high = interval(estimates, n)
         metrics |= {f"eval/pass@{k}": fmean(estimates), f"eval/pass@{k}_low": low, f"eval/pass@{k}_high": high}
     metrics |= {"eval/tasks": float(len(passed)), "eval/samples": float(len(samples))}
@@ -155,7 +181,7 @@ class Evaluated(NamedTuple):
 class Evaluation:
     """Evaluates the policy, in the `evaluate` mode or during training.
 
-    `roll_out` limits the concurrency. `save` receives the evaluation and its start (seconds since 1970). `versions`
+    `roll_out` limits the concurrency. `save` receives the evaluation and its duration (s). `versions`
     returns the weight versions of the policy's servers that report one.
     """
 
@@ -173,7 +199,7 @@ class Evaluation:
         Raises:
             ServerError: the policy server failed; `done` was called with every sample finished before.
         """
-        start, before = time.time(), await self.versions()
+        start, before, close_failures = time.monotonic(), await self.versions(), self.metrics.close_failures()
 
         async def one(task: Task, index: int) -> EvalSample:
             episode = await self.roll_out(task)
@@ -186,9 +212,12 @@ class Evaluation:
         count = self.config.eval_samples
         samples = await gather_all(one(task, index) for task in self.tasks for index in range(count))
         of_weights = _of_weights(before, await self.versions())
-        evaluated = Evaluated(samples, {**eval_metrics(samples), **of_weights})
+        metrics = {**eval_metrics(samples), **of_weights}
+        if (failures := self.metrics.close_failures()) is not None:
+            metrics["eval/close_failures"] = float(failures - (close_failures or 0))
+        evaluated = Evaluated(samples, metrics)
         self.metrics.evaluation = evaluated.metrics
-        await self.save(evaluated, start)
+        await self.save(evaluated, time.monotonic() - start)
         return evaluated
 
     async def beside_training(self) -> dict[str, float]:
@@ -304,7 +333,7 @@ class EvalProgress(LiveBar):
         """Count a finished sample and update the display."""
         tenths = 10 * self.done // self.total
         self.done += 1
-        self.passed += sample.passed
+        self.passed += sample.has_verdict and sample.passed
         self.show(self.done, f"{self.passed} passed")
         if not self.is_live and 10 * self.done // self.total > tenths:
             self.say(f"sample {self.done}/{self.total}: {self.passed} passed")
@@ -324,7 +353,8 @@ def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], co
     for name, value in metrics.items():
         if name.startswith("eval/pass@") and f"{name}_low" in metrics:
             table.add_row(name, f"{value:.3f}", f"{metrics[f'{name}_low']:.3f} to {metrics[f'{name}_high']:.3f}")
-    for name in ("eval/reward", "eval/turns", "eval/tool_errors_count"):
+    names = ["eval/reward", "eval/turns", "eval/tool_errors_count"]
+    for name in [*names, *(name for name in ("eval/no_verdict", "eval/close_failures") if metrics.get(name))]:
         table.add_row(name, f"{metrics[name]:.3g}", "")
     console.print(table, soft_wrap=True)
 
@@ -332,11 +362,14 @@ def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], co
 def _task_table(by_task: dict[str, list[EvalSample]]) -> Table:
     table = Table(title="Evaluation")
     table.add_column("task", no_wrap=True)
-    for name in ("samples", "passed", "mean score", "turns"):
+    has_gaps = not all(sample.has_verdict for samples in by_task.values() for sample in samples)
+    for name in ("samples", "passed", "mean score", "turns", *(["no verdict"] if has_gaps else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    for task_id, rows in by_task.items():
-        mean_score = sum(row.reward.total for row in rows) / len(rows)
-        turns = sum(len(row.episode.turns) for row in rows)
-        passed = sum(row.passed for row in rows)
-        table.add_row(Text(printable_line(task_id)), f"{len(rows)}", f"{passed}", f"{mean_score:.2f}", f"{turns}")
+    for task_id, samples in by_task.items():
+        judged = [sample for sample in samples if sample.has_verdict]
+        score = f"{fmean(sample.reward.total for sample in judged):.2f}" if judged else "-"
+        turns = sum(len(sample.episode.turns) for sample in samples)
+        cells = [f"{len(samples)}", f"{sum(sample.passed for sample in judged)}", score, f"{turns}"]
+        cells += [f"{len(samples) - len(judged)}"] if has_gaps else []
+        table.add_row(Text(printable_line(task_id)), *cells)
     return table

@@ -1,22 +1,103 @@
-"""Messages and tools in the formats of clients and frameworks -> this package's format. Pure.
+"""Conversations in the formats of clients and datasets -> messages and tools in this package's format. Pure.
 
-Supported are content in text parts, calls without arguments, the legacy `function_call`, `functions` and role
-`function`, and tools as JSON text. The error for unsupported input names the field.
+A row holds `messages` (or `conversations` in ShareGPT's form, or `prompt` and `completion`) and `tools`, each as JSON
+or as JSON text. Supported are content in parts, refusals, reasoning in any field or in the content, calls without
+arguments, the legacy `function_call`, `functions` and role `function`, Anthropic's `tool_use` and `tool_result`,
+padding of columnar files, and tool results in any order. The error for unsupported input names the field.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
+from agentic_opd.runs.log_tools import from_text, has_padded_tools, plain_tools
+
+__all__ = ["ConversationLog", "LogNote", "has_arguments", "plain_messages", "plain_tools", "read_log"]
+
+
+class LogNote(StrEnum):
+    """A change to a conversation, or the reason why a turn is read and not learned, in the words of the summary."""
+
+    BEFORE_USER = "before the first user message"
+    WEIGHT_0 = "of weight 0"
+    PROMPT = "in the prompt of a completion"
+    EMPTY = "without text or call"
+    MEDIA = "with pictures or sound"
+    ARGUMENTS = "with arguments that are no JSON object"
+    REASONING_IN_TEXT = "with marks of reasoning inside the text"
+    CONTROL_TOKENS = "with control tokens in the text or a call"
+    NO_REASONING = "without the reasoning that the prompt opens"
+    NOT_READ_BACK = "that the renderer does not read back as written"
+    TOO_LONG = "beyond the policy's context"
+    REASONING = "turns learned without their reasoning, for which the prompt has no place"
+    PADDING = "conversations with null padding removed"
+    REORDERED = "tool results put in the order of their calls"
+    RESULT_WITHOUT_CALL = "tool results without a call of their id"
+    CALL_WITHOUT_RESULT = "calls without a result"
+
+    @property
+    def is_context(self) -> bool:
+        """Whether it is the reason why a turn is not learned."""
+        return self not in _CHANGES
+
+
+_CHANGES = (
+    LogNote.REASONING,
+    LogNote.PADDING,
+    LogNote.REORDERED,
+    LogNote.RESULT_WITHOUT_CALL,
+    LogNote.CALL_WITHOUT_RESULT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLog:
+    """A conversation in this package's format."""
+
+    messages: list[Message]
+    context: Mapping[int, LogNote] = field(default_factory=dict[int, LogNote])
+    """Index of an assistant message that is not learned -> the reason."""
+    notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
+    """Numbers of changes."""
+
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking")
+_MEDIA_PARTS = ("image_url", "image", "input_image", "audio", "input_audio", "output_audio", "video", "file")
 
 
 class _Part(BaseModel):
-    type: Literal["text"]
-    text: str
+    type: Literal[
+        "text",
+        "input_text",
+        "output_text",
+        "refusal",
+        "thinking",
+        "reasoning",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+    ]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: Any = None
+    reasoning: Any = None
+    summary: Any = None
+    id: str | None = None
+    name: str | None = None
+    input: str | dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
 
 
 class _Function(BaseModel):
@@ -34,79 +115,420 @@ class _Said(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    refusal: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_text: Any = None
+    reasoning_details: Any = None
+    thinking: Any = None
+    thinking_blocks: Any = None
     name: str | None = None
     tool_calls: list[_Call] | None = None
     function_call: _Function | None = None
     tool_call_id: str | None = None
+    audio: Any = None
 
-    def plain(self, index: int, last_call: str) -> Message:
-        """Return the message; `index` gives ids to calls without one, `last_call` is the id for a legacy result."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
-        roles = {"developer": "system", "function": "tool"}
-        message: Message = {"role": roles.get(self.role, self.role), "content": content}
-        answers = last_call if self.role == "function" else self.tool_call_id
-        thought = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        optional = {"name": self.name, "tool_call_id": answers, "reasoning_content": thought}
-        message |= {name: value for name, value in optional.items() if value is not None}
-        calls = [*(self.tool_calls or ()), *([_Call(function=self.function_call)] if self.function_call else ())]
-        if calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{index}_{number}",
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call_arguments(call.function.arguments)},
-                }
-                for number, call in enumerate(calls)
-            ]
-        return message
+    def parts(self, *types: str) -> list[_Part]:
+        return [] if isinstance(self.content, str) else [part for part in self.content or () if part.type in types]
+
+    def text(self) -> str:
+        """Return the text of the content; a refusal is the text of a turn that has no other."""
+        content = self.content if isinstance(self.content, str) else ""
+        content = content or "".join(part.text or "" for part in self.parts(*_TEXT_PARTS))
+        refused = self.refusal or "".join(part.refusal or part.text or "" for part in self.parts("refusal"))
+        return content if content.strip() else refused or content
+
+    def thoughts(self) -> str | None:
+        """Return the reasoning of the first field that has one, else of the content's parts."""
+        of_parts = [_reasoning_text(part.model_dump()) for part in self.parts(*_REASONING_PARTS)]
+        fields = (self.reasoning_content, self.reasoning, self.reasoning_text, self.thinking)
+        options = (*fields, self.reasoning_details, self.thinking_blocks, of_parts)
+        return next((text for text in map(_reasoning_text, options) if text), None)
+
+    def calls(self) -> list[_Call]:
+        used = [
+            _Call(id=part.id, function=_Function(name=part.name or "", arguments=part.input))
+            for part in self.parts("tool_use")
+        ]
+        legacy = [_Call(function=self.function_call)] if self.function_call else []
+        return [*(self.tool_calls or ()), *legacy, *used]
 
 
-def plain_messages(messages: object) -> list[Message]:
-    """Read the messages of a conversation.
+def _reasoning_text(value: Any) -> str:
+    """Return the text of a reasoning field: a text, a list of blocks, or a block."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_reasoning_text, cast(list[Any], value))))
+    if isinstance(value, Mapping):
+        block = cast(Mapping[str, Any], value)
+        names = ("thinking", "reasoning", "text", "content", "summary")
+        return next((text for text in (_reasoning_text(block.get(name)) for name in names) if text), "")
+    return ""
+
+
+REASONING_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+)
+"""Opening and closing marks of reasoning of the model families; Harmony's closes any message, and opens another."""
+_FINAL_CHANNEL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+def split_reasoning(text: str) -> tuple[str | None, str]:
+    """Return the reasoning at the beginning of an assistant's text, None without one, and the text after it.
+
+    A closing mark without an opening one ends reasoning if a line ends after it: servers that open reasoning in the
+    prompt log it so. Reasoning that is not closed is the whole text.
+    """
+    for opening, closing in REASONING_MARKS:
+        before, mark, after = text.partition(closing)
+        begins = text.lstrip().startswith(opening)
+        is_closed_only = bool(mark) and opening not in before and closing != "<|end|>" and after.lstrip(" ")[:1] in "\n"
+        if begins and not mark:
+            return text.lstrip()[len(opening) :].strip(), ""
+        if begins or is_closed_only:
+            return before.lstrip().removeprefix(opening).strip(), after.lstrip().removeprefix(_FINAL_CHANNEL)
+    return None, text
+
+
+def has_reasoning_marks(text: str) -> bool:
+    """Whether a text holds a mark of reasoning, which a model would read as one."""
+    return any(mark in text for pair in REASONING_MARKS for mark in pair if mark != "<|end|>")
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ConversationLog:
+    """Read the conversation of a row.
+
+    Args:
+        fields: The row.
+        tools: The tools of the conversation, which tell padding from arguments.
 
     Raises:
-        AlignmentError: there is no message, or one can't be read; the error names the field (`messages[2].content`).
+        AlignmentError: the row has no conversation, or a message can't be read; the error names the field
+            (`messages[2].content`).
     """
-    if not isinstance(messages, list | tuple) or not messages:
-        raise AlignmentError("messages: expected a list of at least one message")
-    read = list[Message]()
+    messages, context = list[Message](), dict[int, LogNote]()
+    objects = list[tuple[dict[str, Any], Call]]()
     last_call = ""
-    for index, message in enumerate(cast(Sequence[Any], messages)):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise AlignmentError(f"messages[{index}]: expected an object with a role, got {message!r:.80}")
+    if system := _system(fields):
+        messages.append({"role": "system", "content": system})
+    for row in _rows(fields):
+        message, note = row.message()
         try:
-            plain = _Said.model_validate(message).plain(index, last_call)
+            parsed = _Said.model_validate(message)
+            plain_of_row = list(_plain(parsed, row.index, last_call))
         except ValidationError as error:
-            raise AlignmentError(_problem(f"messages[{index}]", error)) from error
-        if calls := plain.get("tool_calls"):
-            last_call = calls[-1]["id"]
-        others = {name: value for name, value in message.items() if name not in _Said.model_fields}
-        if not others.get("images"):
-            others.pop("images", None)
-        read.append(others | plain)
-    return read
+            raise AlignmentError(_problem(row.where, error)) from error
+        extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
+        if not extra.get("images"):
+            extra.pop("images", None)
+        for plain in plain_of_row:
+            if plain["role"] == "assistant" and (why := note or _why_context(plain, extra)) is not None:
+                context[len(messages)] = why
+            if calls := plain.get("tool_calls"):
+                last_call = calls[-1]["id"]
+                objects += () if row.is_text else _stored_as_objects(calls, parsed.calls())
+            messages.append(extra | plain)
+    if system and messages[1:2] and messages[1]["role"] == "system":
+        del messages[0]
+        context = {index - 1: why for index, why in context.items()}
+    is_padded = _remove_padding(objects, tools) or has_padded_tools(fields)
+    notes = Counter({LogNote.PADDING: int(is_padded)})
+    return ConversationLog(_with_ordered_results(messages, notes), context, notes)
 
 
-def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read the tools of a conversation from `tools` or the legacy `functions`; an empty list without them.
+def plain_messages(messages: object, tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
+    """Read the messages of a conversation; see `read_log`."""
+    return read_log({"messages": messages}, tools).messages
 
-    Raises:
-        AlignmentError: a tool can't be read; the error names the field (`tools[1]`).
+
+_CONVERSATIONS = ("messages", "conversations", "conversation")
+_OWN_FIELDS = {*_Said.model_fields}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A message as a row holds it."""
+
+    where: str
+    """Its field, for messages."""
+    index: int
+    value: Any
+    is_text: bool
+    """Whether it was JSON text, which is not padded."""
+    is_prompt: bool = False
+    """Whether it is in the prompt of a completion."""
+
+    def message(self) -> tuple[dict[str, Any], LogNote | None]:
+        """Return the message with a role and a content, and the reason why it is not learned if its form shows one."""
+        value = from_text(self.value, self.where)
+        note = LogNote.PROMPT if self.is_prompt else None
+        if isinstance(value, Mapping) and value.get("role") is None and isinstance(value.get("from"), str):
+            value, sharegpt_note = _from_sharegpt(cast(Mapping[str, Any], value), self.where)
+            note = note or sharegpt_note
+        if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+            raise AlignmentError(f"{self.where}: expected an object with a role, got {value!r:.80}")
+        message = dict(cast(Mapping[str, Any], value))
+        message |= {key: None for key in _OWN_FIELDS & message.keys() if _is_missing(message[key])}
+        message["tool_calls"] = _parsed_calls(message.get("tool_calls"), f"{self.where}.tool_calls")
+        if message["role"] == "assistant":
+            content: Any = message.get("content")
+            parts = cast(list[Any], content) if isinstance(content, list) else []
+            text_parts = [
+                part for part in parts if not isinstance(part, Mapping) or part.get("type") not in _MEDIA_PARTS
+            ]
+            if len(text_parts) < len(parts) or message.get("audio") is not None:
+                note = note or LogNote.MEDIA
+            message["content"] = text_parts if isinstance(content, list) else content
+        return message, note
+
+
+def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield the messages of a row's conversation."""
+    name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
+    prompt, completion = (_listed(fields.get(field)) for field in ("prompt", "completion"))
+    if name is not None:
+        rows = from_text(fields[name], name)
+        if not isinstance(rows, list | tuple) or not rows:
+            raise AlignmentError(f"{name}: expected a list of at least one message")
+        for index, value in enumerate(cast(Sequence[Any], rows)):
+            is_text = isinstance(fields[name], str) or isinstance(value, str)
+            yield _Row(f"{name}[{index}]", index, value, is_text)
+    elif prompt and completion:
+        for index, value in enumerate(prompt):
+            yield _Row(f"prompt[{index}]", index, value, isinstance(value, str), is_prompt=True)
+        for index, value in enumerate(completion):
+            yield _Row(f"completion[{index}]", len(prompt) + index, value, isinstance(value, str))
+    else:
+        names = ", ".join(map(str, fields)) or "nothing"
+        raise AlignmentError(
+            "tokens and messages: expected a scored group's tokens, or a conversation's list of messages; the row "
+            f'holds {names}. Write a conversation as {{"messages": [{{"role": "user", "content": ...}}, '
+            '{"role": "assistant", "content": ...}, ...], "tools": [...]}'
+        )
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return the list of messages of a prompt or a completion; empty for anything else, such as text."""
+    return cast(Sequence[Any], value) if isinstance(value, list | tuple) else ()
+
+
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "system": "system",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+    "function_response": "tool",
+}
+
+
+def _from_sharegpt(message: Mapping[str, Any], where: str) -> tuple[dict[str, Any], LogNote | None]:
+    """Return a message of ShareGPT's form (`from`, `value`) with a role and a content.
+
+    A call that can't be read is text, and the reason why the turn is not learned.
     """
-    name = "tools" if fields.get("tools") else "functions"
-    tools = _from_text(fields.get(name) or [], name)
-    if not isinstance(tools, list):
-        raise AlignmentError(f"{name}: expected a list of objects, got {type(tools).__name__}")
-    found = list[dict[str, Any]]()
-    for index, one in enumerate(cast(list[Any], tools)):
-        tool = _from_text(one, f"{name}[{index}]")
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise AlignmentError(f"{name}[{index}]: expected an object of a function with a name, got {tool!r:.80}")
-        found.append(tool if function is not tool else {"type": "function", "function": function})
-    return found
+    speaker, value = str(message["from"]), message.get("value")
+    if speaker not in _SHAREGPT_ROLES:
+        raise AlignmentError(f"{where}.from: expected one of {', '.join(_SHAREGPT_ROLES)}, got {speaker!r:.40}")
+    extra = {key: member for key, member in message.items() if key not in ("from", "value")}
+    read = {**extra, "role": _SHAREGPT_ROLES[speaker], "content": value}
+    if speaker != "function_call":
+        return read, None
+    try:
+        stored: Any = from_text(value, where)
+    except AlignmentError:
+        return read, LogNote.ARGUMENTS
+    calls = cast(list[Any], stored) if isinstance(stored, list) else [stored]
+    functions = [
+        {"name": call.get("name"), "arguments": call.get("arguments", call.get("parameters"))}
+        for call in calls
+        if isinstance(call, Mapping) and isinstance(call.get("name"), str)
+    ]
+    if not functions or len(functions) < len(calls):
+        return {**read, "content": str(value)}, LogNote.ARGUMENTS
+    is_text = isinstance(value, str)
+    called = [{"function": _as_text(function) if is_text else function} for function in functions]
+    return {**read, "content": None, "tool_calls": called}, None
+
+
+def _as_text(function: Any) -> Any:
+    """Return the function of a call that was JSON text with its arguments as text, because they are not padded."""
+    arguments: Any = function.get("arguments") if isinstance(function, Mapping) else None
+    return {**function, "arguments": json.dumps(arguments)} if isinstance(arguments, Mapping) else function
+
+
+def _parsed_calls(calls: Any, where: str) -> Any:
+    """Return calls with those objects that are JSON text: all of them, a call, or a call's function."""
+    are_text = isinstance(calls, str)
+    read = from_text(calls or None, where)
+    if not isinstance(read, list):
+        return read
+    parsed = list[Any]()
+    for index, stored in enumerate(cast(list[Any], read)):
+        call = from_text(stored, f"{where}[{index}]")
+        function: Any = call.get("function") if isinstance(call, Mapping) else None
+        is_text = are_text or isinstance(stored, str) or isinstance(function, str)
+        function = from_text(function, f"{where}[{index}].function")
+        parsed.append({**call, "function": _as_text(function)} if function is not None and is_text else call)
+    return parsed
+
+
+def _plain(said: _Said, index: int, last_call: str) -> Iterator[Message]:
+    """Yield the message, or several for Anthropic's results; `index` gives ids to calls without one.
+
+    `last_call` is the id for a legacy result.
+    """
+    roles = {"developer": "system", "function": "tool"}
+    role = roles.get(said.role, said.role)
+    results = said.parts("tool_result")
+    for result in results:
+        content = _Said.model_validate({"role": "tool", "content": result.content}).text()
+        yield {"role": "tool", "content": content, "tool_call_id": result.tool_use_id or ""}
+    content = said.text()
+    if results and not content:
+        return
+    message: Message = {"role": role, "content": content}
+    thoughts = said.thoughts()
+    if role == "assistant":
+        inside, message["content"] = split_reasoning(content)
+        if inside is not None and inside.strip() != (thoughts or "").strip():
+            thoughts = f"{thoughts}\n{inside}" if thoughts else inside
+    answers = last_call if said.role == "function" else said.tool_call_id
+    optional = {"name": said.name, "tool_call_id": answers, "reasoning_content": thoughts}
+    message |= {name: value for name, value in optional.items() if value is not None}
+    if calls := said.calls():
+        message["tool_calls"] = [
+            {
+                "id": call.id or f"call_{index}_{number}",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call_arguments(call.function.arguments)},
+            }
+            for number, call in enumerate(calls)
+        ]
+    yield message
+
+
+def _stored_as_objects(
+    calls: Iterable[dict[str, Any]], stored: Iterable[_Call]
+) -> Iterator[tuple[dict[str, Any], Call]]:
+    """Yield the function of each call whose arguments were an object, and the call."""
+    for call, original in zip(calls, stored, strict=True):
+        arguments = original.function.arguments
+        if isinstance(arguments, Mapping):
+            yield call["function"], Call(original.function.name, arguments)
+
+
+def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Remove padding from the arguments of functions that were stored as objects; return whether there was some."""
+    values = unpadded_arguments([call for _, call in objects], tools)
+    changed = [(function, new) for (function, call), new in zip(objects, values, strict=True) if new != call.arguments]
+    for function, arguments in changed:
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return bool(changed)
+
+
+def _has_value(value: Any) -> bool:
+    """Whether a field of no meaning to this package has a value that JSON can write."""
+    return not _is_missing(value) and _is_json(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
+    return is_null(value) or (isinstance(value, float) and value != value)
+
+
+def _why_context(message: Message, extra: Mapping[str, Any]) -> LogNote | None:
+    """Return the reason why an assistant's message is not learned, as far as the message alone shows it."""
+    if extra.get("weight") == 0:  # OpenAI's fine-tuning format
+        return LogNote.WEIGHT_0
+    if not has_arguments(message):
+        return LogNote.ARGUMENTS
+    if says_nothing(message):
+        return LogNote.EMPTY
+    return LogNote.REASONING_IN_TEXT if has_reasoning_marks(message["content"]) else None
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a message has no call, and no character that can be seen."""
+    return not message.get("tool_calls") and not any(
+        char.isprintable() and not char.isspace() for char in message["content"]
+    )
+
+
+def _system(fields: Mapping[str, Any]) -> str:
+    """Return the text of a row's own system prompt, as Anthropic's requests and ShareGPT's rows hold it."""
+    system: Any = fields.get("system")
+    try:
+        return _Said.model_validate({"role": "system", "content": system}).text()
+    except ValidationError as error:
+        raise AlignmentError(_problem("system", error)) from error
+
+
+# --------------------------------------------------------------------------------------------------------- tool results
+
+
+def _with_ordered_results(messages: Sequence[Message], notes: Counter[LogNote]) -> list[Message]:
+    """Return the messages with the results of parallel calls in the order of the calls, and count in `notes`.
+
+    The calls are those of all assistant messages directly before the results.
+    """
+    ordered, calls = list[Message](), list[str]()
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
+        members = list(group)
+        if is_result:
+            ordered += _in_order(members, calls, notes)
+            calls = []
+            continue
+        first = len(members)
+        while first and members[first - 1]["role"] == "assistant":
+            first -= 1
+        notes[LogNote.CALL_WITHOUT_RESULT] += sum(len(message.get("tool_calls") or ()) for message in members[:first])
+        calls = [call["id"] for message in members[first:] for call in message.get("tool_calls") or ()]
+        ordered += members
+    return ordered
+
+
+def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[LogNote]) -> list[Message]:
+    """Return the results that follow calls of these ids in the calls' order.
+
+    Results without an id belong to the calls without a result, and so do results of unknown ids if there are as many
+    of them. Others, such as those of a repeated id, stand after the results of all calls.
+    """
+    open_calls = list(range(len(calls)))
+    ids = [result.get("tool_call_id") for result in results]
+    by_id = dict[int, int]()
+    for index, call_id in enumerate(ids):
+        if named := [number for number in open_calls if calls[number] == call_id]:
+            by_id[index] = named[0]
+            open_calls.remove(named[0])
+    unnamed = [index for index, call_id in enumerate(ids) if call_id not in calls]
+    is_certain = len(unnamed) == len(open_calls) or not any(ids[index] for index in unnamed)
+    number_of = by_id | (dict(zip(unnamed, open_calls, strict=False)) if is_certain else {})
+    order = sorted(range(len(results)), key=lambda index: number_of.get(index, len(calls)))
+    strays = [index for index in order if index not in by_id and (ids[index] or index not in number_of)]
+    notes[LogNote.RESULT_WITHOUT_CALL] += len(strays)
+    notes[LogNote.CALL_WITHOUT_RESULT] += len(calls) - len(number_of)
+    notes[LogNote.REORDERED] += sum(index != place for place, index in enumerate(order))
+    named_ids = {index: {"tool_call_id": calls[number]} for index, number in number_of.items()}
+    return [results[index] | named_ids.get(index, {}) for index in order]
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
 
 
 def has_arguments(message: Message) -> bool:
@@ -115,21 +537,20 @@ def has_arguments(message: Message) -> bool:
 
 
 def _is_object(arguments: Any) -> bool:
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments)
-        except (ValueError, RecursionError):
-            return False
-    return isinstance(arguments, dict)
-
-
-def _from_text(value: Any, name: str) -> Any:
-    if not isinstance(value, str):
-        return value
     try:
-        return read_json(value)
-    except (ValueError, RecursionError) as error:
-        raise AlignmentError(f"{name}: a text that is not JSON: {error}") from error
+        value = read_json(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and _is_json(value)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _problem(where: str, error: ValidationError) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode
 from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.metrics import aggregate
@@ -25,6 +26,16 @@ from agentic_opd.wire.counts import rollout_rows
 from agentic_opd.wire.files import GroupFile, JsonLines
 
 logger = logging.getLogger(__name__)
+
+RUN_METRICS = (
+    Metric(
+        "train/close_failures",
+        "episodes",
+        "episodes of the step, failed, cancelled and evaluated ones too, whose state the world's hook close did not "
+        "close: it raised or exceeded tool_timeout_s; the log has the cause. Left out if the world has no such hook",
+    ),
+)
+"""Metrics of the run beside those of its episodes and of distillation."""
 
 ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
 """Columns of the table of rollouts."""
@@ -119,13 +130,15 @@ class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
 
     `decode` gives the text of token ids for W&B's table of rollouts, `sample_seconds` the durations of the latest
-    sampling requests. `shown` names the metrics in `line`.
+    sampling requests. `shown` names the metrics in `line`. `close_failures` returns how many states of the run the
+    world's hook `close` did not close; None: the world has no such hook.
     """
 
     config: RunConfig
     decode: Callable[[Sequence[int]], str]
     sample_seconds: Callable[[], Sequence[float]]
     shown: Sequence[str] = ()
+    close_failures: Callable[[], int | None] = lambda: None
     loop_lag: LoopLag = field(default_factory=LoopLag)
     step: int = 0
     log: MetricFile | WandbLog | None = None
@@ -133,18 +146,14 @@ class RunMetrics:
     """Number of rollouts if no rollout of the run called a tool; -1 otherwise, and if there are no tools."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the latest evaluation, until they are logged."""
+    _logged_close_failures: int = 0
     _episodes: list[Episode] = field(default_factory=list[Episode])
     _distilled: list[DistilledGroup] = field(default_factory=list[DistilledGroup])
     _rows: list[tuple[str, float, str, str]] = field(default_factory=list[tuple[str, float, str, str]])
 
     def add(self, finished: FinishedGroup) -> None:
         """Keep the data for the next logging step, without the arrays (many megabytes per episode)."""
-        self._episodes += finished.episodes
-        called = any(episode.tool_calls or episode.program for episode in finished.episodes)
-        if called or self.silent_rollouts < 0:
-            self.silent_rollouts = -1
-        else:
-            self.silent_rollouts += len(finished.episodes)
+        self.add_episodes(finished.episodes)
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
@@ -152,12 +161,25 @@ class RunMetrics:
             self._rows += rollout_rows(finished.group, self.decode, len(finished.episodes) if most == -1 else most)
             del self._rows[: -self.config.num_rollouts_to_keep]
 
+    def add_episodes(self, episodes: Sequence[Episode]) -> None:
+        """Keep episodes for the next logging step; alone if they make no group."""
+        self._episodes += episodes
+        called = any(episode.tool_calls or episode.program for episode in episodes)
+        if called or self.silent_rollouts < 0:
+            self.silent_rollouts = -1
+        else:
+            self.silent_rollouts += len(episodes)
+
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""
         stats = [one for group in self._distilled for one in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
         distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
-        return {**of_rollouts, **self.evaluation, **distilled}
+        metrics = {**of_rollouts, **self.evaluation, **distilled}
+        failures = self.close_failures()
+        if failures is not None and (metrics or failures > self._logged_close_failures):
+            metrics["train/close_failures"] = float(failures - self._logged_close_failures)
+        return metrics
 
     def line(self) -> str:
         """Return the metrics `shown` since the last logging step as text."""
@@ -169,6 +191,7 @@ class RunMetrics:
         """Log the metrics since the last logging step, and start the next one."""
         metrics, rows = {**(further or {}), **self.current()}, self._rows
         self._episodes, self._distilled, self._rows, self.evaluation = [], [], [], {}
+        self._logged_close_failures = self.close_failures() or 0
         if self.log is not None and metrics:
             self.log.log(self.step, metrics, rows)
 

@@ -136,6 +136,8 @@ def counts_line(counts: RunCounts) -> str:
     text = f"{total.rollouts} rollouts"
     if total.rollouts:
         text += f", {100 * total.passed / total.rollouts:.0f}% passed"
+    if counts.no_verdicts:
+        text += f", {counts.no_verdicts.total()} without a verdict"
     if counts.distilled:
         text += f", {total.records.hints} hints, {total.records.scored} of {total.assistant_turns} turns scored"
     return text
@@ -176,6 +178,9 @@ def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Co
             f"opd/hint_rate {records.hints / total.assistant_turns:.2f}",
             "turn outcomes: " + ", ".join(f"{one.value} {count}" for one, count in records.outcomes.most_common()),
         ]
+    if counts.no_verdicts:
+        causes = ", ".join(f"{cause} {count}" for cause, count in counts.no_verdicts.most_common())
+        lines.append(f"rollouts left out because their tests gave no verdict: {causes} (docs/harbor.md)")
     if counts.noise_floor is not None:
         rms = "" if counts.noise_rms is None else f" at most, {counts.noise_rms:.1e} root mean square,"
         lines.append(f"noise floor: {counts.noise_floor:.1e} nats{rms} without a hint")

@@ -141,10 +141,11 @@ class TranscriptReader:
                     f"turn {number}: the {start - at} tokens before it, {_shown(text)}, open no assistant's message"
                 )
             behind = tokens[at:start]
-            for content in contents[role != _START :]:
-                messages.append(_message(content, text))
-                if content.role == "user" or not user_end:
-                    user_end = at + self._tokens_until(behind, content.end)
+            new = contents[role != _START :]
+            messages += [_message(content, text) for content in new]
+            users = [content for content in new if content.role == "user"]
+            if users or (new and not user_end):
+                user_end = at + self._tokens_until(behind, (users or new)[-1].end)
             stop = end_of_turn(tokens, (start, end), chat.stop_token_ids)
             ids = tokens[start:stop]
             message = chat.parse(tokens[:start], ids, len(messages)).message

@@ -25,6 +25,7 @@ from typing import Self, TypeVar
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.text import text_lines
+from agentic_opd.sandboxes.activity import Activity
 from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
@@ -225,6 +226,7 @@ class BubblewrapSandbox:
         self._folder = PrivateFolder()
         self._memory: MemoryLimit | None = None
         self._tmpfs: Path | None = None
+        self.idle_limit_s: float | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -303,6 +305,7 @@ class BubblewrapSandbox:
                     pass_fds=[status.fd, filter_fd],
                     before_start=leave_keyring,
                     memory=memory,
+                    activity=None if self.idle_limit_s is None else Activity(self.idle_limit_s),
                 )
                 if self._tmpfs is not None:
                     result = await running

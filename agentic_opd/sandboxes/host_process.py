@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.activity import POLL_S, Activity, Inactivity
 from agentic_opd.sandboxes.memory import MemoryLimit
 from agentic_opd.sandboxes.protocol import CommandResult
 
@@ -44,6 +46,7 @@ async def run_host_process(
     pass_fds: Sequence[int] = (),
     before_start: Callable[[], None] | None = None,
     memory: MemoryLimit | None = None,
+    activity: Activity | None = None,
 ) -> CommandResult:
     """Run `argv` in a new process group.
 
@@ -57,6 +60,7 @@ async def run_host_process(
         pass_fds: File descriptors that it inherits beside the usual three, under their numbers.
         before_start: Called in this thread just before it is started.
         memory: Its memory limit, which wraps `argv`; the process is killed when the limit is exceeded.
+        activity: Whether its processes are at work; it is killed when they are not.
 
     Raises:
         SandboxError: The program cannot be started.
@@ -64,12 +68,12 @@ async def run_host_process(
     started = argv if memory is None else memory.wrap([*argv])
     process = await start_host_process(started, env, cwd, stdin is not None, pass_fds, before_start)
     output = bytearray()
-    timed_out = memory_exceeded = False
+    timed_out, stop = False, None
     feeding = asyncio.create_task(_feed(process, stdin))
     reading = asyncio.create_task(_read(process, output, max_output_bytes))
     try:
         async with asyncio.timeout(timeout_s):
-            memory_exceeded = await _watched(reading, process.pid, memory)
+            stop = await _watched(reading, process.pid, memory, activity)
     except TimeoutError:
         timed_out = True
     finally:
@@ -80,26 +84,31 @@ async def run_host_process(
         await kill_host_process(process)
     # The kernel may have killed since the last check; asking now keeps that out of the next command's result.
     was_killed = memory is not None and memory.exceeded(process.pid)
-    memory_exceeded = memory_exceeded or was_killed
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
     return CommandResult(
         exit_code=128 - code if code < 0 else code,
         output=bytes(output),
         timed_out=timed_out,
         output_exceeded=exceeded,
-        memory_exceeded=memory_exceeded,
+        memory_exceeded=stop == "memory" or was_killed,
+        stopped=stop == "stopped",
+        idle=stop == "idle",
     )
 
 
-async def _watched(reading: asyncio.Task[bool], pid: int, memory: MemoryLimit | None) -> bool:
-    """Wait for the end of the process; return True early if it exceeds its memory."""
-    if memory is None:
-        await asyncio.wait([reading])
-        return False
-    while not (await asyncio.wait([reading], timeout=memory.pause_s))[0]:
-        if memory.exceeded(pid):  # Takes under a millisecond; starting a thread may take 50 ms on a busy machine.
-            return True
-    return False
+async def _watched(
+    reading: asyncio.Task[bool], pid: int, memory: MemoryLimit | None, activity: Activity | None
+) -> Inactivity | Literal["memory"] | None:
+    """Wait for the end of the process; return early, with the reason, if it must be killed."""
+    while True:
+        pause_s = memory.pause_s if memory is not None else POLL_S if activity is not None else None
+        if (await asyncio.wait([reading], timeout=pause_s))[0]:
+            return None
+        # Looking takes under a millisecond; starting a thread may take 50 ms on a busy machine.
+        if memory is not None and memory.exceeded(pid):
+            return "memory"
+        if activity is not None and (inactivity := activity.look(pid)) is not None:
+            return inactivity
 
 
 async def start_host_process(

@@ -9,11 +9,12 @@ import contextlib
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.needed_files import needed_first
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 2**20
@@ -53,23 +54,49 @@ def write(work: int, path: str, content: bytes) -> bool:
     return True
 
 
-def read(work: int, first: str) -> dict[str, bytes]:
-    """The regular files, by relative path: `first` before all others; those not in UTF-8 are left out.
+class WorkFiles(dict[str, bytes]):
+    """Files of a work directory by relative path, at most MAX_FILES and MAX_BYTES."""
+
+    left_out: Sequence[str] = ()
+    """Paths of the regular files beyond these limits, and of those larger than MAX_FILE_BYTES; sorted."""
+
+    def add(self, contents: Mapping[str, bytes | None]) -> dict[str, bytes]:
+        """Add the files for which there is room, and return them; None is a file that can't be read."""
+        added = dict[str, bytes]()
+        size = sum(map(len, self.values()))
+        for path, content in contents.items():
+            if content is not None and len(self) + len(added) < MAX_FILES and size + len(content) <= MAX_BYTES:
+                added[path] = content
+                size += len(content)
+        self.update(added)
+        return added
+
+
+def read(work: int, first: str) -> WorkFiles:
+    """The regular files, by relative path: `first` and what it needs first; those not in UTF-8 are left out.
 
     Raises:
         TooMuch: see the module.
     """
-    found = dict[str, bytes]()
-    paths = sorted(filter(is_text, _files(work, folder="", entries=itertools.count())))
-    size = 0
-    for path in sorted(paths, key=lambda path: path != first)[:MAX_FILES]:
-        content = _content(work, path)
-        if content is not None:
-            size += len(content)
-            if size > MAX_BYTES:
-                break
-            found[path] = content
-    return found
+    sizes = {path: size for path, size in _files(work, folder="", entries=itertools.count()) if is_text(path)}
+    paths = [path for path, size in sizes.items() if size <= MAX_FILE_BYTES]
+    files, unreadable = WorkFiles(), set[str]()
+
+    def take(batch: Sequence[str]) -> dict[str, bytes]:
+        contents = {path: _content(work, path) for path in batch if len(files) < MAX_FILES}
+        unreadable.update(path for path, content in contents.items() if content is None)
+        return files.add(contents)
+
+    if len(paths) <= MAX_FILES and sum(map(sizes.__getitem__, paths)) <= MAX_BYTES:
+        take(sorted(paths))
+    else:
+        batches = needed_first(first, paths)
+        batch: Sequence[str] = next(batches)
+        with contextlib.suppress(StopIteration):
+            while True:
+                batch = batches.send(take(batch))
+    files.left_out = sorted({*sizes} - {*files} - unreadable)
+    return files
 
 
 def is_text(name: str) -> bool:
@@ -126,8 +153,8 @@ def _give(fd: int, owner: int, mode: int) -> None:
     os.fchmod(fd, mode)
 
 
-def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[str]:
-    """The paths of the regular files that are not too large, in no order."""
+def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[tuple[str, int]]:
+    """The paths and sizes of the regular files, in no order."""
     folders = list[str]()
     with os.scandir(folder_fd) as found:
         for entry in found:
@@ -138,8 +165,8 @@ def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[s
             about = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(about.st_mode) and about.st_mode & 0o500 == 0o500:
                 folders.append(entry.name)
-            elif stat.S_ISREG(about.st_mode) and about.st_size <= MAX_FILE_BYTES:
-                yield f"{folder}{entry.name}"
+            elif stat.S_ISREG(about.st_mode):
+                yield f"{folder}{entry.name}", about.st_size
     for name in folders:
         path = f"{folder}{name}/"
         if path.count("/") > _DEEPEST:
@@ -147,7 +174,7 @@ def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[s
         yield from _opened(folder_fd, name, path, entries=entries)
 
 
-def _opened(parent: int, name: str, path: str, *, entries: Iterator[int]) -> Iterator[str]:
+def _opened(parent: int, name: str, path: str, *, entries: Iterator[int]) -> Iterator[tuple[str, int]]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=parent)
     except OSError:

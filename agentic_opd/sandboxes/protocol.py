@@ -64,13 +64,18 @@ class CommandResult:
     """It was killed because it wrote too much; `output` is the beginning."""
     memory_exceeded: bool = False
     """The sandbox exceeded its memory: all of its processes were killed."""
+    stopped: bool = False
+    """It was killed because a signal had stopped its first process, which nothing continues."""
+    idle: bool = False
+    """It was killed because its processes did nothing for longer than `idle_limit_s`."""
     disk_exceeded: bool = False
     """The sandbox exceeded its disk space: the command was killed if it still ran, and all files were removed."""
 
     @property
     def is_over_limit(self) -> bool:
         """Whether a limit was exceeded; then the exit code has no meaning."""
-        return self.timed_out or self.output_exceeded or self.memory_exceeded or self.disk_exceeded
+        is_over = self.timed_out or self.output_exceeded or self.memory_exceeded or self.disk_exceeded
+        return is_over or self.stopped or self.idle
 
     @property
     def text(self) -> str:
@@ -121,6 +126,15 @@ class BusySandbox(Protocol):
     async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
         """As `Sandbox.run`, beside a command that may be running; nothing else is ended."""
         ...
+
+
+@runtime_checkable
+class AttentiveSandbox(Protocol):
+    """A sandbox that sees what the processes of a command do."""
+
+    idle_limit_s: float | None
+    """Seconds that a command may spend without using a processor or waiting for one, in all. A command whose first
+    process is stopped by a signal ends at once. None, at first: neither is looked at."""
 
 
 @runtime_checkable

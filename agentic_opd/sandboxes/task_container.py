@@ -117,6 +117,11 @@ class TaskContainer(DockerSandbox):
         self._fault: str | None = None
         """Why a watch has ended the container."""
 
+    @property
+    def fault(self) -> str | None:
+        """Why a watch has ended the container; None if none has."""
+        return self._fault
+
     def host_folder(self, path: str) -> Path:
         """Return the folder of this machine that is `path`, one of `TaskPlace.folders`, in the container."""
         return self._folder.path / path.strip("/").replace("/", "-")

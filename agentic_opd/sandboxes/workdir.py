@@ -6,18 +6,24 @@ If the directory is on this machine (`HostedSandbox`), this process does the sam
 
 import contextlib
 import io
+import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes import host_workdir
-from agentic_opd.sandboxes.host_workdir import MAX_FILE_BYTES, MAX_FILES, NOT_READ, TooMuch, is_text
-from agentic_opd.sandboxes.protocol import BusySandbox, HostedSandbox, Sandbox
+from agentic_opd.sandboxes.host_workdir import MAX_FILE_BYTES, MAX_FILES, NOT_READ, TooMuch, WorkFiles, is_text
+from agentic_opd.sandboxes.needed_files import needed_first
+from agentic_opd.sandboxes.protocol import BusySandbox, CommandResult, HostedSandbox, Sandbox
 
 _TIMEOUT_S = 30.0
 _WRITTEN_BYTES = 2**16
 """Files up to this size are written without checking the limits on files and disk."""
+_MAX_LISTED = 20_000
+_NAMES_BYTES = 2**15
+"""Of the names in a command, which is one argument of a program; a name has at most 4 KiB."""
+_TAR = "tar -cf - --no-recursion --hard-dereference --null --verbatim-files-from -T - 2>/dev/null"
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -50,24 +56,51 @@ async def write_file(sandbox: Sandbox, path: str, content: bytes) -> bool:
     return await sandbox.in_workdir(partial(host_workdir.write, path=path, content=content))
 
 
-async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, bytes]:
+async def get_files(sandbox: Sandbox, first: str = "solution.py") -> WorkFiles:
     """Return the regular files in the work directory, by relative path; a command may be running there.
 
-    At most 200 files of at most 1 MiB each, limited in total by the output of a command; `first` is read first. Links
-    are not followed; caches (NOT_READ), unreadable files and names that are not UTF-8 are left out.
+    At most 200 files of at most 1 MiB each, and 4 MiB in all: `first`, the files that it needs as a Python program
+    (needed_files.py), then the others. Links are not followed; caches (NOT_READ), unreadable files and names that are
+    not UTF-8 are left out.
     """
     if isinstance(sandbox, HostedSandbox):
         with contextlib.suppress(TooMuch):
             return await sandbox.in_workdir(partial(host_workdir.read, first=first))
-    select = f"-type f -size -{MAX_FILE_BYTES + 1}c -print0"
     caches = " -o ".join(f"-name {name}" for name in sorted(NOT_READ))
-    command = (
-        f"{{ find ./{first} -maxdepth 0 {select}; find . \\( {caches} \\) -prune -o ! -path ./{first} {select}; }} "
-        f"2>/dev/null | head -z -n {MAX_FILES} "
-        "| tar -cf - --no-recursion --hard-dereference --null --verbatim-files-from -T - 2>/dev/null"
-    )
+    select = f"-type f -size -{MAX_FILE_BYTES + 1}c -print0"
+    find = f"find . \\( {caches} \\) -prune -o {select} 2>/dev/null | head -z -n {{}}"
+    result = await _run_beside(sandbox, f"{find.format(MAX_FILES + 1)} | {_TAR}")
+    files, contents = WorkFiles(), unpacked(result.output)
+    if len(contents) <= MAX_FILES and len(files.add(contents)) == len(contents) and not result.output_exceeded:
+        return files
+    listed = (await _run_beside(sandbox, find.format(_MAX_LISTED))).output.decode(errors="surrogateescape")
+    paths = {path for name in listed.split("\0") if name and is_text(path := name.removeprefix("./"))}
+    files = WorkFiles()
+    batches = needed_first(first, {first, *paths})
+    batch: Sequence[str] = next(batches)
+    with contextlib.suppress(StopIteration):
+        while True:
+            batch = batches.send(await _taken(sandbox, files, batch))
+    files.left_out = sorted(paths - {*files})
+    return files
+
+
+async def _taken(sandbox: Sandbox, files: WorkFiles, batch: Sequence[str]) -> dict[str, bytes]:
+    """Read files by commands that name them, and add them to `files`; return those that had room."""
+    added, todo = dict[str, bytes](), [*batch]
+    while todo and len(files) < MAX_FILES:
+        names, size = list[str](), 0
+        while todo and len(names) < MAX_FILES - len(files) and size < _NAMES_BYTES:
+            names.append(shlex.quote(f"./{todo.pop(0)}"))
+            size += len(names[-1].encode())
+        command = f"printf '%s\\0' {' '.join(names)} | {_TAR}"
+        added |= files.add(unpacked((await _run_beside(sandbox, command)).output))
+    return added
+
+
+async def _run_beside(sandbox: Sandbox, command: str) -> CommandResult:
     run = sandbox.run_beside if isinstance(sandbox, BusySandbox) else sandbox.run
-    return unpacked((await run(command, _TIMEOUT_S)).output)
+    return await run(command, _TIMEOUT_S)
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:

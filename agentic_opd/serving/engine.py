@@ -48,9 +48,28 @@ class LoadedFiles:
     version: int = 0
 
 
-def api_keys(args: Namespace) -> tuple[str, ...]:
-    """Return the server's API keys, from the same sources as vLLM: the arguments, else the environment."""
-    return tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key)
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The requests that the server accepts: those with one of its keys. Without keys `web.refusal` has the rule."""
+
+    keys: tuple[str, ...] = ()
+    host: str | None = "127.0.0.1"
+    """Address that the server listens on; None: all addresses of this machine."""
+    origins: tuple[str, ...] = ()
+    """Web pages that the operator named, as `https://ui.example`."""
+    is_socket: bool = False
+    """Whether the server listens on a Unix socket, where a request's host name has no meaning."""
+
+    @classmethod
+    def of_server(cls, args: Namespace) -> "Access":
+        """Read vLLM's arguments, and its environment for the key, as vLLM does."""
+        origins = tuple(origin for origin in getattr(args, "allowed_origins", None) or () if origin != "*")
+        return cls(
+            tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
+            getattr(args, "host", None) or None,
+            origins,
+            bool(getattr(args, "uds", None)),
+        )
 
 
 @dataclass(slots=True)
@@ -60,7 +79,7 @@ class PluginState:
     engine: EngineClient
     model: str
     """The model's name in requests."""
-    api_keys: tuple[str, ...] = ()
+    access: Access = Access()
     weights_root: Path | None = None
     loaded: LoadedFiles = LoadedFiles("")
     """The checkpoint that is loaded again if loading new weights fails."""
@@ -82,7 +101,7 @@ class PluginState:
         return cls(
             engine=engine,
             model=args.served_model_name[0] if args.served_model_name else args.model,
-            api_keys=api_keys(args),
+            access=Access.of_server(args),
             weights_root=Path(root).resolve() if root else None,
             loaded=LoadedFiles(engine.model_config.model),
             adapters=Adapters.of_engine(engine),

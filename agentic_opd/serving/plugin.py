@@ -31,7 +31,7 @@ class OPDEndpointPlugin:
         """Register the routes."""
         app.add_api_route("/generate", guarded(generate), methods=["POST"])
         app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
-        app.add_api_route("/v1/opd/images", guarded(hold_image), methods=["POST"])
+        app.add_api_route("/v1/opd/images", guarded(hold_image, "application/octet-stream"), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
         app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter), methods=["POST"])
         app.add_api_route("/v1/opd/join_transfer", guarded(join_transfer), methods=["POST"])

@@ -3,17 +3,70 @@
 The backend is NCCL between GPUs, by vLLM's own weight transfer, and gloo between CPUs.
 """
 
+import queue
 import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any, Literal
 
 Backend = Literal["nccl", "gloo"]
 PATIENCE = timedelta(seconds=120)
-"""Timeout of joining a gloo group and of each of its broadcasts."""
+"""Time limit of joining a group, and of each broadcast."""
 
 
-class GlooGroup:
+class Group(ABC):
+    """A member's handle of the group; the trainer has rank 0."""
+
+    def broadcast(self, tensor: Any) -> None:
+        """Send the tensor if this is rank 0, else receive into it.
+
+        Raises:
+            RuntimeError: a member has left, or did not take part within `PATIENCE`.
+        """
+        within(PATIENCE, "a broadcast of weights", lambda: self._broadcast(tensor))
+
+    @abstractmethod
+    def _broadcast(self, tensor: Any) -> None:
+        """Call the library's broadcast, which may block as long as a member hangs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def within(limit: timedelta, what: str, call: Callable[[], Any]) -> Any:
+    """Return the result of a call that may block for ever in a library, which knows no time limit.
+
+    The call runs in a daemon thread, which is abandoned after `limit` and does not keep the process from ending.
+
+    Raises:
+        RuntimeError: the call did not return in time.
+    """
+    results = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+
+    def run() -> None:
+        try:
+            results.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 (raised again by the waiting thread)
+            results.put((None, error))
+
+    threading.Thread(target=run, name=what, daemon=True).start()
+    try:
+        result, error = results.get(timeout=limit.total_seconds())
+    except queue.Empty:
+        raise RuntimeError(
+            f"{what} did not end within {limit.total_seconds():g} s: another member of the group hangs, was stopped or "
+            "lost its network"
+        ) from None
+    if error is not None:
+        raise error
+    return result
+
+
+class GlooGroup(Group):
     """A gloo group on one network address, independent of torch's default process group."""
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
@@ -32,8 +85,7 @@ class GlooGroup:
         options._timeout = PATIENCE
         self._group: Any = distributed.ProcessGroupGloo(store, rank, world_size, options)
 
-    def broadcast(self, tensor: Any) -> None:
-        """Send the tensor if this is rank 0, else receive into it."""
+    def _broadcast(self, tensor: Any) -> None:
         from torch import distributed
 
         options = distributed.BroadcastOptions()
@@ -44,7 +96,7 @@ class GlooGroup:
         self._group = None
 
 
-class NcclGroup:
+class NcclGroup(Group):
     """The trainer's handle of vLLM's NCCL group."""
 
     def __init__(self, address: str, port: int, world_size: int) -> None:
@@ -52,21 +104,22 @@ class NcclGroup:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         where = {"master_address": address, "master_port": port, "world_size": world_size}
-        self._communicator: Any = trainer_init(where)
+        self._communicator: Any = within(PATIENCE, "joining the NCCL group", lambda: trainer_init(where))
 
-    def broadcast(self, tensor: Any) -> None:
+    def _broadcast(self, tensor: Any) -> None:
         import torch
 
-        stream = torch.cuda.current_stream()
-        self._communicator.broadcast(tensor, src=0, stream=stream)
-        stream.synchronize()
+        with torch.cuda.device(tensor.device):  # A new thread has the first device.
+            stream = torch.cuda.current_stream()
+            self._communicator.broadcast(tensor, src=0, stream=stream)
+            stream.synchronize()
 
     def close(self) -> None:
-        self._communicator.destroy()
+        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
+            within(_CLOSING, "leaving the NCCL group", self._communicator.destroy)
 
 
-Group = GlooGroup | NcclGroup
-"""A member's handle of the group; the trainer has rank 0."""
+_CLOSING = timedelta(seconds=15)
 
 
 def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> Group:

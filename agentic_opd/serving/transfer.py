@@ -4,6 +4,9 @@
 """
 
 import asyncio
+import os
+import signal
+from collections.abc import Awaitable
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,6 +21,10 @@ from agentic_opd.serving.reload import Version, check_shapes, swapped_weights
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.transfer")
+
+
+_LIMIT_S = 570.0
+"""Time limit of joining a group and of one push; the trainer's requests have 600 s."""
 
 
 class JoinBody(Body, frozen=True):
@@ -63,9 +70,8 @@ async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
     init = {"master_address": body.address, "master_port": body.port}
     async with state.reload_lock:
         await engine.shutdown_weight_transfer_engine()
-        await engine.init_weight_transfer_engine(
-            WeightTransferInitRequest({**init, "rank_offset": body.rank_offset, "world_size": body.world_size})
-        )
+        request = WeightTransferInitRequest({**init, "rank_offset": body.rank_offset, "world_size": body.world_size})
+        await _within_limit(engine.init_weight_transfer_engine(request), "joining the trainer's group")
     return {"workers": workers_of(state)}
 
 
@@ -73,7 +79,7 @@ async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     """Wait for running requests, receive the weights from rank 0, reset the prefix cache, and resume.
 
     If the trainer fails during the transfer, a server on CPUs continues with the previous weights. A server on GPUs has
-    no memory for both copies, and ends.
+    no memory for both copies, and ends; so does any server whose workers are still waiting after `_LIMIT_S`.
 
     Raises:
         RouteError: the weights do not match the model, or the server was started without a weight transfer.
@@ -90,10 +96,24 @@ async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> i
     sent = {"names": body.names, "dtype_names": body.dtypes, "shapes": body.shapes}
     async with swapped_weights(state, body.version, body.withdrawn_from):
         await engine.start_weight_update()
-        await engine.update_weights(WeightTransferUpdateRequest(sent))
+        await _within_limit(engine.update_weights(WeightTransferUpdateRequest(sent)), "receiving weights")
         await engine.finish_weight_update()
     logger.info("Received %d weights as weight version %d", len(body.names), body.version)
     return body.version
+
+
+async def _within_limit(work: Awaitable[None], what: str) -> None:
+    """Await the workers, or end this server: workers that hang in a transfer neither answer nor can be interrupted."""
+    try:
+        await asyncio.wait_for(work, _LIMIT_S)
+    except TimeoutError:
+        logger.critical(
+            "%s did not end within %g s: the trainer hangs or was stopped. This server ends, because its workers can't "
+            "be interrupted; start it again, then the trainer with resume",
+            *(what, _LIMIT_S),
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
 
 
 def _engine(state: PluginState) -> AsyncLLM:

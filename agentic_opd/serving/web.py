@@ -1,4 +1,4 @@
-"""Shared parts of the plugin's routes: reading and validating bodies, API keys, and disconnected clients.
+"""Shared parts of the plugin's routes: reading and validating bodies, access, and disconnected clients.
 
 Bodies are parsed by msgspec, a dependency of vLLM. It takes a tenth of pydantic's time, stops at the first error where
 pydantic may list millions, and rejects NaN and infinity. If an object has a key twice, both values are validated and
@@ -6,22 +6,24 @@ the last one counts.
 """
 
 import asyncio
+import ipaddress
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from vllm.exceptions import RetryableRequestError, VLLMClientError
 
-from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, api_keys, state_of
+from agentic_opd.serving.engine import MAX_BODY_VARIABLE, Access, PluginState, state_of
 from agentic_opd.serving.errors import RouteError
 
 Result = TypeVar("Result")
@@ -34,9 +36,12 @@ PARSED_AT_ONCE = 2**16
 DISCARD_S = 30.0
 """Seconds after which the server stops receiving a refused body."""
 OPEN_ROUTES = ("/health", "/metrics")
-"""Routes that `KeyGuard` leaves open without a key."""
+"""Routes that `KeyGuard` leaves open to everybody."""
+JSON = "application/json"
 MOST_SHOWN = 300
 """Largest length, in characters, of an error message or field name, which may quote the client's input."""
+_MOST_REASON = 120
+"""Largest length, in characters, of the reason with which a web socket is closed; the protocol has room for 123."""
 
 _PLACE = re.compile(r"(.*) - at (?:`\w+` in )?`\$\.?(.*)`", re.DOTALL)
 """Splits msgspec's error into the message and the place in the body."""
@@ -118,8 +123,10 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         raise RouteError(None, f"the body is not JSON: {error}") from error
 
 
-def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler as a route: require the API key, return refusals as JSON, and cancel on a client's disconnect.
+def guarded(handler: Handler, media_type: str = JSON) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap a handler as a route: check access, return refusals as JSON, and cancel on a client's disconnect.
+
+    A posted body must be of `media_type`. A web page of another origin can post text or no type at all unasked.
 
     A refusal's body is `{"error": {"field", "message"}}`. Other errors (a dead engine, a full queue) are left to vLLM's
     handlers, which respond with 5xx and shut down a server whose engine is dead.
@@ -128,7 +135,8 @@ def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
         try:
             state = state_of(request)
-            await check_key(request, state.api_keys)
+            await check_access(request, state.access)
+            await _check_type(request, media_type)
             body = await receive_body(request, state.max_body_bytes)
             answer = await unless_gone(request, handler(state, body))
             if isinstance(answer, AsyncGenerator):
@@ -186,26 +194,95 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"
 
 
-async def check_key(request: Request, keys: Sequence[str]) -> None:
-    """Check a request's bearer token against the server's keys; without keys all requests are accepted.
+async def _check_type(request: Request, media_type: str) -> None:
+    """Refuse a posted body of another type than `media_type`, with a RouteError (415)."""
+    sent = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and sent != media_type:
+        await discard(request, request.stream())
+        raise RouteError("Content-Type", f"the body must be sent with 'Content-Type: {media_type}'", 415)
+
+
+async def check_access(request: Request, access: Access) -> None:
+    """Check a request's bearer token against the server's keys, or, without keys, where the request comes from.
 
     Raises:
-        RouteError: 401, the token is missing or wrong.
+        RouteError: 401, the token is missing or wrong; 403, a web page may have sent the request.
     """
-    if not _has_key(request.headers, keys):
+    if (refused := refusal(request, access)) is not None:
         await discard(request, request.stream())
-        raise RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+        raise refused
 
 
-def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    # Compare with every key, so that timing does not reveal which one matched.
-    matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
-    return not keys or (scheme.lower() == "bearer" and any(matches))
+def refusal(request: HTTPConnection, access: Access) -> RouteError | None:
+    """Return why a request is refused, or None.
+
+    A server without keys would obey any web page that is open in a browser on its network: by default vLLM answers the
+    preflights of all pages. A browser names the page in `Origin`. A page whose own name resolves to the server's
+    address (DNS rebinding) is of the same origin, but its name stands in `Host`.
+    """
+    if access.keys:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        # Compare with every key, so that timing does not reveal which one matched.
+        matches = [secrets.compare_digest(token.encode(), key.encode()) for key in access.keys]
+        if scheme.lower() == "bearer" and any(matches):
+            return None
+        return RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+    host = request.headers.get("Host")
+    if host is not None and not access.is_socket and not _is_own_name(_name_of(f"//{host}"), access):
+        return RouteError(
+            "Host",
+            f"without a key this server answers at its own addresses only, such as 127.0.0.1, not at {host!a}: use "
+            "such an address, or start the server with a key (scripts/serve_vllm --api-key)",
+            403,
+        )
+    origin = request.headers.get("Origin")
+    if origin is None or origin in access.origins or _is_loopback(_name_of(origin)):
+        return None
+    if origin.partition("://")[2] == host:
+        return None
+    return RouteError(
+        "Origin",
+        f"without a key this server answers no web page of {origin!a}: start it with a key (scripts/serve_vllm "
+        "--api-key), or name the page in vLLM's --allowed-origins",
+        403,
+    )
+
+
+def _is_own_name(name: str, access: Access) -> bool:
+    """Return whether `name` can only mean this server, so that no web page can have it as its own name.
+
+    A server that listens at other addresses than loopback is also reached by IP addresses, and by names of its network:
+    a name on the internet has a dot.
+    """
+    if _is_loopback(name):
+        return True
+    if not name or (access.host is not None and _is_loopback(access.host)):
+        return False
+    return _is_address(name) or "." not in name or name in (access.host, socket.gethostname())
+
+
+def _name_of(url: str) -> str:
+    """Return the host name of a URL; empty if there is none that can be read."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 class KeyGuard:
-    """ASGI middleware for vLLM's server (`--middleware`) that requires an API key on all routes but `OPEN_ROUTES`.
+    """ASGI middleware for vLLM's server (`--middleware`) that applies `check_access` to all routes but `OPEN_ROUTES`.
 
     vLLM itself protects only a few path prefixes, and serves `/tokenize` and `/invocations` without a key.
     """
@@ -214,26 +291,31 @@ class KeyGuard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with 401; an unauthorised web socket is closed before it is accepted."""
+        """Pass the request on, or refuse it with 401 or 403; a refused web socket is closed before it is accepted."""
         if self._is_open(scope):
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await WebSocketClose(1008, "this server wants its API key")(scope, receive, send)
+            return
+        access = Access.of_server(scope["app"].state.args)
+        if scope["type"] == "websocket":
+            refused = refusal(HTTPConnection(scope), access)
+            app = self._app if refused is None else WebSocketClose(1008, refused.message[:_MOST_REASON])
+            await app(scope, receive, send)
+            return
+        try:
+            await check_access(Request(scope, receive), access)
+        except RouteError as refused:
+            await refused_response(refused)(scope, receive, send)
+        except ClientDisconnect:
+            return
         else:
-            try:
-                await check_key(Request(scope, receive), api_keys(scope["app"].state.args))
-            except RouteError as refused:
-                await refused_response(refused)(scope, receive, send)
-            except ClientDisconnect:
-                return
+            await self._app(scope, receive, send)
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:
-        """Return whether a request needs no key or has a valid one; browsers send preflights (OPTIONS) without keys."""
+        """Return whether anybody may send the request; browsers send preflights (OPTIONS) without keys."""
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
-        path = scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/")
-        return path in OPEN_ROUTES or _has_key(Headers(scope=scope), api_keys(scope["app"].state.args))
+        return scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/") in OPEN_ROUTES
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:

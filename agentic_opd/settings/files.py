@@ -6,6 +6,7 @@ from typing import Any, cast
 import yaml
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import well_formed
 
 
@@ -53,6 +54,7 @@ def read_yaml(path: Path, holds: str) -> dict[str, Any]:
         ConfigError: the file can't be read, or does not hold names and values.
     """
     try:
+        check_regular(path, is_read=True)
         data = parse_yaml(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error

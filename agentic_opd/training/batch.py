@@ -1,20 +1,23 @@
 """Convert the scored groups of a batch to padded tensors, and check the alignment of their rows."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
-from agentic_opd.core.types import IGNORED, check_lengths
+from agentic_opd.core.types import IGNORED, sampled_spans
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.losses import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.packing import packed_parts
-from agentic_opd.wire.group import SUM_SLACK, ScoredGroup, ScoredRollout
+from agentic_opd.wire.checks import checked_group
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ class TrainBatch:
     """bool: whether the outcome of the sequence was judged; GRPO ignores the others."""
     groups_B: Tensor
     """int64: index of the sequence's group in the batch."""
+    turn_means_BT: Tensor
+    """float32: mean of the turns that the turn of the sampled token is compared with: `ScoredGroup.compared_turns`."""
+    turn_deviations_BT: Tensor
+    """float32: their standard deviation; 0 if they are equal, or if there is one alone."""
     compared_BS: Tensor
     """float32: scores of the rewarded rollouts of the sequence's group, each rollout once; NaN at padding."""
     advantages_B: Tensor
@@ -79,14 +86,17 @@ class TrainBatch:
         return float(self.turn_count if config.mean == "turn" else self.sampled_BT.sum())
 
     def with_rewards(self, config: LossConfig) -> "TrainBatch":
-        """Fill in the advantages by reward, and normalize the step scores if `config` says so; needs whole groups."""
-        whose = (self.groups_B, self.rewarded_B)
+        """Fill in the advantages by reward, and normalize the step scores if `config` says so."""
         divide = config.divide_by_std
-        advantages_B = group_advantages(self.scores_B, *whose, compared_BS=self.compared_BS, divide_by_std=divide)
+        advantages_B = group_advantages(
+            self.scores_B, self.groups_B, self.rewarded_B, compared_BS=self.compared_BS, divide_by_std=divide
+        )
         if config.step_scores == "plain":
             return replace(self, advantages_B=advantages_B)
-        rewards = (self.step_scores_BT, self.sampled_BT, self.scores_B, *whose)
-        steps_BT = step_advantages(*rewards, divide_by_std=divide)
+        compared = (self.turn_means_BT, self.turn_deviations_BT)
+        steps_BT = step_advantages(
+            self.step_scores_BT, self.scores_B, self.rewarded_B, *compared, self.sampled_BT, divide_by_std=divide
+        )
         return replace(self, advantages_B=advantages_B, step_scores_BT=steps_BT)
 
     def before(self, ends_B: Tensor) -> "TrainBatch":
@@ -140,7 +150,10 @@ class TrainBatch:
         return TrainBatch(**tensors)
 
 
-_ZEROS = ("old_BT", "baseline_BT", "hinted_BT", "control_BT", "start_BT", "step_scores_BT", "turn_lengths_BT")
+_ZEROS = (
+    *("old_BT", "baseline_BT", "hinted_BT", "control_BT", "start_BT", "step_scores_BT", "turn_lengths_BT"),
+    *("turn_means_BT", "turn_deviations_BT"),
+)
 
 
 def make_batch(
@@ -158,12 +171,15 @@ def make_batch(
         special_ids: Ids of the tokenizer's special tokens, for `loss.skip_special_tokens`.
 
     Raises:
-        AlignmentError: a sampled position is the first, or its mask or logprob is not that of a sampled token; a row is
-            not at a sampled position, does not start with the sampled token, repeats a token, or has several entries
-            outside of the scored turns; or a turn's control logprobs do not match its rows. The message names group,
-            sequence and position.
+        AlignmentError: a group violates the wire format, as `agentic-opd validate` reports it: masks, logprobs,
+            records, rows or counts. The message names group, sequence and position, and the first violation.
         ConfigError: `contrast` is set, but a scored turn has no control logprobs.
     """
+    return padded([checked_group(group, f"group {n}") for n, group in enumerate(groups)], contrast, special_ids)
+
+
+def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[int] | None) -> TrainBatch:
+    """Pad the sequences of groups that were checked; see `make_batch`."""
     rollouts = [one for group in groups for one in group.rollouts]
     if not rollouts:
         raise AlignmentError("a batch holds no sequence")
@@ -186,10 +202,14 @@ def make_batch(
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
         advantages_B=torch.zeros(len(rollouts)),
     )
+    turns = [
+        (first, statistics)
+        for group, statistics in zip(groups, map(_turn_statistics, groups), strict=True)
+        for first in group.first_turns
+    ]
     places = [f"group {n}, sequence {i}" for n, group in enumerate(groups) for i in range(len(group.rollouts))]
     for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
         length = len(one.tokens_T)
-        _check_sampled(one, where)
         sampled_T = torch.tensor(one.masks_T) != IGNORED
         batch.tokens_BT[i, :length] = torch.tensor(one.tokens_T)
         batch.attended_BT[i, :length] = True
@@ -199,35 +219,14 @@ def make_batch(
         for turn in one.turns or ():
             start, end = turn.span
             batch.step_scores_BT[i, start:end] = torch.where(sampled_T[start:end], float(turn.step_score or 0), 0.0)
-        for row in _rows(one, where, contrast=contrast):
-            at, width = (i, row.position), len(row.ids)
-            batch.teacher_ids_BTK[at][:width] = torch.tensor(row.ids)
-            batch.teacher_BTK[at][:width] = torch.tensor(row.logprobs)
-            batch.entries_BTK[at][:width] = True
-            batch.hinted_BT[at] = row.logprobs[0]
-            if batch.control_BTK is not None:
-                batch.control_BTK[at][:width] = torch.tensor(row.control)
-                batch.control_BT[at] = row.control[0]
+        first, statistics = turns[i]
+        for (start, end), (mean, deviation) in zip(sampled_spans(one.masks_T), statistics[first:], strict=False):
+            batch.turn_means_BT[i, start:end], batch.turn_deviations_BT[i, start:end] = mean, deviation
+        _put_rows(batch, i, one, where)
     if special_ids is not None:
         special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
         batch = replace(batch, special_BT=special_BT & batch.attended_BT)
     return replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
-
-
-def _check_sampled(one: ScoredRollout, where: str) -> None:
-    """Refuse other conventions of masks and marks, whose positions would count as sampled."""
-    for position, (token, mask, logprob) in enumerate(zip(one.tokens_T, one.masks_T, one.logprobs_T, strict=True)):
-        if mask == IGNORED:
-            continue
-        if mask != token:
-            what = f"the mask is {mask}, expected {IGNORED} or the token {token}"
-        elif logprob > SUM_SLACK:
-            what = f"inference_logprobs is {logprob:g}, expected at most 0 at a sampled position"
-        elif position == 0:
-            what = "the first token is marked as sampled, but nothing before it predicts it"
-        else:
-            continue
-        raise AlignmentError(f"{where}, position {position}: {what}")
 
 
 def _turn_lengths(sampled_BT: Tensor) -> Tensor:
@@ -236,63 +235,57 @@ def _turn_lengths(sampled_BT: Tensor) -> Tensor:
     return torch.where(sampled_BT, sizes.gather(1, numbers_BT), 0.0)
 
 
-class _Row(NamedTuple):
-    """The distillation row of one position of a scored turn."""
-
-    position: int
-    ids: Sequence[int]
-    logprobs: Sequence[float]
-    control: Sequence[float] = ()
-    """Logprobs of the same ids with the control hint; empty without contrast."""
-
-
-def _rows(one: ScoredRollout, where: str, *, contrast: bool) -> Iterator[_Row]:
-    """Check all rows, and yield those of scored turns."""
-    if one.rows is None:
+def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, where: str) -> None:
+    """Write the rows of the scored turns of sequence `i`, [R, K], and with contrast those of their control."""
+    if rollout.rows is None:
         return
-    scored, controls = one.scored_positions, _controls(one) if contrast else {}
-    for position, (ids, logprobs) in enumerate(zip(one.rows.token_ids_TK, one.rows.logprobs_TK, strict=True)):
-        if not ids:
-            continue
-        token, is_scored = one.tokens_T[position], scored is None or position in scored
-        if one.masks_T[position] == IGNORED:
-            if list(ids) == [token] and list(logprobs) == [0.0]:  # The K = 1 form's filler at prompt positions.
-                continue
-            what = "is at a position that was not sampled"
-        elif ids[0] != token:
-            what = f"starts with token {ids[0]}, but {token} was sampled"
-        elif len(set(ids)) != len(ids):
-            what = "holds a token twice"
-        elif len(ids) > 1 and not is_scored:
-            what = "is outside of the scored turns"
-        else:
-            if is_scored:
-                row = _Row(position, ids, logprobs)
-                yield _with_control(row, controls, f"{where}, position {position}") if contrast else row
-            continue
-        raise AlignmentError(f"{where}, position {position}: the distillation row {what}")
+    ids, logprobs = rollout.rows.token_ids_TK, rollout.rows.logprobs_TK
+    scored = rollout.scored_positions
+    candidates = range(len(ids)) if scored is None else sorted(scored)
+    positions = [position for position in candidates if ids[position] and rollout.masks_T[position] != IGNORED]
+    if not positions:
+        return
+    shape = (len(positions), len(ids[positions[0]]))
+    ids_RK = np.fromiter(chain.from_iterable(map(ids.__getitem__, positions)), np.int64).reshape(shape)
+    logprobs_RK = np.fromiter(chain.from_iterable(map(logprobs.__getitem__, positions)), np.float32).reshape(shape)
+    entries_RK = np.ones(shape, np.bool_)
+    width = slice(shape[1])
+    if batch.control_BTK is not None:
+        controls = _controls(rollout)
+        if (missing := next((position for position in positions if position not in controls), None)) is not None:
+            raise ConfigError(
+                f"{where}, position {missing}: loss.contrast is on, but this scored turn was not read with a control "
+                "hint. Set env.control where the groups are made, or loss.contrast to false."
+            )
+        control_RK = np.array([controls[position] for position in positions], np.float32)  # None becomes NaN.
+        order_RK = np.argsort(np.isnan(control_RK), axis=1, kind="stable")
+        ids_RK, logprobs_RK, control_RK = (
+            np.take_along_axis(values_RK, order_RK, axis=1) for values_RK in (ids_RK, logprobs_RK, control_RK)
+        )
+        entries_RK = ~np.isnan(control_RK)
+        ids_RK, logprobs_RK, control_RK = (
+            np.where(entries_RK, values_RK, 0) for values_RK in (ids_RK, logprobs_RK, control_RK)
+        )
+        batch.control_BTK[i, positions, width] = torch.from_numpy(control_RK)
+        batch.control_BT[i, positions] = torch.from_numpy(control_RK[:, 0].copy())
+    batch.teacher_ids_BTK[i, positions, width] = torch.from_numpy(ids_RK)
+    batch.teacher_BTK[i, positions, width] = torch.from_numpy(logprobs_RK)
+    batch.entries_BTK[i, positions, width] = torch.from_numpy(entries_RK)
+    batch.hinted_BT[i, positions] = torch.from_numpy(logprobs_RK[:, 0].copy())
 
 
-def _controls(one: ScoredRollout) -> dict[int, Sequence[float | None]]:
+def _controls(rollout: ScoredRollout) -> dict[int, Sequence[float | None]]:
     """Map each position of the scored turns that have control logprobs to its row of them."""
     rows: dict[int, Sequence[float | None]] = {}
-    for turn in one.turns or ():
+    for turn in rollout.turns or ():
         if turn.is_scored and turn.control is not None:
             rows |= zip(range(*turn.scored_span), turn.control.logprobs_RK, strict=True)
     return rows
 
 
-def _with_control(row: _Row, controls: Mapping[int, Sequence[float | None]], where: str) -> _Row:
-    """Add the control logprobs to a row, and remove the ids that have none."""
-    if row.position not in controls:
-        raise ConfigError(
-            f"{where}: loss.contrast is on, but this scored turn was not read with a control hint. Set env.control "
-            "where the groups are made, or loss.contrast to false."
-        )
-    control = controls[row.position]
-    check_lengths(f"{where}: the distillation row and its control", row=len(row.ids), control=len(control))
-    if control[0] is None:
-        raise AlignmentError(f"{where}: the control hint's reading lacks the sampled token {row.ids[0]}")
-    entries = zip(row.ids, row.logprobs, control, strict=True)
-    ids, logprobs, known = zip(*(entry for entry in entries if entry[2] is not None), strict=True)
-    return _Row(row.position, ids, logprobs, known)
+def _turn_statistics(group: ScoredGroup) -> list[tuple[float, float]]:
+    """Return mean and standard deviation of the compared turns of each turn number; (0, 0) if none is compared."""
+    return [
+        (float(np.mean(totals)), float(np.std(totals)) if len(set(totals)) > 1 else 0.0) if totals else (0.0, 0.0)
+        for totals in group.compared_turns
+    ]

@@ -7,7 +7,6 @@ of `brake.jsonl`, written before the trainer acts on it, so that a killed traine
 """
 
 import asyncio
-import json
 import logging
 import os
 import shlex
@@ -23,12 +22,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentic_opd.core.errors import ConfigError, OPDError
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
+from agentic_opd.core.text import read_json, refuse_constant, text_lines
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import ScoredGroup, shown
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,11 @@ class Version:
 
     number: int
     scores: Mapping[str, float]
-    """Mean score by task id."""
+    """Mean score by task id, each in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        for task, score in self.scores.items():
+            check_score(task, score, f"version {self.number}")
 
     @property
     def mean(self) -> float:
@@ -102,7 +106,11 @@ class Brake:
     """
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Read the verdicts of the run that is resumed, if any."""
+        """Read the verdicts of the run that is resumed, if any.
+
+        Raises:
+            PlaceError: the file of verdicts can't be read.
+        """
         self._config, self._settings = config, config.brake
         self.path, self._folder = config.output_dir / "brake.jsonl", config.output_dir / "brake"
         self._process: Process | None = None
@@ -114,9 +122,17 @@ class Brake:
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
-            rows = [json.loads(line) for line, _ in whole_lines(self.path)]
-            for row in rows:
-                self._apply(row)
+            try:
+                rows = [read_json(line, parse_constant=refuse_constant) for line, _ in whole_lines(self.path)]
+                for row in rows:
+                    self._apply(row)
+            except OSError as error:
+                raise PlaceError(f"cannot read {str(self.path)!r}: {error.strerror or error}") from error
+            except (ValueError, LookupError, TypeError, AttributeError, StopIteration, OPDError) as error:
+                raise PlaceError(
+                    f"{str(self.path)!r} holds no verdicts of the brake ({error}), so the run can't be resumed with "
+                    "it: restore the file, or start again with --overwrite"
+                ) from error
             if self.rolling is None and any(row.get("command") != self._settings.command for row in rows[-1:]):
                 self.kept = []  # Scores of another evaluation can't be compared.
 
@@ -152,7 +168,8 @@ class Brake:
 
         Raises:
             ConfigError: the command refused its settings, or there are too few tasks for a fall to reach the bound.
-            EvaluationFailedError: the command failed, or other weights were served meanwhile.
+            EvaluationFailedError: the command failed or took longer than `brake.timeout_s`, other weights were served
+                meanwhile, or a score is not a number in [0, 1].
         """
         folder = self._folder / f"step-{number:06d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,8 +188,14 @@ class Brake:
                 self._process = process = await started
             except OSError as error:
                 raise ConfigError(f"brake.command can't be started: {error}") from error
+        limit_s = self._settings.timeout_s
         try:
-            code = await process.wait()
+            code = await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError as error:
+            raise EvaluationFailedError(
+                f"the evaluation of version {number} did not end within brake.timeout_s, {limit_s:g} s, and was "
+                f"killed: evaluate fewer samples, or raise the limit. The end of {log}:\n{end_of(log)}"
+            ) from error
         finally:
             self._process = None
             with suppress(ProcessLookupError):
@@ -278,23 +301,48 @@ def _kill(process: Process) -> None:
             process.kill()
 
 
+def check_score(task: object, score: object, where: str) -> None:
+    """Refuse a task's id that is no text, and a score that is no number in [0, 1], where rewards are.
+
+    Any other number would decide the mean, or make every comparison with it false.
+
+    Raises:
+        EvaluationFailedError: the message names the task.
+    """
+    if not isinstance(task, str) or not task:
+        raise EvaluationFailedError(f"{where}: task_id {shown(task)}, expected a text that is not empty")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1 + _SUM_SLACK:
+        raise EvaluationFailedError(f"{where}: the score of task {task!r} is {shown(score)}, expected 0 to 1")
+
+
+_SUM_SLACK = 1e-6
+"""Excess over 1 that the weights of a reward may add up to."""
+
+
 def read_scores(samples: Path, version: int) -> dict[str, float]:
     """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone.
 
+    A sample whose tests gave no verdict counts as 0.
+
     Raises:
-        EvaluationFailedError: the file can't be read, holds no sample, or other weights sampled one.
+        EvaluationFailedError: the file can't be read, holds no sample or a wrong one, or other weights sampled one.
     """
     scores: dict[str, list[float]] = {}
     try:
-        for line, _ in whole_lines(samples):
-            row = json.loads(line)
-            if row.get("weight_version") not in (None, version):
+        lines = text_lines(samples.read_text(encoding="utf-8"))
+        for number, line in enumerate(lines, start=1):
+            row = read_json(line)
+            sampled_by = row.get("weight_version")
+            if sampled_by is not None and (type(sampled_by) is not int or sampled_by != version):
                 raise EvaluationFailedError(
-                    f"version {version} was to be evaluated, and version {row['weight_version']} answered: does "
-                    "another trainer push to these servers?"
+                    f"version {version} was to be evaluated, and version {shown(sampled_by)} answered: does another "
+                    "trainer push to these servers?"
                 )
-            scores.setdefault(row["task_id"], []).append(float(row["score"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # A version whose agent breaks the tests must not hide a fall.
+            task, score = row["task_id"], 0.0 if row.get("no_verdict") is not None else row["score"]
+            check_score(task, score, f"{str(samples)!r}, line {number}")
+            scores.setdefault(task, []).append(score)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise EvaluationFailedError(f"{str(samples)!r} holds no samples of an evaluation: {error!r}") from error
     if not scores:
         raise EvaluationFailedError(f"{str(samples)!r} holds no sample")

@@ -223,9 +223,16 @@ class BrakeConfig(BaseModel):
     bound: float = Field(
         default=3.5,
         gt=0,
+        le=100,
         description="Fall of the mean score below that of a kept version, in standard errors of the difference over "
         "the same tasks, from which on the weights are rolled back to the best kept version, and training ends with "
         "code 3.",
+    )
+    timeout_s: float = Field(
+        default=7200.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time limit of one evaluation, in seconds; a longer one is killed and counts as failed.",
     )
     kept: int = Field(
         default=3,
@@ -328,10 +335,11 @@ class TrainerConfig(BaseModel):
     )
     lr: float = Field(
         default=1e-5,
-        gt=0,
-        description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates. "
-        "The default suits adapters of a model with billions of parameters; its whole weights need about 1e-6, the "
-        "demo policy 1e-4.",
+        ge=0,
+        allow_inf_nan=False,
+        description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates; 0 "
+        "runs the whole loop and changes no weight. The default suits adapters of a model with billions of parameters; "
+        "its whole weights need about 1e-6, the demo policy 1e-4.",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(

@@ -6,8 +6,10 @@ Each process receives the whole batch and computes its share. Gradients are summ
 with the same step. With one process nothing is sharded or communicated.
 """
 
+import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -17,10 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from agentic_opd.core.errors import TrainingError
+
 Value = TypeVar("Value")
 
-_PATIENCE = timedelta(days=30)
-"""Timeout of collectives: longer than any wait for a batch. torchrun detects processes that died."""
+_PATIENCE = timedelta(hours=1)
+"""Time limit of collectives: longer than loading a model, a step or a push. torchrun only notices dead processes."""
+_BEAT_S = 60.0
+"""Seconds between two broadcasts of a first process that waits for something outside (`DistContext.share_when`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +47,55 @@ class DistContext:
         if self.size == 1:
             return value
         box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, src=0)
+        with _collective():
+            dist.broadcast_object_list(box, src=0)
         return cast(Value, box[0])
+
+    async def share_when(self, value: Awaitable[Value] | None) -> Value:
+        """Await a value in the first process and broadcast it; the others pass None, and wait as long as it takes.
+
+        Meanwhile the first process broadcasts every `_BEAT_S` that it is waiting, so that a process that hangs is found
+        within the time limit of collectives. A cancellation is passed on to the value, which may still return.
+        """
+        if self.size == 1:
+            assert value is not None
+            return await value
+        waiting = None if value is None else asyncio.ensure_future(value)
+        while True:
+            try:
+                if waiting is not None:
+                    await asyncio.wait({waiting}, timeout=_BEAT_S)
+            except asyncio.CancelledError:
+                assert waiting is not None
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            box = (waiting.result(),) if waiting is not None and waiting.done() else None
+            sharing = asyncio.ensure_future(asyncio.to_thread(self.share, box))
+            try:
+                shared = await asyncio.shield(sharing)
+            except asyncio.CancelledError:
+                if waiting is None or waiting.done():
+                    raise
+                waiting.cancel()
+                shared = await sharing
+            if shared is not None:
+                return shared[0]
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sum values by name over all processes; all must pass the same names in the same order."""
         if self.size == 1:
             return dict(values)
         total = torch.tensor([*values.values()], dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        with _collective():
+            dist.all_reduce(total)
         return dict(zip(values, total.tolist(), strict=True))
 
     def sum_tensor(self, value: Tensor) -> Tensor:
         """Sum a CPU tensor over all processes."""
         if self.size > 1:
             on_device = value.to(self.device)
-            dist.all_reduce(on_device)
+            with _collective():
+                dist.all_reduce(on_device)
             value = on_device.cpu()
         return value
 
@@ -146,6 +185,22 @@ def join_processes(device: str) -> DistContext:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
     return DistContext(device, rank, size)
+
+
+@contextmanager
+def _collective() -> Generator[None]:
+    """Turn a failure of a collective into an error that says what to do.
+
+    Raises:
+        TrainingError: a process died, hangs or was stopped.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise TrainingError(
+            f"another training process did not take part within {_PATIENCE.total_seconds():g} s, or has died: end all "
+            f"of them, and start again with --resume ({error})"
+        ) from error
 
 
 def unsharded(value: Tensor) -> Tensor:

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED
-from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.batch import TrainBatch, padded
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import combined_loss, contrast_target, turn_starts
 from agentic_opd.training.step import loss_inputs
-from agentic_opd.wire.checks import read_group
+from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.packed import unpacked
-
-_PLACE = "a group of the batch"
 
 
 def collate(
@@ -41,11 +39,12 @@ def collate(
 
     Raises:
         WireError: a group can't be read, or an entry of its arrays is no id or number.
-        AlignmentError, ConfigError: as `make_batch`.
+        AlignmentError, ConfigError: as `make_batch`. What `agentic-opd validate` refuses is refused in the same words.
     """
     config = config or LossConfig()
-    values = [one if isinstance(one, ScoredGroup) else read_group(unpacked(one, _PLACE), _PLACE) for one in groups]
-    batch = make_batch(values, contrast=config.contrast, special_ids=special_ids)
+    origins = [f"group {number} of the batch" for number in range(len(groups))]
+    checked = [checked_group(unpacked(group, origin), origin) for group, origin in zip(groups, origins, strict=True)]
+    batch = padded(checked, config.contrast, special_ids)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)
     opd = {name: value for name in TrainBatch.__slots__ if (value := getattr(batch, name)) is not None}

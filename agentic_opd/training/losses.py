@@ -290,28 +290,24 @@ def group_advantages(
 
 def step_advantages(
     step_scores_BT: Tensor,
-    sampled_BT: Tensor,
     scores_B: Tensor,
-    groups_B: Tensor,
     rewarded_B: Tensor,
+    turn_means_BT: Tensor,
+    turn_deviations_BT: Tensor,
+    sampled_BT: Tensor,
     *,
     divide_by_std: bool = True,
 ) -> Tensor:
     """Normalise outcome plus step score over the turns with the same number in the same group, [B, T].
 
     OpenClaw-RL's step-wise reward: the actions of a group that have the same step index are compared. A turn's number
-    counts the runs of sampled positions of its sequence, from 0. Unrewarded sequences, and turns whose number no other
-    rewarded sequence of the group has, get 0.
+    counts the turns of its rollout, over all sequences that the rollout was cut into. `turn_means_BT` and
+    `turn_deviations_BT` are of the compared turns. Unrewarded sequences, and turns whose number no other rewarded
+    rollout of the group has, get 0.
     """
-    starts = turn_starts(sampled_BT)
-    b, t = starts.nonzero(as_tuple=True)
-    number = starts.cumsum(1)[b, t]
-    totals = scores_B[b] + step_scores_BT[b, t]
-    keys = groups_B[b] * (sampled_BT.shape[1] + 1) + number
-    per_turn = torch.zeros_like(step_scores_BT)
-    per_turn[b, t] = group_advantages(totals, keys, rewarded_B[b], divide_by_std=divide_by_std)
-    first = torch.where(starts, torch.arange(sampled_BT.shape[1], device=sampled_BT.device), 0).cummax(1).values
-    return torch.where(sampled_BT, per_turn.gather(1, first), 0.0)
+    scales_BT = turn_deviations_BT + 1e-4 if divide_by_std else 1.0
+    advantages_BT = (scores_B[:, None] + step_scores_BT - turn_means_BT) / scales_BT
+    return torch.where(sampled_BT & rewarded_B[:, None] & (turn_deviations_BT > 0), advantages_BT, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------- start and staleness

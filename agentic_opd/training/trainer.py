@@ -189,12 +189,11 @@ class Trainer:
     async def _evaluate(self) -> "_Found":
         """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones."""
         start = time.monotonic()
-        found = await asyncio.to_thread(self.world.share, await self._judged() if self.world.is_first else None)
+        found = await self.world.share_when(self._judged() if self.world.is_first else None)
         if isinstance(found, OPDError):
             raise found
         if isinstance(found, _Found):
             return found
-        assert found is not None
         version, falls = found
         metrics = {"brake_score": version.mean, "brake_s": time.monotonic() - start}
         if falls:
@@ -258,17 +257,21 @@ class Trainer:
 
     async def _next_batch(self) -> list[ScoredGroup] | None:
         """Return the next batch, which the first process requests; None if the run was stopped."""
-        groups = None
-        if self.world.is_first and not self._is_stopping:
-            try:
-                received = await self.client.batch(self.step)
-                self._is_busy = True  # The others may have the batch before a stop: they would wait in its step.
-                groups = [group for group in received if not self.brake.is_withdrawn(group)]
-                self._withdrawn += len(received) - len(groups)
-            except asyncio.CancelledError:
-                if not self._is_stopping:
-                    raise
-        return await asyncio.to_thread(self.world.share, groups)
+        return await self.world.share_when(self._requested_batch() if self.world.is_first else None)
+
+    async def _requested_batch(self) -> list[ScoredGroup] | None:
+        if self._is_stopping:
+            return None
+        try:
+            received = await self.client.batch(self.step)
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
+            return None
+        self._is_busy = True  # The others may have the batch before a stop: they would wait in its step.
+        groups = [group for group in received if not self.brake.is_withdrawn(group)]
+        self._withdrawn += len(received) - len(groups)
+        return groups
 
     def stop(self) -> None:
         """Stop `run`: after the current step if one is running, else at once. A second call interrupts the step too.

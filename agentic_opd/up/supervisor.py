@@ -54,7 +54,8 @@ class Supervisor:
     def __init__(self, parts: Sequence[LoopPart], config: UpConfig) -> None:
         self.config = config
         logs = config.output_dir / "logs"
-        self._began = time.time()
+        self._verdicts = config.output_dir / "brake.jsonl"
+        self._verdicts_before = _changed_at(self._verdicts)
         self._parts = [_Running(part, logs / f"{part.name}.log") for part in parts]
 
     async def run(self) -> None:
@@ -119,10 +120,9 @@ class Supervisor:
 
     def _is_rolled_back(self, code: int) -> bool:
         """Return whether the brake ended the trainer; torchrun ends with 1 in place of its processes' code."""
-        verdicts = self.config.output_dir / "brake.jsonl"
-        if code != EXIT_FAILED or not verdicts.exists() or verdicts.stat().st_mtime < self._began:
+        if code != EXIT_FAILED or _changed_at(self._verdicts) in (None, self._verdicts_before):
             return code == EXIT_ROLLED_BACK
-        rows = [line for line, _ in whole_lines(verdicts)]
+        rows = [line for line, _ in whole_lines(self._verdicts)]
         return bool(rows) and read_json(rows[-1])["verdict"] == "rolled_back"
 
     async def _process(self, one: _Running) -> int:
@@ -191,6 +191,14 @@ class Supervisor:
                 await asyncio.wait_for(process.wait(), self.config.stop_s)
         _kill_group(process)
         await process.wait()
+
+
+def _changed_at(file: Path) -> int | None:
+    """Return the time of a file's last change (ns since 1970); None: there is no file."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 async def _relay(name: str, path: Path, process: Process) -> None:

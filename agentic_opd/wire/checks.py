@@ -1,18 +1,24 @@
 """JSON of any origin -> a scored group or a list of problems, and counts of a file's contents. Pure.
 
 `group.read_form` checks the form of the JSON by the types. Here `read_group` checks that the arrays hold ids and
-numbers, and `GroupChecker` also checks the meaning: masks, records against arrays, rows, counts. Both depend only on
-the wire format (docs/wire_format.md). Without turn records, the arrays are checked alone.
+numbers, and `GroupChecker` also checks the meaning: masks, records against arrays, rows, counts. `agentic-opd validate`
+and `training.collate` both use it, so they refuse the same groups. All of it depends only on the wire format
+(docs/wire_format.md). Without turn records, the arrays are checked alone.
+
+A check of an array runs vectorised first; only an array that fails it is looked at entry by entry, for the message.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, NamedTuple, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import FailFast, Field, TypeAdapter
 
-from agentic_opd.core.errors import WireError
+from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_ID, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
@@ -63,6 +69,23 @@ def read_group(value: object, place: str = "a group") -> ScoredGroup:
     return group
 
 
+def checked_group(group: object, origin: str) -> ScoredGroup:
+    """Return a group, or read it from JSON, if `GroupChecker` finds no problem; `origin` names it in errors.
+
+    Raises:
+        WireError: the JSON can't be read as a group.
+        AlignmentError: the group violates the wire format. Both messages hold the first problem.
+    """
+    if isinstance(group, ScoredGroup):
+        checked = Checked(group, GroupChecker().check(group))
+    else:
+        checked = GroupChecker().read(group)
+    if checked.problems:
+        raise (WireError if checked.group is None else AlignmentError)(checked.problems[0].at(origin))
+    assert checked.group is not None
+    return checked.group
+
+
 def _read(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
     group, problems = read_form(value)
     for index, rollout in enumerate(() if group is None else group.rollouts):
@@ -75,10 +98,15 @@ def _check_entries(rollout: ScoredRollout, where: str, problems: list[Problem]) 
     if not _are_ids(rollout.tokens_T):
         problems.append(Problem(where, "tokens: expected token ids"))
     validated(_MASKS, rollout.masks_T, problems, where, "masks")
-    validated(_LOGPROBS, rollout.logprobs_T, problems, where, "inference_logprobs")
-    if rollout.rows is None:
+    if not _are_numbers(rollout.logprobs_T, -MOST_NATS, MOST_NATS):
+        validated(_LOGPROBS, rollout.logprobs_T, problems, where, "inference_logprobs")
+    rows = rollout.rows
+    if rows is None or (
+        _are_ids(list(chain.from_iterable(rows.token_ids_TK)))
+        and _are_numbers(list(chain.from_iterable(rows.logprobs_TK)), -MOST_NATS, SUM_SLACK)
+    ):
         return
-    for position, (ids, logprobs) in enumerate(zip(rollout.rows.token_ids_TK, rollout.rows.logprobs_TK, strict=True)):
+    for position, (ids, logprobs) in enumerate(zip(rows.token_ids_TK, rows.logprobs_TK, strict=True)):
         if not _are_ids(ids):
             problems.append(
                 Problem(f"{where}, position {position}", f"distill_token_ids: {shown(ids)}, expected token ids")
@@ -92,15 +120,27 @@ def _are_ids(values: Sequence[Any]) -> bool:
     return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) <= MOST_ID))
 
 
+def _are_numbers(values: Sequence[Any], least: float, most: float) -> bool:
+    """Whether all `values` are numbers from `least` to `most`; a number that is NaN is not."""
+    if not set(map(type, values)) <= {int, float}:
+        return False
+    try:
+        values_N = np.fromiter(values, np.float64, len(values))
+    except OverflowError:
+        return False
+    return bool(((values_N >= least) & (values_N <= most)).all())
+
+
 class GroupChecker:
-    """Checks the groups of one file in order; `counts` sums up their contents."""
+    """Checks groups in order; `counts` sums up the contents of those that it read."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.top_k: int | None = None
-        """Entries of a scored row, from the first `distill_topk` or non-empty row in the file."""
+        """Entries of a scored row: the first group's."""
 
     def read(self, value: object) -> Checked:
+        """Read a group of any origin, and return all its problems."""
         group, problems = _read(value)
         if isinstance(value, dict):
             fields = cast(dict[str, Any], value)
@@ -113,18 +153,23 @@ class GroupChecker:
             return Checked(None, problems)
         return Checked(group, list(self._group(group)))
 
+    def check(self, group: ScoredGroup) -> list[Problem]:
+        """Return all problems of a group that this process built or read."""
+        problems: list[Problem] = []
+        for index, rollout in enumerate(group.rollouts):
+            _check_entries(rollout, f"sequence {index}", problems)
+        return problems or list(self._group(group))
+
     def _group(self, group: ScoredGroup) -> Iterator[Problem]:
         distillation, has_rows = group.distillation, group.rollouts[0].rows is not None
-        if self.top_k is None and distillation is not None:
-            self.top_k = distillation.distill_topk
+        top_k = _entries_of_a_row(group)
+        self.top_k = top_k if self.top_k is None else self.top_k
         self.counts["groups with distillation" if has_rows else "groups without distillation"] += 1
         reads_hints = distillation is None or "none" not in distillation.hint_sources
         for index, rollout in enumerate(group.rollouts):
-            for where, message in self._rollout(rollout, reads_hints=reads_hints):
+            for where, message in self._rollout(rollout, top_k, reads_hints=reads_hints):
                 yield Problem(f"sequence {index}{where}", message)
-        alike = group.compared_scores
-        if any(rollout.is_rewarded and rollout.score not in alike for rollout in group.rollouts):
-            yield Problem("", f"group_overrides: rollout_scores {list(alike)!r} lack the score of a sequence")
+        yield from _reward_problems(group)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
         named = () if distillation is None else distillation.hint_sources
         if odd := {turn.hint_source for turn in records if turn.hint_source} - {*named} if named else set[str]():
@@ -136,13 +181,13 @@ class GroupChecker:
             said = dict(distillation.outcomes)
             yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
 
-    def _rollout(self, rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
+    def _rollout(self, rollout: ScoredRollout, top_k: int | None, *, reads_hints: bool) -> Iterator[Problem]:
         """Yield problems of the arrays; if there are none, of the records; if there are none, of the rows."""
-        if problems := list(_array_problems(rollout)):
+        if problems := _array_problems(rollout):
             yield from problems
             return
         self.counts["tokens"] += len(rollout.tokens_T)
-        self.counts["sampled tokens"] += sum(mask != IGNORED for mask in rollout.masks_T)
+        self.counts["sampled tokens"] += len(rollout.masks_T) - list(rollout.masks_T).count(IGNORED)
         problems = [*_image_problems(rollout), *_turn_problems(rollout, reads_hints=reads_hints)]
         if problems:
             yield from problems
@@ -153,73 +198,177 @@ class GroupChecker:
             self.counts["turns"] += len(rollout.turns)
             self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
         if rollout.rows is not None:
-            yield from self._rows(rollout)
+            yield from self._rows(rollout, top_k)
         elif rollout.scored_positions:
             first = min(rollout.scored_positions)
             yield Problem(f", position {first}", "the turn is scored, but there are no distillation arrays")
 
-    def _rows(self, rollout: ScoredRollout) -> Iterator[Problem]:
+    def _rows(self, rollout: ScoredRollout, top_k: int | None) -> Iterator[Problem]:
+        """Yield problems of the rows, [T, `top_k`] or empty, and of the readings that refer to them."""
         assert rollout.rows is not None
         ids, logprobs = rollout.rows.token_ids_TK, rollout.rows.logprobs_TK
-        if self.top_k is None:
-            self.top_k = next((len(row) for row in ids if row), None)
         scored = rollout.scored_positions
-        for position, (mask, row_ids, row_logprobs) in enumerate(zip(rollout.masks_T, ids, logprobs, strict=True)):
-            is_scored = None if scored is None else position in scored
-            if not row_ids and not is_scored and self.top_k != 1:
-                continue
-            message = self._row_problem(rollout, position, row_ids, row_logprobs, is_scored)
-            if message is not None:
-                yield Problem(f", position {position}", f"row: {message}")
-            elif row_ids and mask != IGNORED and (is_scored or (is_scored is None and self.top_k != 1)):
-                self.counts["scored rows"] += 1
+        if _are_rows(rollout, top_k):
+            rows = [position for position, row in enumerate(ids) if row and rollout.masks_T[position] != IGNORED]
+            if scored is None:
+                self.counts["scored rows"] += len(rows) if top_k != 1 else 0
+            else:
+                self.counts["scored rows"] += len(scored.intersection(rows))
+        else:
+            for position, (mask, row_ids, row_logprobs) in enumerate(zip(rollout.masks_T, ids, logprobs, strict=True)):
+                is_scored = None if scored is None else position in scored
+                if not row_ids and not is_scored and top_k != 1:
+                    continue
+                message = _row_problem(rollout, position, row_ids, row_logprobs, is_scored, top_k)
+                if message is not None:
+                    yield Problem(f", position {position}", f"row: {message}")
+                elif row_ids and mask != IGNORED and (is_scored or (is_scored is None and top_k != 1)):
+                    self.counts["scored rows"] += 1
         for index, turn in enumerate(rollout.turns or ()):
             if turn.control is not None:
                 yield from _control_problems(turn, turn.control, ids)
             if turn.hints and (message := _gap_problem(turn, rollout)) is not None:
                 yield Problem(f", turn {index}", message)
 
-    def _row_problem(
-        self, rollout: ScoredRollout, at: int, ids: Sequence[int], logprobs: Sequence[float], is_scored: bool | None
-    ) -> str | None:
-        """Return the problem of one row, or None; `is_scored` is None if the rollout has no records."""
-        is_sampled, is_rectangle = rollout.masks_T[at] != IGNORED, self.top_k == 1
-        if not ids and is_rectangle:
-            return "empty, but rows of one entry are written at every position"
-        if not ids:
-            return "missing in the span of a scored turn"
-        if not is_rectangle and not is_sampled:
-            return "written at a position that was not sampled"
-        if not is_rectangle and is_scored is False:
-            return "written outside of the scored turns' spans"
-        if len(ids) != self.top_k:
-            return f"expected {self.top_k} entries, got {len(ids)}"
-        if (message := _entries_problem(rollout.tokens_T[at], ids, logprobs)) is not None:
-            return message
-        if is_rectangle and not is_sampled and logprobs[0] != 0:
-            return f"expected logprob 0.0 at a prompt position, got {logprobs[0]}"
-        student = rollout.logprobs_T[at]
-        if is_rectangle and is_sampled and is_scored is False and abs(logprobs[0] - student) > SAME_LOGPROB:
-            return f"expected the student's logprob {student} at an unscored position, got {logprobs[0]}"
-        return None
+
+def _entries_of_a_row(group: ScoredGroup) -> int | None:
+    """Return the number of entries that the rows of a group have, as it says or as its first row has; None without."""
+    if group.distillation is not None:
+        return group.distillation.distill_topk
+    rows = chain.from_iterable(rollout.rows.token_ids_TK for rollout in group.rollouts if rollout.rows is not None)
+    return next((len(row) for row in rows if row), None)
 
 
-def _array_problems(rollout: ScoredRollout) -> Iterator[Problem]:
-    arrays = zip(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, strict=True)
-    for position, (token, mask, logprob) in enumerate(arrays):
-        if mask not in (IGNORED, token):
-            message = f"mask: expected {IGNORED} or the token {token}, got {mask!r}"
-        elif mask == IGNORED and logprob != PROMPT_LOGPROB:
-            message = f"inference_logprobs: expected {PROMPT_LOGPROB} at a prompt position, got {logprob}"
-        elif mask != IGNORED and logprob > 0:
-            message = f"inference_logprobs: expected at most 0, got {logprob}"
-        else:
-            continue
-        yield Problem(f", position {position}", message)
+def _reward_problems(group: ScoredGroup) -> Iterator[Problem]:
+    """Yield problems of the lists in which an item of the trajectory API has the rewards of its whole group."""
+    if group.rollout_scores is not None:
+        alike = group.rollout_scores
+        if any(rollout.is_rewarded and rollout.score not in alike for rollout in group.rollouts):
+            yield Problem("", f"group_overrides: rollout_scores {list(alike)!r} lack the score of a sequence")
+    if group.turn_scores is not None:
+        for index, (rollout, first_turn) in enumerate(zip(group.rollouts, group.first_turns, strict=True)):
+            for number, total in enumerate(rollout.turn_totals, start=first_turn):
+                alike = group.turn_scores[number] if number < len(group.turn_scores) else ()
+                if rollout.is_rewarded and total not in alike:
+                    message = f"group_overrides: turn_scores of turn {number}, {list(alike)!r}, lack its {total!r}"
+                    yield Problem(f"sequence {index}", message)
+
+
+def _are_rows(rollout: ScoredRollout, top_k: int | None) -> bool:
+    """Whether each row is as `_row_problem` expects it; numbers close to a bound may be refused."""
+    assert rollout.rows is not None
+    lengths_T = np.fromiter(map(len, rollout.rows.token_ids_TK), np.int64, len(rollout.tokens_T))
+    has_row_T, tokens_T = lengths_T > 0, np.asarray(rollout.tokens_T)
+    sampled_T = np.asarray(rollout.masks_T) != IGNORED
+    scored_T = (
+        None
+        if rollout.turns is None
+        else _covered(len(tokens_T), (turn.scored_span for turn in rollout.turns if turn.is_scored))
+    )
+    if not ((lengths_T == 0) | (lengths_T == top_k)).all():
+        return False
+    if top_k == 1:
+        logprobs_T = _flat(rollout.rows.logprobs_TK, np.float64)
+        if not has_row_T.all() or not (logprobs_T <= 0).all():
+            return False
+        if not (_flat(rollout.rows.token_ids_TK, np.int64) == tokens_T).all() or (logprobs_T[~sampled_T] != 0).any():
+            return False
+        fillers_T = np.zeros_like(sampled_T) if scored_T is None else sampled_T & ~scored_T
+        students_T = np.asarray(rollout.logprobs_T, np.float64)
+        return bool((abs(logprobs_T - students_T)[fillers_T] <= SAME_LOGPROB).all())
+    expected_T = (sampled_T | ~has_row_T) if scored_T is None else has_row_T == scored_T
+    if not expected_T.all():
+        return False
+    if not has_row_T.any():
+        return True
+    ids_RK = _flat(rollout.rows.token_ids_TK, np.int64).reshape(-1, top_k or 1)
+    logprobs_RK = _flat(rollout.rows.logprobs_TK, np.float64).reshape(ids_RK.shape)
+    return bool(
+        (ids_RK[:, 0] == tokens_T[has_row_T]).all()
+        and (np.diff(np.sort(ids_RK, axis=1), axis=1) > 0).all()
+        and (logprobs_RK <= 0).all()
+        and (np.diff(logprobs_RK[:, 1:], axis=1) <= 0).all()
+        and (np.exp(logprobs_RK).sum(axis=1) <= _SURE_SUM).all()
+    )
+
+
+def _covered(length: int, spans: Iterable[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which positions [T] the spans cover."""
+    covered_T = np.zeros(length, np.bool_)
+    for start, end in spans:
+        covered_T[start:end] = True
+    return covered_T
+
+
+def _flat(rows: Sequence[Sequence[float]], kind: type[Any]) -> NDArray[Any]:
+    """Return the entries of all rows in one array."""
+    return np.fromiter(chain.from_iterable(rows), kind)
+
+
+_SURE_SUM = 1 + SUM_SLACK - 1e-9
+"""A sum of probabilities up to here is at most 1 + SUM_SLACK in any order of the addition."""
+
+
+def _row_problem(
+    rollout: ScoredRollout,
+    at: int,
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    is_scored: bool | None,
+    top_k: int | None,
+) -> str | None:
+    """Return the problem of one row, or None; `is_scored` is None if the rollout has no records."""
+    is_sampled, is_rectangle = rollout.masks_T[at] != IGNORED, top_k == 1
+    if not ids and is_rectangle:
+        return "empty, but rows of one entry are written at every position"
+    if not ids:
+        return "missing in the span of a scored turn"
+    if not is_rectangle and not is_sampled:
+        return "written at a position that was not sampled"
+    if not is_rectangle and is_scored is False:
+        return "written outside of the scored turns' spans"
+    if len(ids) != top_k:
+        return f"expected {top_k} entries, got {len(ids)}"
+    if (message := _entries_problem(rollout.tokens_T[at], ids, logprobs)) is not None:
+        return message
+    if is_rectangle and not is_sampled and logprobs[0] != 0:
+        return f"expected logprob 0.0 at a prompt position, got {logprobs[0]}"
+    student = rollout.logprobs_T[at]
+    if is_rectangle and is_sampled and is_scored is False and abs(logprobs[0] - student) > SAME_LOGPROB:
+        return f"expected the student's logprob {student} at an unscored position, got {logprobs[0]}"
+    return None
+
+
+def _array_problems(rollout: ScoredRollout) -> list[Problem]:
+    """Return problems of the masks and of the sampling weights' logprobs."""
+    tokens_T, masks_T, logprobs_T = map(np.asarray, (rollout.tokens_T, rollout.masks_T, rollout.logprobs_T))
+    sampled_T = masks_T != IGNORED
+    fits_T = np.where(sampled_T, (masks_T == tokens_T) & (logprobs_T <= 0), logprobs_T == PROMPT_LOGPROB)
+    fits_T[:1] &= ~sampled_T[:1]
+    positions: list[int] = np.flatnonzero(~fits_T).tolist()
+    return [Problem(f", position {position}", _array_problem(rollout, position)) for position in positions]
+
+
+def _array_problem(rollout: ScoredRollout, position: int) -> str:
+    token, mask, logprob = rollout.tokens_T[position], rollout.masks_T[position], rollout.logprobs_T[position]
+    if mask not in (IGNORED, token):
+        return f"mask: expected {IGNORED} or the token {token}, got {mask!r}"
+    if mask == IGNORED:
+        return f"inference_logprobs: expected {PROMPT_LOGPROB} at a prompt position, got {logprob}"
+    if logprob > 0:
+        return f"inference_logprobs: expected at most 0, got {logprob}"
+    return "mask: the first token is marked as sampled, but nothing before it predicts it"
 
 
 def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequence[Sequence[int]]) -> Iterator[Problem]:
     """Yield problems of a control's rows, whose entries refer to the ids of the teacher's rows."""
+    rows = control.logprobs_RK
+    if list(map(len, rows)) == list(map(len, ids_TK[slice(*turn.scored_span)])) and all(rows):
+        starts_R = np.cumsum([0, *map(len, rows)])[:-1]
+        logprobs_N = np.array(list(chain.from_iterable(rows)), np.float64)  # None becomes NaN.
+        sums_R = np.add.reduceat(np.nan_to_num(np.exp(logprobs_N)), starts_R)
+        if not np.isnan(logprobs_N[starts_R]).any() and (sums_R <= _SURE_SUM).all():
+            return
     for position, row in enumerate(control.logprobs_RK, start=turn.scored_span[0]):
         total = sum(math.exp(logprob) for logprob in row if logprob is not None)
         if len(row) != len(ids_TK[position]):
@@ -256,18 +405,17 @@ def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Pro
     """
     if rollout.turns is None:
         return
-    before, in_turn = 0, [False] * len(rollout.masks_T)
+    before = 0
     for index, turn in enumerate(rollout.turns):
         start, end = turn.span
         yield from (Problem(f", turn {index}", message) for message in _record_problems(turn, reads_hints=reads_hints))
         if start < before:
             yield Problem(f", turn {index}", f"span: starts at {start}, before the end {before} of the turn before")
         before = end
-        in_turn[start:end] = [True] * (end - start)
-    for position, (is_in, mask) in enumerate(zip(in_turn, rollout.masks_T, strict=True)):
-        if is_in != (mask != IGNORED):
-            what = "in a turn's span, but not sampled" if is_in else "sampled, but in no turn's span"
-            yield Problem(f", position {position}", what)
+    in_turn_T = _covered(len(rollout.tokens_T), (turn.span for turn in rollout.turns))
+    for position in np.flatnonzero(in_turn_T != (np.asarray(rollout.masks_T) != IGNORED)).tolist():
+        what = "in a turn's span, but not sampled" if in_turn_T[position] else "sampled, but in no turn's span"
+        yield Problem(f", position {position}", what)
     if rollout.messages is not None:
         said = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
         context = [turn.message_index for turn in rollout.context_turns]

@@ -72,6 +72,8 @@ class RunCounts:
     def __init__(self) -> None:
         self.by_task: dict[str, RolloutCounts] = {}
         self.total = RolloutCounts()
+        self.no_verdicts = Counter[str]()
+        """Rollouts that their groups leave out because their tests gave no verdict, by cause."""
         self.noise_floor: float | None = None
         self._noise_rms: list[float] = []
         self.distilled = False
@@ -81,6 +83,7 @@ class RunCounts:
         for rollout, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
             of_task.add(rollout, is_first=is_first)
             self.total.add(rollout, is_first=is_first)
+        self.no_verdicts.update(group.no_verdicts or {})
         if group.distillation is not None:
             self.distilled = True
             floors = (self.noise_floor, group.distillation.noise_floor)

@@ -15,12 +15,16 @@ from typing import IO, Any
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, printable, read_json
 from agentic_opd.wire.group import ScoredGroup
 
 
 class JsonLines:
-    """Appends JSON lines to a file or standard output; `write` returns after the whole line is written."""
+    """Appends JSON lines to a file or standard output; `write` returns after the whole line is written.
+
+    After a failed write, such as on a full disk, the next one opens the file again and removes the incomplete line.
+    """
 
     def __init__(self, path: Path | None, *, is_continued: bool = False, hint: str = "") -> None:
         """Open `path` (None: standard output): replace it, or append after its last whole line.
@@ -36,26 +40,33 @@ class JsonLines:
             self._file: IO[bytes] = sys.stdout.buffer if path is None else _opened(path, is_continued)
         except OSError as error:
             raise PlaceError(f"cannot write {self._where}: {error.strerror or error}.{hint and ' ' + hint}") from error
+        self._end = 0 if path is None else self._file.tell()
+        """Length of the file with its last whole line."""
+        self._is_failed = False
 
     def write(self, row: Mapping[str, Any], *, durable: bool = False) -> None:
         """Append one line; with `durable`, it is synced to disk.
 
         Raises:
-            OutputError: the write failed; earlier lines stay readable.
+            OutputError: the write failed; earlier lines stay readable, and a later write may succeed.
             ValueError: a number in `row` is not finite.
         """
         line = json_line(row)
         if self.path is None:
             line = printable(line.decode()).encode()
         try:
-            self._file.write(line)
-            self._file.flush()
+            if self.path is not None and self._is_failed:
+                self._file = _opened(self.path, True, self._end)
+                self._end, self._is_failed = self._file.tell(), False
+            _write_all(self._file, line)
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            with suppress(OSError):  # close() retries the failed write.
+            self._is_failed = True
+            with suppress(OSError):
                 self._file.close()
             raise OutputError(f"cannot write to {self._where}: {error.strerror or error}") from error
+        self._end += len(line)
 
     def close(self) -> None:
         """Close the file, but not standard output."""
@@ -63,15 +74,31 @@ class JsonLines:
             self._file.close()
 
 
-def _opened(path: Path, is_continued: bool) -> IO[bytes]:
+def _opened(path: Path, is_continued: bool, end: int | None = None) -> IO[bytes]:
+    """Open a file without a buffer: what one write leaves in it would be written by the next one.
+
+    A file that is continued is cut off at `end`. It is cut off after its last whole line if it is shorter, or `end` is
+    None.
+    """
+    check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_continued and path.exists():
-        os.truncate(path, max((end for _, end in whole_lines(path)), default=0))
-    return path.open("ab" if is_continued else "wb")
+        if end is None or path.stat().st_size < end:
+            end = max((end for _, end in whole_lines(path)), default=0)
+        os.truncate(path, end)
+    return path.open("ab" if is_continued else "wb", buffering=0)
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    file.flush()
 
 
 def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
     """Yield each line that ends in a newline, and the offset after it; an incomplete last line is skipped."""
+    check_regular(path, is_read=True)
     end = 0
     with path.open("rb") as file:
         for line in file:
@@ -95,7 +122,9 @@ class FileLock:
             OSError: the folder can't be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.with_name(f"{path.name}.lock").open("a+", encoding="utf-8")
+        lock = path.with_name(f"{path.name}.lock")
+        check_regular(lock)
+        self._file = lock.open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -130,8 +159,7 @@ def check_place(
         why = "the report's" if path.suffix == ".html" else "a gzipped file's, but the lines are plain text"
         raise PlaceError(f"cannot write groups to {str(path)!r}: this name is {why}. {hint}")
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        check_regular(path)
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         folder = next(folder for folder in path.absolute().parents if folder.exists())
@@ -191,7 +219,9 @@ class GroupFile:
                 if is_continued:
                     self._read_earlier(settings)
                 self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
+                undo.callback(self._lines.close)
                 if not is_continued:
+                    check_regular(self._settings_path)
                     self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             except OSError as error:
                 raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
@@ -227,6 +257,7 @@ class GroupFile:
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
+            check_regular(self._settings_path)
             earlier = read_json(self._settings_path.read_text())
         except (FileNotFoundError, ValueError) as error:
             raise PlaceError(

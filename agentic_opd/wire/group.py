@@ -8,6 +8,7 @@ written back.
 
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from agentic_opd.core.types import (
     TurnOutcome,
     Vote,
     check_lengths,
+    sampled_spans,
 )
 
 ValueT = TypeVar("ValueT")
@@ -95,6 +97,7 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 80
 
 Number = Annotated[float, Field(strict=True, ge=-MOST_SCORE, le=MOST_SCORE, allow_inf_nan=False)]
+_Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Logprob = Annotated[float, Field(strict=True, ge=-MOST_NATS, le=SUM_SLACK, allow_inf_nan=False)]
 
 _IF_ANY = Field(exclude_if=not_)
@@ -287,6 +290,8 @@ class ScoredRollout:
     session_id: str | None = None
     """Id of the conversation or rollout, in a group of several; sequences with the same id are its branches."""
     checks: VerdictCounts | None = None
+    first_turn: Index | None = None
+    """Number of the sequence's first turn in its rollout, from 0, in a group that lacks sequences of the rollout."""
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
     """Exit of the `agent_command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
@@ -312,6 +317,12 @@ class ScoredRollout:
         if self.turns is None:
             return None
         return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.scored_span))
+
+    @property
+    def turn_totals(self) -> list[float]:
+        """For each turn, a run of sampled positions, the sequence's score plus the judge's score of the turn."""
+        steps = {turn.span[0]: turn.step_score or 0 for turn in self.turns or ()}
+        return [self.score + steps.get(start, 0) for start, _ in sampled_spans(self.masks_T)]
 
     @property
     def baseline_T(self) -> Sequence[float]:
@@ -453,6 +464,10 @@ class ScoredGroup:
     distillation: GroupDistillation | None = None
     rollout_scores: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
     """Scores of all rollouts of the full group, one per rollout, if this group is a part of a larger one."""
+    no_verdicts: Annotated[Mapping[str, Index], Field(min_length=1)] | None = None
+    """Number of the item's rollouts that are left out because their tests gave no verdict, by cause."""
+    turn_scores: Annotated[tuple[tuple[_Finite, ...], ...], Field(min_length=1)] | None = None
+    """Totals of all rewarded turns of the full group by turn number, if this group is a part of a larger one."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown fields of the group."""
     other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -471,20 +486,49 @@ class ScoredGroup:
         return [rollout.score for rollout in self.rollouts]
 
     @property
+    def rollout_numbers(self) -> list[int]:
+        """For each sequence, the number of its rollout in the group, from 0; branches of a rollout share it."""
+        numbers: dict[object, int] = {}
+        ids = [self.session_id if self.session_id is not None else rollout.session_id for rollout in self.rollouts]
+        keys = [(index, None) if name is None else name for index, name in enumerate(ids)]
+        return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+    @property
     def is_first_of_rollout(self) -> list[bool]:
         """For each sequence, whether it is the first branch of its rollout, so that a rollout counts once."""
-        if self.session_id is not None:
-            return [index == 0 for index in range(len(self.rollouts))]
-        ids = [rollout.session_id for rollout in self.rollouts]
-        return [one is None or one not in ids[:index] for index, one in enumerate(ids)]
+        numbers = self.rollout_numbers
+        return [number not in numbers[:index] for index, number in enumerate(numbers)]
+
+    @property
+    def first_turns(self) -> list[int]:
+        """For each sequence, its first turn's number: turns are counted over all sequences of a rollout, from 0."""
+        counts, firsts = Counter[int](), list[int]()
+        for rollout, number in zip(self.rollouts, self.rollout_numbers, strict=True):
+            first = counts[number] if rollout.first_turn is None else rollout.first_turn
+            firsts.append(first)
+            counts[number] = first + len(sampled_spans(rollout.masks_T))
+        return firsts
 
     @property
     def compared_scores(self) -> tuple[float, ...]:
-        """Scores that GRPO compares: one per rewarded rollout."""
+        """Scores that GRPO compares: one per rewarded rollout; branches with rewards of their own count each."""
         if self.rollout_scores is not None:
             return self.rollout_scores
-        pairs = zip(self.rollouts, self.is_first_of_rollout, strict=True)
-        return tuple(rollout.score for rollout, is_first in pairs if is_first and rollout.is_rewarded)
+        pairs = zip(self.rollout_numbers, self.rollouts, strict=True)
+        rewards = dict.fromkeys((number, rollout.score) for number, rollout in pairs if rollout.is_rewarded)
+        return tuple(score for _, score in rewards)
+
+    @property
+    def compared_turns(self) -> tuple[tuple[float, ...], ...]:
+        """For each turn number, the totals (`turn_totals`) of the rewarded turns with it, which are compared."""
+        if self.turn_scores is not None:
+            return self.turn_scores
+        totals: dict[int, list[float]] = {}
+        for rollout, first in zip(self.rollouts, self.first_turns, strict=True):
+            if rollout.is_rewarded:
+                for number, total in enumerate(rollout.turn_totals, start=first):
+                    totals.setdefault(number, []).append(total)
+        return tuple(tuple(totals.get(number, ())) for number in range(max(totals, default=-1) + 1))
 
     def to_wire(self) -> dict[str, Any]:
         """Return the group as plain JSON data; every list has one entry per sequence."""
@@ -604,9 +648,12 @@ class _Entries:
         return found
 
 
-_RESULT = "stop_reason turns tool_calls tool_errors reward verification opd session_id program"
+_RESULT = "stop_reason turns tool_calls tool_errors reward verification opd session_id first_turn program"
 _OF_SEQUENCE = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
-_OF_GROUP = _Entries(ScoredGroup, "item_id task_id opd weight_version group_id session_id rollout_scores")
+_OF_GROUP = _Entries(
+    ScoredGroup,
+    "item_id task_id opd weight_version group_id session_id rollout_scores turn_scores no_verdicts",
+)
 _TURN = TypeAdapter(TurnRecord)
 _SEQUENCE_OPD = TypeAdapter(_SequenceOpd)
 _DISTILLATION = TypeAdapter(GroupDistillation)
@@ -693,9 +740,10 @@ def read_form(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
     if "distill_topk" in _object(about.get("opd")):
         distillation = validated(_DISTILLATION, about.pop("opd"), problems, name="group_overrides: opd")
     known = _OF_GROUP.taken(about)
-    if "rollout_scores" in about:
-        said = shown(about["rollout_scores"])
-        problems.append(Problem("", f"group_overrides: rollout_scores {said}, expected a list of finite numbers"))
+    for name, expected in (("rollout_scores", "a list"), ("turn_scores", "a list of lists")):
+        if name in about:
+            what = f"{name} {shown(about[name])}, expected {expected} of finite numbers"
+            problems.append(Problem("", f"group_overrides: {what}"))
     found = [_sequence(line, index, problems) for index in range(len(line.tokens))]
     rollouts = tuple(one for one in found if one is not None)
     if problems:

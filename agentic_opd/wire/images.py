@@ -8,9 +8,12 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.files import check_regular
 
 MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """The first bytes of a file -> the kind of picture."""
+
+_TRIED_BYTES = 2**16
 
 
 def kind_of(data: bytes) -> str | None:
@@ -29,6 +32,8 @@ class ImageFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.problem: str | None = None
+        """Why the last picture could not be stored; None after the next one that could."""
 
     @classmethod
     def beside(cls, groups: Path) -> "ImageFolder":
@@ -44,19 +49,34 @@ class ImageFolder:
         """
         digest = digest_of(data)
         path = self.path / f"{digest}.{kind_of(data) or 'bin'}"
+        if not path.exists():
+            self._write(data, path)
+        return digest
+
+    def try_again(self) -> None:
+        """Write a picture's size to the disk and delete it, to see whether the disk takes pictures again."""
+        path = self.path / ".try"
+        self._write(bytes(_TRIED_BYTES), path)
+        path.unlink(missing_ok=True)
+
+    def _write(self, data: bytes, path: Path) -> None:
         try:
-            if path.exists():
-                return digest
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             # NamedTemporaryFile creates a file of mode 600.
             with NamedTemporaryFile(dir=self.path, prefix=".", delete=False) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(path)
+                fresh = Path(file.name)
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    fresh.replace(path)
+                except OSError:  # On a full disk it would take up room for good.
+                    fresh.unlink()
+                    raise
         except OSError as error:
-            raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-        return digest
+            self.problem = error.strerror or str(error)
+            raise PlaceError(f"cannot write {str(path)!r}: {self.problem}") from error
+        self.problem = None
 
     def read(self, digest: str) -> bytes:
         """Return a picture's file.
@@ -65,7 +85,9 @@ class ImageFolder:
             PlaceError: it is missing or has changed.
         """
         try:
-            data = self._path_of(digest).read_bytes()
+            path = self._path_of(digest)
+            check_regular(path)
+            data = path.read_bytes()
         except OSError as error:
             raise PlaceError(f"there is no picture {digest!r} in {str(self.path)!r}") from error
         if digest_of(data) != digest:

@@ -3,29 +3,35 @@
 The user subclasses `CustomWorld`, whose methods are hooks. `HookedWorld` adapts the subclass to `core.types.World`.
 docs/worlds.md has a table of all hooks and complete examples.
 
-A hook that raises anything other than `ToolError` or an `OPDError` causes a `WorldError` that names the hook. The group
-is counted as failed, and the run continues.
+A hook that raises anything other than `ToolError` or an `OPDError` causes a `WorldError` that names the hook, the file
+and the line. The group is counted as failed, and the run continues. Failures of the hook `close` are only counted.
 """
 
 import asyncio
 import inspect
+import logging
 import pickle
 import sys
+import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from contextvars import copy_context
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from fractions import Fraction
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from agentic_opd.core.authors import MOST_BYTES, Authors
-from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, WorldError
+from agentic_opd.core.concurrency import to_its_end
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, SandboxError, ServerError, WorldError
 from agentic_opd.core.text import cut_middle, well_formed
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
@@ -50,6 +56,8 @@ __all__ = [
     "world_problems",
 ]
 
+logger = logging.getLogger(__name__)
+
 HookT = TypeVar("HookT", bound=Callable[..., Any])
 
 _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -61,6 +69,7 @@ _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "verify": (("task", "state"), ("files", "messages", "sandbox")),
     "judged": (("state",), ()),
     "user_reply": (("task", "state", "messages"), ()),
+    "close": (("state",), ("files", "sandbox")),
 }
 """Hook -> the parameters that it gets by position, and those that it gets by name if it has them."""
 
@@ -87,7 +96,7 @@ class Left:
     """See `core.types.Verification.made_by`."""
     messages: Sequence[Message] = ()
     verdict: Verification | None = None
-    """Given if `verify` has a parameter `sandbox`, since it must run before the sandbox ends."""
+    """Result of `verify`, which runs before the session closes the state and its sandbox ends."""
 
 
 def tool(hook: HookT) -> HookT:
@@ -162,6 +171,14 @@ class CustomWorld:
         """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
         return None
 
+    def close(self, state: Any, *args: Any, **by_name: Any) -> Any:
+        """Release what the state holds, such as a simulator or a connection.
+
+        Called once for each state that `start` returned, after `verify` or after whatever ended the episode before it:
+        an error, a cancellation, a time limit. The time limit is that of a tool call. A failure is logged and counted,
+        and changes no result.
+        """
+
 
 def world_problems(hooks: CustomWorld) -> list[str]:
     """Return what is wrong with a world's hooks and tools, without calling any of them; empty if nothing is."""
@@ -170,18 +187,19 @@ def world_problems(hooks: CustomWorld) -> list[str]:
         try:
             MethodTool.read(f"tool {name}", name, getattr(hooks, name))
         except ConfigError as error:
-            problems.append(str(error))
+            problems.append(f"{error}{_definition(getattr(hooks, name), _files_of(type(hooks)))}")
     return problems
 
 
 def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
     hook, (positional, by_name) = getattr(hooks, name), _HOOKS[name]
+    where = _definition(hook, _files_of(type(hooks)))
     if not _is_defined(hooks, name):
         if name == "call" and _is_defined(hooks, "tools"):
             return "call is not defined, which runs the functions of tools"
         return f"{name} is not defined" if name in ("tasks", "verify") else None
     if name in ("tasks", "eval_tasks", "tools") and inspect.iscoroutinefunction(hook):
-        return f"{name} is async, expected a plain method"
+        return f"{name} is async, expected a plain method{where}"
     parameters = inspect.signature(hook).parameters
     names = {one for one in by_name if one in parameters}
     try:
@@ -189,7 +207,7 @@ def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
     except TypeError as error:
         may = f", and by name any of {', '.join(by_name)}" if by_name else ""
         wanted = ", ".join(("self", *positional))
-        return f"{name}{inspect.signature(hook)}: {error}; expected {name}({wanted}){may}"
+        return f"{name}{inspect.signature(hook)}: {error}; expected {name}({wanted}){may}{where}"
     return None
 
 
@@ -221,16 +239,26 @@ class HookedWorld:
         self.hooks, self.config, self._name = hooks, config, type(hooks).__name__
         if problems := world_problems(hooks):
             raise ConfigError(f"world {self._name}: {'; '.join(problems)}")
+        self._files = _files_of(type(hooks))
+        self.close_failures = 0
+        """Number of states that the hook `close` did not close: it raised, or exceeded its time limit."""
+        self.close_failure = ""
+        """The latest of these failures."""
         names = _tool_names(type(hooks))
         self.methods = {name: MethodTool.read(f"tool {name}", name, getattr(hooks, name)) for name in names}
         self.tools: Sequence[dict[str, Any]] = [one.spec for one in self.methods.values()]
         self.system_prompt = system_prompt or hooks.system_prompt
         self.has_sandbox = any(one.takes_sandbox for one in self.methods.values()) or any(
-            self.takes(name, "sandbox") for name in ("start", "call", "verify")
+            self.takes(name, "sandbox") for name in ("start", "call", "verify", "close")
         )
         self.runs_programs = self.has_sandbox or self.takes("verify", "files")
         if self.has_sandbox:
             sandbox_factory(config)
+
+    @property
+    def has_close(self) -> bool:
+        """Whether the world defines the hook `close`."""
+        return _is_defined(self.hooks, "close")
 
     def takes(self, hook: str, parameter: str) -> bool:
         """Return whether a hook has a parameter of this name."""
@@ -245,7 +273,7 @@ class HookedWorld:
         """
         tasks, held_out = await self._tasks_of("tasks"), await self._tasks_of("eval_tasks")
         if not tasks:
-            raise WorldError(f"world {self._name}: tasks gave none")
+            raise self.failure("tasks", "tasks gave none")
         if not self.tools and tasks[0].tools:
             self.tools = tasks[0].tools  # What the checks at start-up render.
         if held_out is not None:
@@ -254,15 +282,15 @@ class HookedWorld:
 
     async def _tasks_of(self, name: str) -> list[Task] | None:
         def listed() -> list[Any] | None:
-            given = getattr(self.hooks, name)()
-            return None if given is None else [*given]
+            tasks = getattr(self.hooks, name)()
+            return None if tasks is None else [*tasks]
 
-        tasks = await self.call_hook(name, listed)
+        tasks = await self.call_hook(name, listed, set())
         if tasks is None:
             return None
         for task in tasks:
             if not isinstance(task, Task):
-                raise WorldError(f"world {self._name}: {name} gave {type(task).__name__}, expected Task")
+                raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
             images = self.config.task_images if self.has_sandbox else ()
             if task.image is not None and images is not None and task.image not in images:
                 backend = self.config.sandbox_backend if self.has_sandbox else "none"
@@ -272,7 +300,7 @@ class HookedWorld:
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
-            raise WorldError(f"world {self._name}: {name} gave {count} tasks of the id {task_id!r}")
+            raise self.failure(name, f"{name} gave {count} tasks of the id {task_id!r}")
         return await asyncio.to_thread(lambda: [self._complete(task) for task in tasks])
 
     def _complete(self, task: Task) -> Task:
@@ -284,17 +312,18 @@ class HookedWorld:
         try:
             functions = self.hooks.tools(task) if _is_defined(self.hooks, "tools") else ()
             given = [complete_schema(one) for one in (*(task.tools or ()), *functions)]
-        except OPDError:
+        except OPDError as error:
+            self.locate(error)
             raise
         except Exception as error:
-            raise WorldError(f"world {self._name}: tools raised {type(error).__name__}: {error}") from error
+            raise self.raised("tools", error) from error
         if given:
             tools = [*(one.spec for one in self.methods.values()), *given]
             names = [one["function"]["name"] for one in tools]
             if len({*names}) < len(names):
-                raise WorldError(f"world {self._name}: task {task.task_id!r} has two tools of one name: {names}")
+                raise self.failure("tools", f"task {task.task_id!r} has two tools of one name: {names}")
             if not _is_defined(self.hooks, "call"):
-                raise WorldError(f"world {self._name}: task {task.task_id!r} has tools, but the world has no hook call")
+                raise self.failure("tasks", f"task {task.task_id!r} has tools, but the world has no hook call")
         changed = {
             name: value for name, value in {**texts, "files": files, "tools": tools}.items() if value != values[name]
         }
@@ -303,11 +332,8 @@ class HookedWorld:
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["HookedSession"]:
         """See `core.types.World`; a sandbox is started only if a hook has a parameter for it."""
-        if self.has_sandbox:
-            async with self.program_session(task, ()) as session:
-                yield session
-        else:
-            yield HookedSession(self, task, await self.call("start", task), None)
+        async with self.program_session(task, ()) if self.has_sandbox else self._opened(task, None) as session:
+            yield session
 
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator["HookedSession"]:
@@ -316,7 +342,17 @@ class HookedWorld:
         image = {"sandbox_image": task.image} if task.image is not None else {}
         async with sandbox_factory(self.config.model_copy(update={**own, **image}), mounts)() as sandbox:
             await put_files(sandbox, task.files)
-            yield HookedSession(self, task, await self.call("start", task, sandbox=sandbox), sandbox)
+            async with self._opened(task, sandbox) as session:
+                yield session
+
+    @asynccontextmanager
+    async def _opened(self, task: Task, sandbox: Sandbox | None) -> AsyncGenerator["HookedSession"]:
+        session = HookedSession(self, task, sandbox)
+        try:
+            await session.start()
+            yield session
+        finally:
+            await session.close()
 
     async def verify(self, task: Task, left: Left | None) -> Verification:
         """See `core.types.World`.
@@ -327,28 +363,30 @@ class HookedWorld:
         if left is None:
             async with self.session(task) as session:
                 left = await session.collect()
-        return left.verdict or await self.judge(task, left, None)
+        return left.verdict or await self.judge(task, left, None, set())
 
-    async def judge(self, task: Task, left: Left, sandbox: Sandbox | None) -> Verification:
-        """Call the hook `verify`, and return its result as a `Verification`."""
-        given = {"files": left.files, "messages": left.messages, "sandbox": sandbox}
-        result, text = await self.call("verify", task, left.state, **given), ""
+    async def judge(
+        self, task: Task, left: Left, sandbox: Sandbox | None, running: set[asyncio.Future[Any]]
+    ) -> Verification:
+        """Call the hook `verify`, and return its result as a `Verification`; see `call` for `running`."""
+        arguments = {"files": left.files, "messages": left.messages, "sandbox": sandbox}
+        result, text = await self.call("verify", running, task, left.state, **arguments), ""
         if isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2:
             result, text = cast(tuple[Any, Any], result)
         result = _as_python(result)
         if not isinstance(text, str):
-            raise WorldError(f"world {self._name}: verify gave a text of type {type(text).__name__}")
+            raise self.failure("verify", f"verify gave a text of type {type(text).__name__}")
         if isinstance(result, int | float) and 0 <= result <= 1:
-            share = Fraction(float(result)).limit_denominator(1000)
-            result = Checks(share.numerator, share.denominator, *[f"The result is {result:g} of 1."] * 2)
+            text = well_formed(text or f"The result is {result:.15g} of 1.")
+            return Verification.of_score(float(result), text, text, made_by=left.made_by)
         if not isinstance(result, Checks):
             what = repr(result) if isinstance(result, int | float) else type(result).__name__
-            raise WorldError(
-                f"world {self._name}: verify gave {what}, expected a number in [0, 1], Checks, or either with a text"
+            raise self.failure(
+                "verify", f"verify gave {what}, expected a number in [0, 1], Checks, or either with a text"
             )
         counted = (_as_python(result.passed), _as_python(result.total))
         if not {*map(type, counted)} <= {int, bool}:
-            raise WorldError(f"world {self._name}: verify gave {result.passed!r} of {result.total!r}, expected counts")
+            raise self.failure("verify", f"verify gave {result.passed!r} of {result.total!r}, expected counts")
         passed, total = map(int, counted)  # A bool is an int in Python but not in JSON.
         counts = f"{passed} of {total} checks passed."
         try:
@@ -361,34 +399,152 @@ class HookedWorld:
                 made_by=left.made_by,
             )
         except AlignmentError as error:
-            raise WorldError(f"world {self._name}: verify gave wrong Checks: {error}") from error
+            raise self.failure("verify", f"verify gave wrong Checks: {error}") from error
 
     async def check(self) -> None:
         """See `core.types.World`."""
         if self.has_sandbox:
             await check_sandbox(sandbox_factory(self.config))
 
-    async def call(self, name: str, /, *args: Any, **by_name: Any) -> Any:
+    async def call(self, name: str, running: set[asyncio.Future[Any]], /, *args: Any, **by_name: Any) -> Any:
         """Call a hook with `args`, and with those of `by_name` for which it has a parameter.
+
+        `running` holds the hook while it runs in a thread, also after the caller has stopped waiting for it.
 
         Raises:
             ToolError, OPDError: Raised by the hook.
             WorldError: The hook raised any other exception.
         """
         kwargs = {key: value for key, value in by_name.items() if name in self.methods or self.takes(name, key)}
-        return await self.call_hook(name, getattr(self.hooks, name), *args, **kwargs)
+        return await self.call_hook(name, partial(getattr(self.hooks, name), *args, **kwargs), running)
 
-    async def call_hook(self, name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def call_hook(self, name: str, hook: Callable[[], Any], running: set[asyncio.Future[Any]]) -> Any:
         """Call a function in the name of a hook; see `call`."""
         may_refuse = (ToolError,) if name in self.methods or name == "call" else ()
         try:
             if inspect.iscoroutinefunction(hook):
-                return await hook(*args, **kwargs)
-            return await asyncio.to_thread(hook, *args, **kwargs)
-        except (OPDError, *may_refuse):
+                return await hook()
+            thread = asyncio.ensure_future(asyncio.to_thread(_result_or_error, hook))
+            running.add(thread)
+            thread.add_done_callback(running.discard)
+            result, error = await asyncio.shield(thread)
+            if error is not None:
+                raise error
+            return await result if inspect.iscoroutine(result) else result
+        except may_refuse:
             raise
-        except Exception as error:
-            raise WorldError(f"world {self._name}: {name} raised {type(error).__name__}: {error}") from error
+        except OPDError as error:
+            self.locate(error)
+            raise
+        except (Exception, SystemExit) as error:
+            raise self.raised(name, error) from error
+
+    async def close(self, task: Task, hook: Callable[[], Any], limit_s: float) -> None:
+        """Call the hook `close`, and count a failure: an exception, or more than `limit_s` seconds."""
+        closing = asyncio.ensure_future(_close_result(hook))
+        await asyncio.wait({closing}, timeout=limit_s)
+        if not closing.done():
+            closing.cancel()
+            cause = f"took longer than {limit_s:g} s (env.tool_timeout_s){_definition(self.hooks.close, self._files)}"
+        elif closing.cancelled():
+            cause = f"was cancelled{_definition(self.hooks.close, self._files)}"
+        elif (error := closing.result()) is not None:
+            cause = f"raised {type(error).__name__}: {error}{self._where('close', error)}"
+        else:
+            return
+        self.close_failures += 1
+        self.close_failure = f"world {self._name}: close {cause}"
+        logger.warning("%s; the result of the episode of %s is unchanged", self.close_failure, task.task_id)
+
+    def raised(self, name: str, error: BaseException) -> WorldError:
+        """Return the error for an exception of a hook, with the file and line of the world that raised it."""
+        text = f"world {self._name}: {name} raised {type(error).__name__}: {error}"
+        return WorldError(f"{text}{self._where(name, error)}")
+
+    def locate(self, error: OPDError) -> None:
+        """Add the file and line of the world to an error's message, unless a sandbox or a server is at fault."""
+        where = _location(error, self._files)
+        if where not in str(error) and not isinstance(error, SandboxError | ServerError):
+            error.args = (f"{error}{where}", *error.args[1:])
+
+    def failure(self, name: str, text: str) -> WorldError:
+        """Return the error for a wrong result of a hook, with the file and line of the hook."""
+        return WorldError(f"world {self._name}: {text}{_definition(getattr(self.hooks, name), self._files)}")
+
+    def _where(self, name: str, error: BaseException) -> str:
+        return _location(error, self._files) or _definition(getattr(self.hooks, name), self._files)
+
+
+def _result_or_error(hook: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return a hook's result and exception: a future can't hold a StopIteration, and its task would never wake up."""
+    try:
+        return hook(), None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - `call_hook` raises it
+        return None, error
+
+
+async def _close_result(hook: Callable[[], Any]) -> BaseException | None:
+    """Call the hook `close`, a synchronous one in a thread of its own; return its exception.
+
+    A hook that never returns neither takes a thread from the pool of the other hooks nor stops the program from ending.
+    """
+    try:
+        result = hook() if inspect.iscoroutinefunction(hook) else await _in_daemon_thread(hook)
+        if inspect.iscoroutine(result):
+            await result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - counted by `HookedWorld.close`
+        return error
+    return None
+
+
+async def _in_daemon_thread(hook: Callable[[], Any]) -> Any:
+    outcome, context = Future[tuple[Any, BaseException | None]](), copy_context()
+
+    def run() -> None:
+        try:
+            outcome.set_result((context.run(hook), None))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            outcome.set_result((None, error))
+
+    outcome.set_running_or_notify_cancel()  # A future that is given up can still receive the result.
+    Thread(target=run, daemon=True, name="close").start()
+    result, error = await asyncio.wrap_future(outcome)
+    if error is not None:
+        raise error
+    return result
+
+
+def _files_of(kind: type) -> frozenset[str]:
+    """Return the files that define a world's class and its bases, without those of this package."""
+    modules = [
+        sys.modules.get(base.__module__) for base in kind.__mro__ if not base.__module__.startswith("agentic_opd.")
+    ]
+    return frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
+
+
+def _location(error: BaseException, files: Collection[str] | None) -> str:
+    """Return the deepest line of `files` in the traceback, as ` (FILE:LINE)`; an empty text if there is none.
+
+    None: any file but this one and Python's frozen modules.
+    """
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file in files if files is not None else file != __file__ and not file.startswith("<"):
+            where = f" ({_short(file)}:{line})"
+    return where
+
+
+def _definition(hook: Callable[..., Any], files: Collection[str]) -> str:
+    """Return the first line of a hook as `_location` does."""
+    code = getattr(inspect.unwrap(hook), "__code__", None)
+    return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code and code.co_filename in files else ""
+
+
+def _short(file: str) -> str:
+    """Return a file's path, relative to the current directory if it is in it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 @dataclass
@@ -397,11 +553,49 @@ class HookedSession:
 
     world: HookedWorld
     task: Task
-    state: Any
     sandbox: Sandbox | None
+    state: Any = None
+    is_started: bool = False
+    _running: set[asyncio.Future[Any]] = field(default_factory=set[asyncio.Future[Any]])
+    """Hooks in threads, also those that nobody waits for after a time limit or a cancellation."""
 
     def __post_init__(self) -> None:
         self._authors = Authors(self.task.prompt)
+
+    async def start(self) -> None:
+        """Call the hook `start`; a synchronous one runs to its end despite a cancellation, so that it can be closed."""
+
+        async def started() -> None:
+            self.state = await self._call("start", self.task, sandbox=self.sandbox)
+            self.is_started = True
+
+        await (started() if inspect.iscoroutinefunction(self.world.hooks.start) else to_its_end(started()))
+
+    async def close(self) -> None:
+        """Call the hook `close` if `start` returned a state, despite cancellations; a failure is logged and counted."""
+        if self.is_started and self.world.has_close:
+            await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        limit_s, by_name = self._limit_s, dict[str, Any]()
+        if self._running:  # A simulator must not be closed while another thread uses it.
+            await asyncio.wait({*self._running}, timeout=limit_s)
+        if self.world.takes("close", "sandbox"):
+            by_name["sandbox"] = self.sandbox
+        if self.world.takes("close", "files"):
+            try:
+                by_name["files"] = await self.judged_files()
+            except (OPDError, OSError) as error:
+                logger.warning("close of an episode of %s gets no files: %s", self.task.task_id, error)
+                by_name["files"] = {}
+        await self.world.close(self.task, partial(self.world.hooks.close, self.state, **by_name), limit_s)
+
+    async def _call(self, name: str, /, *args: Any, **by_name: Any) -> Any:
+        return await self.world.call(name, self._running, *args, **by_name)
+
+    @property
+    def _limit_s(self) -> float:
+        return self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call and record whether it changed the judged state or files."""
@@ -421,22 +615,23 @@ class HookedSession:
         one = self.world.methods.get(call.name)
         if one is not None:
             sandbox = {"sandbox": self.sandbox} if one.takes_sandbox else {}
-            answering = self.world.call(call.name, self.state, **one.checked(call.arguments), **sandbox)
+            answering = self._call(call.name, self.state, **one.checked(call.arguments), **sandbox)
         elif call.name in (names := {tool["function"]["name"]: tool for tool in self.task.tools or ()}):
-            answering = self.world.call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
+            answering = self._call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
             # The wrong name is not repeated, for the same reason.
             known = [f'"{name}"' for name in names or self.world.methods]
             if not known:
                 raise ToolError("there are no tools here.")
             raise ToolError(f"the name must be {'one of ' if len(known) > 1 else ''}{', '.join(known)}.")
-        limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
+        limit_s = self._limit_s
         try:
             answer = await asyncio.wait_for(answering, limit_s)
         except TimeoutError:
             raise ToolError(f"{call.name} took longer than {limit_s:g} s.") from None
         if not isinstance(answer, str):
-            raise WorldError(f"tool {call.name} gave {type(answer).__name__}, expected text")
+            hook = call.name if call.name in self.world.methods else "call"
+            raise self.world.failure(hook, f"tool {call.name} gave {type(answer).__name__}, expected text")
         return answer
 
     async def _judged(self) -> tuple[dict[str, bytes], bytes]:
@@ -445,7 +640,7 @@ class HookedSession:
         Raises:
             WorldError: The judged state cannot be pickled.
         """
-        judged = await self.world.call("judged", self.state)
+        judged = await self._call("judged", self.state)
 
         def read() -> tuple[bytes, bytes]:
             return pickle.dumps(judged), _first_lines(_values(judged, "state"))
@@ -454,7 +649,8 @@ class HookedSession:
             whole, values = await asyncio.to_thread(read)
         except Exception as error:
             what = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
-            raise WorldError(f"{what}: return the part of the state that the verdict is about") from error
+            text = f"{what}: return the part of the state that the verdict is about"
+            raise self.world.failure("judged" if _is_defined(self.world.hooks, "judged") else "start", text) from error
         return {**await self.judged_files(), _STATE: values}, whole
 
     async def judged_files(self) -> dict[str, bytes]:
@@ -468,18 +664,16 @@ class HookedSession:
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """Return the user's reply to the last message; None ends the episode."""
-        reply = await self.world.call("user_reply", self.task, self.state, messages)
+        reply = await self._call("user_reply", self.task, self.state, messages)
         if not isinstance(reply, str | None):
-            raise WorldError(f"user_reply gave {type(reply).__name__}, expected text or None")
+            raise self.world.failure("user_reply", f"user_reply gave {type(reply).__name__}, expected text or None")
         return reply
 
     async def collect(self, messages: Sequence[Message] = ()) -> Left:
-        """Return the final state, the sandbox's files, and the verdict if it needs the sandbox."""
+        """Return the final state, the sandbox's files, and the verdict."""
         made_by = self._authors.left() if self._authors.changes else None
         left = Left(self.state, await self.judged_files(), made_by, tuple(messages))
-        if self.sandbox is None or not self.world.takes("verify", "sandbox"):
-            return left
-        return replace(left, verdict=await self.world.judge(self.task, left, self.sandbox))
+        return replace(left, verdict=await self.world.judge(self.task, left, self.sandbox, self._running))
 
 
 _STATE = "\0"
@@ -539,7 +733,8 @@ def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> Cu
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}") from error
+        where = _location(error, {str(Path(place).absolute())} if place.endswith(".py") else None)
+        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}{where}") from error
     if not (inspect.isclass(kind) and issubclass(kind, CustomWorld)):
         raise ConfigError(f"env.world: {place} has no class {class_name} that is a CustomWorld")
     return constructed(kind, options or {})
@@ -560,7 +755,8 @@ def constructed(kind: type[CustomWorld], options: Mapping[str, Any]) -> CustomWo
     except OPDError:
         raise
     except Exception as error:
-        raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}") from error
+        where = _location(error, _files_of(kind))
+        raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
 
 
 def _module(place: str) -> ModuleType:
@@ -573,7 +769,7 @@ def _module(place: str) -> ModuleType:
         return import_module(place)
     if not path.is_file():
         raise ConfigError(f"env.world: there is no file {place!r}")
-    spec = spec_from_file_location(f"own_world_{path.stem}", path)
+    spec = spec_from_file_location(f"own_world_{path.stem}", path.absolute())
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentic_opd.core.errors import ConfigError, DatasetError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.calls import Answer, call_problems, is_mistyped, json_schema, type_in_words, verdict
@@ -155,6 +156,7 @@ class FunctionsWorld(CustomWorld):
         path = None if self._split_file is None else Path(self._split_file)
         if path is not None and path.exists():
             try:
+                check_regular(path)
                 split = read_json(path.read_bytes())
                 training, held_out = {*split["train"]}, {*split["eval"]}
             except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
@@ -240,6 +242,7 @@ def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
     try:
+        check_regular(Path(path), is_read=True)
         lines = text_lines(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path!r} can't be read: {error}") from error

@@ -17,6 +17,7 @@ from tests.integration.attacks.names import NAMES
 from tests.integration.attacks.protocol import PROTOCOL
 from tests.integration.attacks.reading import READING
 from tests.integration.attacks.resources import RESOURCES, SMALL
+from tests.integration.attacks.telling import TELLING
 from tests.integration.attacks.verdict import VERDICT
 
 pytestmark = pytest.mark.sandbox
@@ -58,6 +59,11 @@ def test_the_tests_use_no_code_of_the_solutions_but_what_they_ask_for(attack: At
 
 @_each(ANSWERS)
 def test_no_object_answers_for_itself(attack: Attack, place: Arena) -> None:
+    assert_withstood(attack, place)
+
+
+@_each(TELLING)
+def test_the_judge_is_told_nothing_that_only_the_tests_know(attack: Attack, place: Arena) -> None:
     assert_withstood(attack, place)
 
 

@@ -44,7 +44,7 @@ def test_what_can_be_checked_without_a_server_is(tmp_path: Path) -> None:
     assert code == 1
     assert statuses(findings, "failed") == {"server"}
     assert "scripts/serve_vllm MODEL starts one" in findings["server"][1]
-    assert statuses(findings, "ok") == {"python", "packages", "disk", "tasks", "sandbox", "judge"}
+    assert statuses(findings, "ok") == {"python", "packages", "disk", "tasks", "sandbox", "session", "judge"}
     assert findings["tokenizer"] == ("skipped", "needs: server")
     assert findings["noise floor"][0] == "skipped"
 

@@ -22,9 +22,10 @@ class Reply(NamedTuple):
 
 
 def ask(server: LocalServer, path: str, body: Any = None, key: str | None = None) -> Reply:
-    """POST `body`, or GET where there is none."""
+    """POST `body`, a file where it is bytes, or GET where there is none."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(server.base_url + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:

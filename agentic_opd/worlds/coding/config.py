@@ -29,7 +29,7 @@ class CodingConfig(SandboxConfig):
     dataset_fields: dict[str, str] = Field(
         default_factory=dict,
         description="Overrides of the preset, from the package's field name to the row's, for example {prompt: "
-        "question}.",
+        "question, test_code: reward_model.ground_truth}; a.b is the field b of the object a.",
     )
     dataset_limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
     builtin_examples: bool = Field(

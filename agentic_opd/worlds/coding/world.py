@@ -1,14 +1,17 @@
 """The coding world: a work directory with the task's files, four tools, and verification by hidden tests (I/O)."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from agentic_opd.core.authors import Authors
+from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.host_workdir import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, WorkFiles
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
@@ -41,7 +44,11 @@ How to end:
 tool call. If you cannot find the fault, say so in one sentence."""
 
 
-class LeftFiles(dict[str, bytes]):
+_SHOWN_PATHS, _MAX_PATH_CHARS = 10, 100
+_log = logging.getLogger(__name__)
+
+
+class LeftFiles(WorkFiles):
     """Final files of an episode by relative path, and the changes that survive in them."""
 
     made_by: frozenset[int] | None = None
@@ -89,10 +96,21 @@ class CodingSession(ToolSession):
 
     async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:
         """Return the files in the work directory, and the changes that survive in them."""
-        left = LeftFiles(await self.judged_files())
+        files = await get_files(self._sandbox)
+        left = LeftFiles(files)
+        left.left_out = files.left_out
         if self._authors.changes:
             left.made_by = self._authors.left()
         return left
+
+
+def _left_out_note(paths: Sequence[str]) -> str:
+    first = ", ".join(f"{path[:_MAX_PATH_CHARS]!r}" for path in paths[:_SHOWN_PATHS])
+    more = f" and {len(paths) - _SHOWN_PATHS} more" if len(paths) > _SHOWN_PATHS else ""
+    return (
+        f"The tests did not get {len(paths)} files of the work directory, beyond {MAX_FILES} files, "
+        f"{MAX_FILE_BYTES // 2**20} MiB each or {MAX_BYTES // 2**20} MiB in all: {first}{more}."
+    )
 
 
 class CodingWorld:
@@ -124,7 +142,14 @@ class CodingWorld:
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         """Run the hidden tests on the agent's files, in a fresh sandbox."""
         verification = await verify(task, self._new_sandbox, left or {}, self._config.verify_timeout_s)
-        return replace(verification, made_by=left.made_by if isinstance(left, LeftFiles) else None)
+        if not isinstance(left, LeftFiles):
+            return verification
+        if left.left_out:
+            note = _left_out_note(left.left_out)
+            _log.warning("task %.200r: %s", task.task_id, printable_line(note))
+            report, judge_report = f"{verification.report}\n{note}", f"{verification.judge_report}\n{note}"
+            verification = replace(verification, report=report, judge_report=judge_report)
+        return replace(verification, made_by=left.made_by)
 
     async def check(self) -> None:
         """Raise SandboxError unless the sandbox works here."""

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -65,7 +66,7 @@ class Images:
                 raise WorldError(self._failed[tag])
             image = await self._lookup(tag)
             if image is None:
-                async with _lock_of(tag):
+                async with _lock_of(tag, 2 * task.build_timeout_s):
                     image = await self._lookup(tag) or await self._built(task, tag)
         return image
 
@@ -114,8 +115,13 @@ def _digest(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def _lock_of(tag: str) -> AsyncGenerator[None]:
-    """Hold the lock of this user on building `tag`."""
+async def _lock_of(tag: str, limit_s: float) -> AsyncGenerator[None]:
+    """Hold the lock of this user on building `tag`; wait at most `limit_s` for the process that holds it.
+
+    Raises:
+        WorldError: another process still holds the lock.
+    """
+    deadline = time.monotonic() + limit_s
     path = Path(tempfile.gettempdir()) / f"agentic-opd-build-{os.getuid()}-{tag.rpartition(':')[2]}.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -124,6 +130,11 @@ async def _lock_of(tag: str) -> AsyncGenerator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise WorldError(
+                        f"another process has been building {tag} for over {limit_s:g} s and holds {str(path)!r}: end "
+                        "it (`fuser` names it), or wait for it and start again"
+                    ) from None
                 await asyncio.sleep(_WAIT_S)
         yield
     finally:

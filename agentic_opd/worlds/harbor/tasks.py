@@ -15,6 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,9 @@ _MEMORY_MB, _STORAGE_MB, _CPUS = 2048, 10_240, 1.0
 _DEEPEST = 6
 _SHOWN = 20
 _MOST_HIDDEN_BYTES = 2**20
+_LONGEST_TASK_FILE = 2**16
+"""Characters of a task.toml; `tomllib` takes quadratic time for keys such as `a.b.c`."""
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -219,7 +221,7 @@ def read_tasks(
         task_id = place.name if place == folder else place.relative_to(folder).as_posix()
         try:
             tasks.append(_read_task(task_id, place, variables, has_network, unknown))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             broken.append(f"{task_id}: {error}")
     for name, count in unknown.items():
         logger.warning("task.toml: %s is unknown here and has no effect (%d tasks)", name, count)
@@ -247,8 +249,11 @@ def _read_task(
     task_id: str, folder: Path, variables: Mapping[str, str], has_network: bool, unknown: Counter[str]
 ) -> Task:
     """Return one task, and count its unknown fields."""
+    text = (folder / "task.toml").read_text("utf-8")
+    if len(text) > _LONGEST_TASK_FILE:
+        raise ValueError(f"task.toml has {len(text)} characters, expected at most {_LONGEST_TASK_FILE}")
     try:
-        file = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+        file = _TaskFile.model_validate(tomllib.loads(text))
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors())
         raise ValueError(f"task.toml: {wrong}") from None
@@ -305,12 +310,17 @@ def _read_data(folder: Path, file: _TaskFile, variables: Mapping[str, str], has_
 def _instruction(folder: Path) -> str:
     """Return the instruction without the marks at its start against its use as training data."""
     lines = (folder / "instruction.md").read_text("utf-8").split("\n")
-    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
-        del lines[0]
-    text = well_formed("\n".join(lines).strip())
+    text = well_formed("\n".join(dropwhile(_is_no_instruction, lines)).strip())
     if not text:
         raise ValueError("instruction.md is empty")
     return text
+
+
+def _is_no_instruction(line: str) -> bool:
+    """Whether a line is empty, or a comment with the mark against training."""
+    text = line.strip()
+    is_comment = text.startswith("#") or (text.startswith("<!--") and text[4:].endswith("-->"))
+    return not text or (is_comment and "canary" in text.lower())
 
 
 def _resolved(place: str, value: str, variables: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """What a task's tests left behind -> the verdict, and the part of their output that the agent may learn from.
 
-The reward is in /logs/verifier: `reward.json` (a number, or an object of numbers) or `reward.txt`; without these, the
-exit code of test.sh decides.
+The reward is in /logs/verifier: `reward.json` (a number, or an object of numbers) or `reward.txt`. Of tests that never
+write one, the exit code of test.sh decides. Tests that could not run, reached a limit or wrote no number gave no
+verdict: that says nothing about the agent, and no reward is made up for it.
 """
 
 import contextlib
@@ -10,13 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agentic_opd.core.leaks import leaks
 from agentic_opd.core.text import cut_middle, read_json, text_lines, well_formed
-from agentic_opd.core.types import Verification, VerifyOutcome
+from agentic_opd.core.types import NoVerdict, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult
 
 _MOST_REWARD_BYTES = 2**16
@@ -24,9 +24,18 @@ _REPORT_CHARS = 20_000
 _JUDGE_CHARS = 4_000
 _MOST_FILTERED = 400
 """Lines of the output that the judge may read, from its beginning and from its end together."""
+_FILTERED_CHARS = 40_000
+"""Characters of these lines; the filter takes some ten microseconds for each."""
 _LEFT_OUT = "[left out]"
 _SHORTEST_LINE = 6
 _SHORTEST_SECRET = 4
+_NOT_RUN = (126, 127)
+"""A shell's exit codes for a command that can't be executed, or is not found."""
+_TIMED_OUT = 124
+"""Exit code of the command `timeout`."""
+_KILLED = range(129, 193)
+"""A shell's exit codes for a command that a signal ended."""
+_WRITES_REWARD = re.compile(r"reward\.(txt|json)|/logs/verifier")
 
 
 def judged(
@@ -37,37 +46,77 @@ def judged(
     `verifier_logs` is the folder of this machine that is /logs/verifier. `hidden` are the texts of the tests' files,
     `public` is all that the agent has read or written. No report holds `secrets`, values of the verifier's variables.
     """
-    reward, said, outcome = _reward(result, verifier_logs)
-    share = Fraction(min(max(reward, 0.0), 1.0)).limit_denominator(1000)
+    outcome = _outcome(result, verifier_logs, hidden)
     output = result.text
     for secret in sorted(secrets, key=len, reverse=True):
         output = output.replace(secret, _LEFT_OUT) if len(secret) >= _SHORTEST_SECRET else output
     output = well_formed(output).strip()
-    report = f"{said}\n{cut_middle(output, _REPORT_CHARS)}".strip()
-    shown = cut_middle("\n".join(_without_hidden(output, hidden, public)), _JUDGE_CHARS)
-    return Verification(outcome, share.numerator, share.denominator, report, f"{said}\n{shown}".strip())
+    report = f"{outcome.text}\n{cut_middle(output, _REPORT_CHARS)}".strip()
+    readable = cut_middle("\n".join(_without_hidden(output, hidden, public)), _JUDGE_CHARS)
+    judge_report = f"{outcome.text}\n{readable}".strip()
+    if isinstance(outcome, Unjudged):
+        return without_verdict(outcome.cause, report, judge_report)
+    return Verification.of_score(outcome.reward, report, judge_report)
 
 
-def _reward(result: CommandResult, folder: Path) -> tuple[float, str, VerifyOutcome]:
-    """Return the reward as the tests gave it, a sentence about it, and how the tests ended."""
-    if result.timed_out:
-        return 0.0, "The tests did not end in time.", VerifyOutcome.TIMEOUT
-    if result.is_over_limit:
-        what = "printed too much" if result.output_exceeded else "took more memory than the task has"
-        return 0.0, f"The tests {what}.", VerifyOutcome.CRASHED
+def without_verdict(cause: NoVerdict, report: str, judge_report: str) -> Verification:
+    """Return the result of tests that gave no verdict."""
+    return Verification(VerifyOutcome.NO_VERDICT, 0, 1, report, judge_report, no_verdict=cause)
+
+
+class Unjudged(NamedTuple):
+    """No verdict: why, and a sentence about it."""
+
+    cause: NoVerdict
+    text: str
+
+
+class Judged(NamedTuple):
+    """The reward in [0, 1], and a sentence about it."""
+
+    reward: float
+    text: str
+
+
+def _outcome(result: CommandResult, folder: Path, hidden: Sequence[str]) -> Judged | Unjudged:
+    """Return what the tests said about the solution: their limits first, then their reward, then their exit code."""
+    limits = (
+        (result.timed_out, NoVerdict.TIMEOUT, "did not end in time"),
+        (result.output_exceeded, NoVerdict.OUTPUT, "printed too much"),
+        (result.disk_exceeded, NoVerdict.DISK, "took more disk space than the task has"),
+        (result.memory_exceeded, NoVerdict.MEMORY, "took more memory than the task has"),
+    )
+    for is_exceeded, cause, text in limits:
+        if is_exceeded:
+            return Unjudged(cause, f"The tests {text}.")
+    if (written := _written(folder)) is not None:
+        return written
+    code = result.exit_code
+    if code in _NOT_RUN:
+        return Unjudged(NoVerdict.NOT_RUN, f"A command of the tests could not run: their exit code is {code}.")
+    if code == _TIMED_OUT:
+        return Unjudged(NoVerdict.TIMEOUT, f"The tests ended themselves after their own time limit: exit code {code}.")
+    if code in _KILLED:
+        return Unjudged(NoVerdict.KILLED, f"Signal {code - 128} ended the tests.")
+    if any(_WRITES_REWARD.search(text) for text in hidden):
+        return Unjudged(NoVerdict.NO_REWARD, f"The tests did not write their reward; their exit code is {code}.")
+    return Judged(float(code == 0), f"The tests wrote no reward; their exit code is {code}.")
+
+
+def _written(folder: Path) -> Judged | Unjudged | None:
+    """Return the reward that the tests wrote, clipped to [0, 1]; None if there is no file of them."""
     for name, read in (("reward.json", _of_json), ("reward.txt", float)):
         content = _content(folder, name)
         if content is None:
             continue
         try:
-            reward = read(content)
+            reward = read(content.removeprefix("\ufeff"))
         except (ValueError, OverflowError, RecursionError):
             reward = math.nan
         if not math.isfinite(reward):
-            return 0.0, f"The tests wrote a {name} without a reward.", VerifyOutcome.CRASHED
-        return reward, f"The tests gave a reward of {reward:g}.", VerifyOutcome.RAN
-    reward = float(result.exit_code == 0)
-    return reward, f"The tests wrote no reward; their exit code is {result.exit_code}.", VerifyOutcome.RAN
+            return Unjudged(NoVerdict.UNREADABLE_REWARD, f"The tests wrote a {name} without a reward.")
+        return Judged(min(max(reward, 0.0), 1.0), f"The tests gave a reward of {reward:.15g}.")
+    return None
 
 
 def _of_json(text: str) -> float:
@@ -111,19 +160,26 @@ def _without_hidden(output: str, hidden: Sequence[str], public: str) -> Iterator
     lines = text_lines(output)
     if len(lines) > _MOST_FILTERED:
         lines = [*lines[: _MOST_FILTERED // 2], *lines[-_MOST_FILTERED // 2 :]]
+    lines = text_lines(cut_middle("\n".join(lines), _FILTERED_CHARS))
+    leaking = _leaking(lines, hidden, public)
+    # `FAILED test_state.py::test_sum - assert 41 == 42`: which test it is may be known.
+    leaking |= _leaking([line.partition(" - ")[0] for line in leaking], hidden, public)
     was_left_out = False
     for line in lines:
         shown = line
         if _bare(line) in code and len(_bare(line)) >= _SHORTEST_LINE:
             shown = _LEFT_OUT
-        elif any(leaks(line, text, public) for text in hidden):
-            # `FAILED test_state.py::test_sum - assert 41 == 42`: which test it is may be known.
+        elif line in leaking:
             name, dash, _ = line.partition(" - ")
-            is_known = dash and not any(leaks(name, text, public) for text in hidden)
-            shown = f"{name} - {_LEFT_OUT}" if is_known else _LEFT_OUT
+            shown = f"{name} - {_LEFT_OUT}" if dash and name not in leaking else _LEFT_OUT
         if not (shown == _LEFT_OUT and was_left_out):
             yield shown
         was_left_out = shown == _LEFT_OUT
+
+
+def _leaking(texts: Collection[str], hidden: Sequence[str], public: str) -> set[str]:
+    """Return the texts with data of the hidden ones. For each of these, which may be many, `public` is read once."""
+    return {text for tests in hidden for text in texts if leaks(text, tests, public)}
 
 
 def _bare(line: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
-from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.core.types import Message, NoVerdict, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes import pool
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
@@ -33,7 +33,7 @@ from agentic_opd.worlds.coding.world import ToolSession
 from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.harbor.images import Images
 from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
-from agentic_opd.worlds.harbor.verdict import judged, spoken
+from agentic_opd.worlds.harbor.verdict import judged, spoken, without_verdict
 from agentic_opd.worlds.split import split_tasks
 
 SYSTEM_PROMPT = """\
@@ -231,10 +231,18 @@ class HarborWorld:
         await asyncio.to_thread(_fill, tests, data.folder / "tests")
         if not self._harbor.tasks_keep_processes:
             await container.start()
-            await _wait_until_healthy(container, data)
+            try:
+                await _wait_until_healthy(container, data)
+            except WorldError as error:
+                return without_verdict(NoVerdict.UNHEALTHY, str(error), "The machine was not ready for the tests.")
         variables = {"TEST_DIR": _TESTS, **data.verifier_variables}
         user, limit_s = data.verifier_user, data.verifier_timeout_s
-        result = await container.run(f"{_TESTS}/test.sh", limit_s, user=user, variables=variables)
+        try:
+            result = await container.run(f"{_TESTS}/test.sh", limit_s, user=user, variables=variables)
+        except SandboxError as error:
+            if container.fault is None:
+                raise
+            return without_verdict(NoVerdict.CONTAINER_ENDED, f"In the tests, {error}.", "The tests took too much.")
         secrets = {*data.verifier_variables.values()}
         return await asyncio.to_thread(judged, result, logs / "verifier", data.hidden, public, secrets)
 

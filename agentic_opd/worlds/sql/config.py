@@ -19,7 +19,7 @@ class SqlConfig(BaseModel):
     sql_databases: str | None = Field(
         default=None,
         description="sql: folder with DB_ID/DB_ID.sqlite for sql_file. Further .sqlite files beside a database are "
-        "its hidden databases; without such files, hidden databases are made from parts of its rows.",
+        "its hidden databases; without such files, they are copies of it with other values and rows (docs/sql.md).",
     )
 
     @model_validator(mode="after")

@@ -3,27 +3,30 @@
 questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "...",
                    "examples"?: [messages]}, ...]
 databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
+
+Without more databases, copies of the shown one judge the answers (`copies.py`). Each question has those that change
+the result of its own query.
 """
 
 import logging
-import re
-import sqlite3
+import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
-from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
-from agentic_opd.worlds.sql.query_process import decoded
+from agentic_opd.worlds.sql.copies import NUM_COPIES, Copies
+from agentic_opd.worlds.sql.engine import QueryError, Source, difference
+from agentic_opd.worlds.sql.order import Expected, expected
 
-_MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
-"""Hidden databases sampled from a shown one: their number, the share of rows kept, and the maximum rows of a table."""
+_JUDGING = 3
+"""Copies that judge an answer, besides the shown database."""
+_NAMED = 5
 _SUFFIXES = (".sqlite", ".db")
 
 _log = logging.getLogger(__name__)
@@ -37,7 +40,15 @@ class FileQuestion:
     database: str
     text: str
     sql: str
+    shown: Path
+    """The database that the policy sees."""
     examples: Sequence[Any] = ()
+    hidden: tuple[Source, ...] = ()
+    """The databases that judge an answer."""
+    is_guarded: bool = True
+    """Whether some hidden database gives other values, so that an answer that repeats shown values is wrong."""
+    cuts_tie: bool = False
+    """Whether the question's own query keeps some of several rows that it does not order among each other."""
 
 
 def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) -> Iterator[FileQuestion]:
@@ -46,29 +57,84 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
     Args:
         path: The file.
         databases: Folder of the databases.
-        skip_broken: Leave wrong entries out, with a warning, instead of failing.
+        skip_broken: Leave wrong entries out, and those whose own query cuts a tie, with a warning, instead of failing.
 
     Raises:
         ConfigError: The file cannot be read, a database is missing, or an entry is wrong; names the entry.
     """
     try:
-        entries = read_json(path.read_text())
-    except (OSError, ValueError) as error:
+        check_regular(path, is_read=True)
+        entries = read_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
-    broken = list[str]()
+    notes = _Notes(skip_broken)
+    for number, question in enumerate(_questions(entries, path, databases)):
+        if not isinstance(question, ConfigError):
+            notes.add(number, question)
+            if not (skip_broken and question.cuts_tie):
+                yield question
+        elif skip_broken:
+            notes.broken.append(f"\n  entry {number}: {question}")
+        else:
+            raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
+    notes.log(len(entries))
+
+
+class _Notes:
+    """What is noticed about entries, for one warning of each kind."""
+
+    def __init__(self, skip_broken: bool) -> None:
+        self.broken, self._cut, self._unguarded = list[str](), list[str](), list[str]()
+        self._skip_broken = skip_broken
+
+    def add(self, number: int, question: FileQuestion) -> None:
+        """Note what is wrong with a question that can be asked."""
+        if question.cuts_tie:
+            self._cut.append(f"\n  entry {number}: {question.sql}")
+        if not question.is_guarded and not (self._skip_broken and question.cuts_tie):
+            self._unguarded.append(f"\n  entry {number}: {question.sql}")
+
+    def log(self, count: int) -> None:
+        """Log the notes on `count` entries."""
+        remedy = "they are left out" if self._skip_broken else "leave them out with env.dataset_skip_broken"
+        for named, text in (
+            (self.broken, "are left out"),
+            (self._cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
+            (self._unguarded, "have no hidden database with other values: an answer may repeat those of the result"),
+        ):
+            if named:
+                examples = "".join(named[:_NAMED])
+                _log.warning("%d of %d entries %s, the first ones:%s", len(named), count, text, examples)
+
+
+def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[FileQuestion | ConfigError]:
+    """Yield each entry's question with its hidden databases, or what is wrong with the entry."""
+    read = list[FileQuestion | ConfigError]()
     for number, entry in enumerate(entries):
         try:
-            question = _question(number, entry, f"sql_file: {path}, entry {number}", databases)
+            read.append(_question(number, entry, f"sql_file: {path}, entry {number}", databases))
         except ConfigError as error:
-            if not skip_broken:
-                raise ConfigError(f"{error}. Leave such entries out with env.dataset_skip_broken.") from error
-            broken.append(f"\n  entry {number}: {error}")
-        else:
-            yield question
-    if broken:
-        _log.warning("%d of %d entries are left out, the first ones:%s", len(broken), len(entries), "".join(broken[:5]))
+            read.append(error)
+    queries: defaultdict[Path, list[str]] = defaultdict(list)
+    for question in read:
+        if isinstance(question, FileQuestion):
+            queries[question.shown].append(question.sql)
+    copies = {shown: Copies(shown, of_shown) for shown, of_shown in queries.items()}
+
+    def judged(question: FileQuestion | ConfigError) -> FileQuestion | ConfigError:
+        if isinstance(question, ConfigError):
+            return question
+        try:
+            return _with_hidden(question, copies[question.shown])
+        except QueryError as error:
+            return ConfigError(f"sql_file: {path}, entry {question.number}: its own query fails: {error}")
+        except ConfigError as error:
+            return error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(judged, read)
 
 
 def _question(number: int, entry: Any, place: str, databases: Path) -> FileQuestion:
@@ -81,12 +147,7 @@ def _question(number: int, entry: Any, place: str, databases: Path) -> FileQuest
         raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
     if evidence := str(entry.get("evidence") or "").strip():
         text = f"{text}\n{evidence}"
-    try:
-        run_query(shown_database(databases, name), sql)
-    except QueryError as error:
-        raise ConfigError(f"{place}: its own query fails: {error}") from error
-    hidden_databases(databases, name)
-    return FileQuestion(number, name, text, sql, entry.get("examples") or ())
+    return FileQuestion(number, name, text, sql, shown_database(databases, name), entry.get("examples") or ())
 
 
 def _field(entry: Any, place: str, *names: str) -> str:
@@ -108,54 +169,56 @@ def shown_database(folder: Path, name: str) -> Path:
     raise ConfigError(f"sql_databases: there is no {folder / name / name}.sqlite")
 
 
-@cache
-def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
-    """Return the databases that judge an answer.
+def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
+    """Return a question with the databases that judge its answers.
 
     These are the other databases in the folder of the shown one. If there are none, they are the shown one itself and
-    samples of its rows.
+    copies of it, with other values and other rows.
 
     Raises:
-        ConfigError: The shown database does not exist or cannot be copied.
+        QueryError: The question's own query fails on the shown database.
+        ConfigError: The shown database cannot be copied.
     """
-    shown = shown_database(folder, name)
-    beside = (path for path in shown.parent.iterdir() if path.suffix in _SUFFIXES and path != shown)
-    others = sorted(path for path in beside if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
-    return tuple(others) or (shown, *(_part(shown, seed) for seed in range(_MADE)))
+    own = expected(question.shown, question.sql)
+    paths = (path for path in question.shown.parent.iterdir() if path.suffix in _SUFFIXES and path != question.shown)
+    beside = sorted(path for path in paths if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
+    if beside:
+        results = [result for path in beside if (result := _result(path, question.sql)) is not None]
+        is_guarded, cuts_tie = (
+            any(_has_other_values(own, result) for result in results),
+            any(result.cuts_tie for result in results),
+        )
+        return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
+    guards, changed, others = list[bytes](), list[bytes](), list[bytes]()
+    for seed in range(NUM_COPIES):
+        image = copies.image(seed)
+        result = _result(image, question.sql)
+        if result is None or (result.cuts_tie and not own.cuts_tie):
+            continue
+        if len(own.result.rows) == 1 < len(result.result.rows):
+            others.append(image)  # Two largest values where the shown database has one, say.
+        elif _has_other_values(own, result):
+            guards.append(image)
+        else:
+            is_same = difference(result.result, own.result, is_ordered=False) is None
+            (others if is_same else changed).append(image)
+        if len(guards) == _JUDGING:
+            break
+    judging = [*guards, *changed, *others][:_JUDGING]
+    return replace(question, hidden=(question.shown, *judging), is_guarded=bool(guards), cuts_tie=own.cuts_tie)
 
 
-def _part(path: Path, seed: int) -> bytes:
-    """Return the image of a copy with a random sample of each table's rows."""
-    rng = Random(f"{path.name}/{seed}")
-
-    def is_kept() -> bool:
-        return rng.random() < _SHARE
-
+def _result(source: Source, sql: str) -> Expected | None:
     try:
-        with (
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old,
-            closing(sqlite3.connect(":memory:")) as new,
-        ):
-            old.text_factory = decoded
-            made = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY type = 'view'"
-            for kind, name, statement in old.execute(made).fetchall():
-                if kind not in ("table", "view"):
-                    continue
-                new.execute(statement)
-                if kind == "table":
-                    rows = old.execute(f'SELECT * FROM "{name}"')
-                    places = ", ".join("?" * len(rows.description))
-                    kept = islice((row for row in rows if is_kept()), _MAX_ROWS)
-                    new.executemany(f'INSERT INTO "{name}" VALUES ({places})', kept)
-            new.commit()
-            return new.serialize()
-    except sqlite3.Error as error:
-        raise ConfigError(f"sql_databases: {path} can't be copied: {error}") from error
+        return expected(source, sql)
+    except QueryError:
+        return None
 
 
-def is_ordered(sql: str) -> bool:
-    """Whether a query orders its rows at the outermost level."""
-    flat = re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)
-    while (inner := re.sub(r"\([^()]*\)", "", flat)) != flat:
-        flat = inner
-    return re.search(r"\border\s+by\b", flat, re.IGNORECASE) is not None
+def _has_other_values(own: Expected, copied: Expected) -> bool:
+    """Whether no answer that repeats values of the shown result gives another one, also not under the same condition.
+
+    So the other result has a row that is not in the shown one; or, of a shown result with different rows, only some.
+    """
+    shown, judging = {*own.result.rows}, {*copied.result.rows}
+    return not judging <= shown or (len(shown) > 1 and 0 < len(judging) < len(shown))

@@ -1,8 +1,9 @@
 """Run read-only queries on SQLite databases: the program of engine.py's query processes.
 
-It runs as `python -I -S PATH`, so it imports only the standard library. For each query it reads a line of JSON from
+It runs as `python -I -S PATH`, so it imports only the standard library. For each request it reads a line of JSON from
 stdin: `{"sql", "path"}`, or `{"sql", "image_bytes"}` followed by the database's image. It writes a line to stdout:
-`{"columns", "rows"}` or `{"error"}`. A query that exceeds the limit of processor time or memory ends the process.
+`{"columns", "rows"}` or `{"error"}`. With `numbers` in place of `sql`, the answer is `{"numbers"}`: those of them that
+the database holds. A request that exceeds the limit of processor time or memory ends the process.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import resource
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from typing import Any
 
 MAX_STEPS = 20_000_000
@@ -41,8 +42,8 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_PRAGMAS = {"table_info", "table_list", "table_xinfo", "foreign_key_list", "index_list"}
-"""Pragmas that describe the schema and take no value to set."""
+_PRAGMAS = {"table_info", "table_list", "table_xinfo", "foreign_key_list", "index_list", "data_version"}
+"""Pragmas that describe the schema and take no value to set; full text search reads the last one."""
 _REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer"}
 """load_extension and fts3_tokenizer reach native code. A query with random values has no right answer."""
 
@@ -61,20 +62,51 @@ def run(source: bytes | Path, sql: str) -> dict[str, Any]:
         QueryError: It is not a single SELECT, SQLite refuses it, or it exceeds a limit.
         MemoryError: It needs too much memory.
     """
-    with closing(_opened(source)) as connection:
-        looks = iter(range(MAX_STEPS // _STEPS_BETWEEN_LOOKS))
-        connection.set_progress_handler(lambda: next(looks, None) is None, _STEPS_BETWEEN_LOOKS)
+    with _opened(source) as connection:
+        for table in _virtual_tables(connection):
+            with suppress(sqlite3.Error):  # Its module is missing here.
+                connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 0")  # It connects, which the policy must not.
         connection.set_authorizer(_authorized)
         try:
             cursor = connection.execute(sql)
             if cursor.description is None:
                 raise QueryError("only SELECT queries are run")
             return {"columns": [column[0] for column in cursor.description], "rows": [*_rows(cursor)]}
-        except sqlite3.Error as error:
-            is_stopped = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-            raise QueryError("the query takes too long" if is_stopped else str(error)) from None
         except (UnicodeError, ValueError) as error:  # Lone surrogates, NUL bytes.
             raise QueryError(f"the query can't be read: {error}") from None
+
+
+def stored_numbers(source: bytes | Path, numbers: list[float]) -> dict[str, Any]:
+    """Return `numbers`: those of the given ones that a column of an ordinary table holds.
+
+    Raises:
+        QueryError: The search exceeds a limit.
+    """
+    with _opened(source) as connection:
+        connection.execute("CREATE TEMP TABLE wanted_numbers (number REAL PRIMARY KEY)")
+        connection.executemany("INSERT OR IGNORE INTO wanted_numbers VALUES (?)", [(number,) for number in numbers])
+        virtual, matches = {*_virtual_tables(connection)}, set[float]()
+        for (table,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+            info = () if table in virtual else connection.execute(f"PRAGMA main.table_xinfo({quoted(table)})")
+            for column in [quoted(row[1]) for row in info]:
+                matches.update(
+                    number
+                    for (number,) in connection.execute(
+                        f"SELECT DISTINCT {column} FROM main.{quoted(table)} "
+                        f"WHERE typeof({column}) = 'real' AND {column} IN (SELECT number FROM wanted_numbers)"
+                    )
+                )
+        return {"numbers": sorted(matches)}
+
+
+def quoted(name: str) -> str:
+    """Return a name of a table or column as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _virtual_tables(connection: sqlite3.Connection) -> list[str]:
+    names = "SELECT name FROM main.sqlite_master WHERE type = 'table' AND rootpage = 0"
+    return [name for (name,) in connection.execute(names).fetchall()]
 
 
 def _rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
@@ -89,7 +121,24 @@ def _rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
         yield values
 
 
-def _opened(source: bytes | Path) -> sqlite3.Connection:
+@contextmanager
+def _opened(source: bytes | Path) -> Generator[sqlite3.Connection]:
+    """Open a database for one request of at most `MAX_STEPS`.
+
+    Raises:
+        QueryError: SQLite refuses what the request does, or its steps are too many.
+    """
+    try:
+        with closing(_connected(source)) as connection:
+            looks = iter(range(MAX_STEPS // _STEPS_BETWEEN_LOOKS))
+            connection.set_progress_handler(lambda: next(looks, None) is None, _STEPS_BETWEEN_LOOKS)
+            yield connection
+    except sqlite3.Error as error:
+        is_stopped = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+        raise QueryError("the query takes too long" if is_stopped else str(error)) from None
+
+
+def _connected(source: bytes | Path) -> sqlite3.Connection:
     if isinstance(source, Path):
         uri = f"file:{quote(str(source.resolve()))}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -129,7 +178,7 @@ def main() -> None:
         # A query that exceeds this limit receives SIGXCPU, which ends the process.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, most_cpu_s))
         try:
-            answer = run(source, asked["sql"])
+            answer = stored_numbers(source, asked["numbers"]) if "numbers" in asked else run(source, asked["sql"])
         except QueryError as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -13,7 +13,11 @@ from agentic_opd.core.types import Task
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError, tool
 from agentic_opd.worlds.sql.config import SqlConfig
 from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
-from agentic_opd.worlds.sql.files import hidden_databases, is_ordered, read_questions, shown_database
+from agentic_opd.worlds.sql.files import read_questions
+from agentic_opd.worlds.sql.order import Expected, expected, is_ordered
+
+_MOST_KEPT_ROWS = 500_000
+"""Rows of expected results that are kept for later verifications, of all questions together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,9 @@ class SqlWorld(CustomWorld):
         """
         self._config, self._skip_broken = config, skip_broken
         self._cases: dict[str, Case] = {}
+        self._expected: dict[tuple[str, int], Expected] = {}
+        """Results of the right queries, by task and number of the hidden database."""
+        self._kept_rows = 0
 
     def tasks(self) -> list[Task]:
         """Return the questions of the file."""
@@ -55,12 +62,12 @@ class SqlWorld(CustomWorld):
         path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
         return [
             self.make_task(
-                f"{path.stem}/{one.number:05}",
-                one.text,
-                Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
-                one.examples,
+                f"{path.stem}/{question.number:05}",
+                question.text,
+                Case(question.shown, question.hidden, question.sql),
+                question.examples,
             )
-            for one in read_questions(path, folder, skip_broken=self._skip_broken)
+            for question in read_questions(path, folder, skip_broken=self._skip_broken)
         ]
 
     def start(self, task: Task) -> Desk:
@@ -103,8 +110,8 @@ class SqlWorld(CustomWorld):
         case = self._case(task)
         if state.answer is None:
             return Checks(0, 1, "No answer was given.", "No answer was given.")
-        wrong = [_wrong(database, state.answer, case) for database in case.hidden]
-        lines = [f"database {number}: {one or 'right'}" for number, one in enumerate(wrong, 1)]
+        wrong = [self._difference(task, number, state.answer) for number in range(len(case.hidden))]
+        lines = [f"database {number}: {text or 'right'}" for number, text in enumerate(wrong, 1)]
         report = f"The answer is right on {wrong.count(None)} of {len(wrong)} hidden databases.\n" + "\n".join(lines)
         return Checks(not any(wrong), 1, report, report)
 
@@ -115,9 +122,35 @@ class SqlWorld(CustomWorld):
             raise WorldError(f"world sql: there is no task {task.task_id!r}")
         return self._cases[task.task_id]
 
+    def _difference(self, task: Task, number: int, answer: str) -> str | None:
+        """Describe how an answer differs from the right one on a hidden database; None if it does not."""
+        case = self._case(task)
+        right = self._right(task.task_id, case, number)
+        try:
+            got = run_query(case.hidden[number], answer)
+        except QueryError as error:
+            return f"the query fails: {error}"
+        return difference(got, right.result, is_ordered=is_ordered(case.sql), tie_ends=right.tie_ends)
+
+    def _right(self, task_id: str, case: Case, number: int) -> Expected:
+        """Return the result of the right query on a hidden database."""
+        right = self._expected.get((task_id, number))
+        if right is None:
+            try:
+                right = expected(case.hidden[number], case.sql)
+            except QueryError as error:
+                fault = f"world sql: the right query {case.sql!r} fails on a hidden database: {error}"
+                raise WorldError(fault) from None
+            if self._kept_rows + len(right.result.rows) <= _MOST_KEPT_ROWS:
+                self._kept_rows += len(right.result.rows)
+                self._expected[task_id, number] = right
+        return right
+
     def make_task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
         """Return a task that this world can judge."""
         self._cases[task_id] = case
+        for number in range(len(case.hidden)):
+            self._expected.pop((task_id, number), None)
         hidden = f"{len(case.hidden)} databases"
         return Task(task_id, text, hidden_tests=hidden, reference_solution=case.sql, examples=examples)
 
@@ -127,16 +160,3 @@ def _run(desk: Desk, written: str) -> Result:
         return run_query(desk.database, written)
     except QueryError as error:
         raise ToolError(f"{error}.") from None
-
-
-def _wrong(database: Source, answer: str, case: Case) -> str | None:
-    """Describe how an answer differs from the right one on a database; None if it does not."""
-    try:
-        expected = run_query(database, case.sql)
-    except QueryError as error:
-        raise WorldError(f"world sql: the right query {case.sql!r} fails on a hidden database: {error}") from None
-    try:
-        got = run_query(database, answer)
-    except QueryError as error:
-        return f"the query fails: {error}"
-    return difference(got, expected, is_ordered=is_ordered(case.sql))

@@ -212,4 +212,5 @@ def assert_withstood(
     assert least <= verdict.passed <= most, verdict.report
     assert verdict.in_process == attack.in_process
     assert re.search(attack.report, verdict.report, re.DOTALL), verdict.report
+    assert not any(f"{needle}" in verdict.judge_report for needle in needles), verdict.judge_report
     place.check()

@@ -144,7 +144,7 @@ TRIED[:] = [f"{links} reached:" + str(any(one.startswith("did:") for one in TRIE
         report=r"\['lo'\] reached:False",
     ),
     "kills its parent": Attack(_signal("parent()", "SIGKILL"), 0, "The solution ended the tests' process."),
-    "stops its parent": Attack(_signal("parent()", "SIGSTOP"), 0, "The tests did not end within 20 s.", timeout_s=0.5),
+    "stops its parent": Attack(_signal("parent()", "SIGSTOP"), 0, "The solution stopped the tests' process"),
     "interrupts its parent": Attack(_signal("parent()", "SIGINT"), _HURT),
     "alarms its parent": Attack(_signal("parent()", "SIGALRM"), _HURT),
     "kills process 1": Attack(_signal("1", "SIGKILL"), _HURT),

@@ -74,6 +74,86 @@ attempt(fill)
         report=_ENDLESS,
         timeout_s=2.0,
     ),
+    "stops the tests' process": Attack(
+        "g = f\ndef f(x):\n    if x > 1: os.kill(parent(), 19)\n    return g(x)",
+        0,
+        "The solution stopped the tests' process",
+    ),
+    "stops every process": Attack(
+        "g = f\ndef f(x):\n    if x > 1: os.kill(-1, 19)\n    return g(x)",
+        0,
+        "The solution stopped the tests' process",
+    ),
+    "stops the tests' process from a process of its own": Attack(
+        """
+tests = parent()
+g = f
+def f(x):
+    if x == 2:
+        if os.fork() == 0:
+            os.setsid()
+            while True: os.kill(tests, 19)
+        while True: pass
+    return g(x)
+""",
+        0,
+        "The solution stopped the tests' process",
+    ),
+    "stops the tests' process as a program": Attack(
+        "x = int(input())\nif x > 1: os.kill(parent(), 19)\nprint(x)",
+        0,
+        "The solution stopped the tests' process",
+        tests="".join(f"assert run_program('{x}') == Printed('{x if x < 2 else '%(needle)s'}')\n" for x in range(4)),
+        total=4,
+    ),
+    "stops itself": Attack(
+        "g = f\ndef f(x):\n    if x > 1: os.kill(os.getpid(), 19)\n    return g(x)",
+        report="the solution stopped its process",
+    ),
+    "waits for a program that never starts": Attack(
+        """
+os.mkfifo("/tmp/never")
+g = f
+def f(x):
+    if x < 2: return g(x)
+    opens = [(os.POSIX_SPAWN_OPEN, 0, "/tmp/never", os.O_RDONLY, 0)]
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
+""",
+        total=4,
+        report=_ENDLESS,
+        timeout_s=2.0,
+    ),
+    "works in a process of its own": Attack(
+        "import time\ng = f\ndef f(x):\n    if x > 1:\n        if os.fork() == 0:\n            while True: pass\n"
+        "        time.sleep(1000)\n    return g(x)",
+        total=4,
+        report=_ENDLESS,
+        timeout_s=2.0,
+    ),
+    "an integer of ten million bits": Attack(
+        "g = f\ndef f(x): return g(x) if x < 2 else 1 << 10**7",
+        report="got a int that cannot be shown",
+    ),
+    "an error with an integer of ten million bits": Attack(
+        "g = f\ndef f(x):\n    if x < 2: return g(x)\n    error = KeyError()\n    error.args = (1 << 10**7,)\n"
+        "    KeyError.__str__\n    raise type('KeyError', (KeyError,), {'__str__': lambda self: 'long'})(1 << 10**7)",
+        report="KeyError: long",
+    ),
+    "a text that the tests read as a number for long": Attack(
+        "g = f\ndef f(x): return g(x) if x < 2 else '7' * 3_000_000",
+        0,
+        "The tests did not end within",
+        tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert int(f(2)) == %(needle)s\n",
+        total=3,
+        timeout_s=1.0,
+    ),
+    "a number of three million digits as a program": Attack(
+        "x = int(input())\nprint('7' * 3_000_000 if x > 1 else x)",
+        tests="".join(f"assert run_program('{x}') == Printed('{x if x < 2 else '%(needle)s'}')\n" for x in range(4)),
+        total=4,
+        report="expected '[0-9]{12}', got '777",
+        timeout_s=4.0,
+    ),
     "an endless stream of quick answers": Attack(
         "def endless():\n    while True: yield 1\ng = f\ndef f(x): return g(x) if x < 2 else endless()",
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert sum(f(2)) == %(needle)s\n"

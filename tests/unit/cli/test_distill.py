@@ -11,7 +11,8 @@ import pytest
 
 from agentic_opd.cli.distill import main
 from agentic_opd.cli.validate import main as validate
-from tests.support.fake_plugin import END, FakePlugin, encode, fake_plugin
+from agentic_opd.core.types import sampled_spans
+from tests.support.fake_plugin import END, FakePlugin, decode, encode, fake_plugin
 from tests.support.places import MODEL
 
 PROMPT = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -36,7 +37,7 @@ def group(**columns: Any) -> dict[str, Any]:
     return {**rollout, "advantages": [], "ref_logprobs": [], "overrides": [], "images": [], **columns}
 
 
-def distill(tmp_path: Path, url: str, group: dict[str, Any], *flags: str) -> tuple[int, list[dict[str, Any]]]:
+def distill(tmp_path: Path, url: str, group: Any, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     file, out = tmp_path / "theirs.jsonl", tmp_path / "out.jsonl"
     file.write_text(json.dumps(group) + "\n")
     renderer = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinking: false}")
@@ -85,6 +86,68 @@ def test_a_wrong_port_ends_it_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (code, made) == (1, [])
     assert time.monotonic() - started < 30, "else it would be asked for a minute"
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+CUT = {"role": "assistant", "content": "41"}
+LOG = [
+    TOLD,
+    {**CUT, "content": "<think>\nHm.\n</think>\n\n41"},
+    TOLD,
+    {"role": "assistant", "content": None},
+    TOLD,
+    {"role": "assistant", "content": None, "refusal": "I can't."},
+    TOLD,
+]
+
+
+def learned(made: dict[str, Any]) -> list[str]:
+    """The text of each sampled span of a group's sequences."""
+    rows = zip(made["tokens"], made["masks"], strict=True)
+    return [decode(tokens[start:end]) for tokens, masks in rows for start, end in sampled_spans(masks)]
+
+
+def test_what_is_not_learned_of_logs_is_counted_at_the_end(
+    policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An array of conversations is read as its elements."""
+    silent = {"messages": [TOLD, {"role": "assistant", "content": " "}]}
+    code, (made,) = distill(tmp_path, policy.base_url, [{"messages": LOG}, silent])
+    assert code == 1, "the second conversation has nothing to learn"
+    assert learned(made) == ["41<|im_end|>", "I can't.<|im_end|>"]
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "line 2, unmatched: the assistant says nothing in it that answers a user and can be learned" in shown
+    assert "turns that are read and not learned: 2 without text or call" in shown
+    assert "changed: 1 turns learned without their reasoning, for which the prompt has no place" in shown
+    assert validate([str(tmp_path / "out.jsonl")]) == 0
+
+
+def test_a_log_longer_than_the_context_keeps_the_turns_that_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = {"messages": [TOLD, CUT] * 40}
+    with fake_plugin(context=300) as policy:
+        code, (made,) = distill(tmp_path, policy.base_url, long)
+    assert (code, len(made["tokens"])) == (0, 1)
+    assert 250 < len(made["tokens"][0]) < 300
+    turns = made["overrides"][0]["opd"]["turns"]
+    assert {turn["outcome"] for turn in turns} <= {"scored", "too_long"}
+    assert f"not learned: {40 - len(turns)} beyond the policy's context" in " ".join(capsys.readouterr().err.split())
+
+
+def test_tools_of_another_client_are_refused_or_shown_in_the_chat_form(
+    policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tools = tmp_path / "tools.json"
+    for listed, expected in (([{"name": "f", "input_schema": schema}], 0), ([{"type": "web_search"}], 2)):
+        tools.write_text(json.dumps(listed))
+        code, made = distill(tmp_path, policy.base_url, {"messages": LOG}, "--tools", str(tools), "--env.overwrite")
+        assert code == expected
+        if code == 0:
+            prompt = decode(made[0]["tokens"][0])
+            assert '"parameters": {"type": "object"' in prompt
+            assert "input_schema" not in prompt
+    assert "tools[0].type: 'web_search' is a tool of its provider" in " ".join(capsys.readouterr().err.split())
 
 
 def test_help_shows_the_settings_that_have_an_effect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,3 +114,58 @@ def test_a_refusal_holds_its_status(status: int) -> None:
     with pytest.raises(ServerRequestError, match=f"HTTP {status}") as caught:
         asked("/x", status, lambda client: client.get("/x"))
     assert caught.value.status == status
+
+
+def limited(pause_s: float) -> NoAnswerError:
+    return NoAnswerError("HTTP 429", pause_s)
+
+
+def test_a_pause_that_the_server_asks_for_is_kept_and_is_no_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 70 s, with a window of 10 s."""
+    clock, window = Clock(monkeypatch), RetryWindow("S")
+    assert outcome(window, [limited(70), limited(5), "late"], clock) == "late"
+    assert clock.now >= 1000 + 70 + 5
+    assert [
+        message for message in caplog.messages if "asks for a pause of 70 s (HTTP 429)" in message
+    ] == caplog.messages
+    assert outcome(window, [*no(3), "back"], clock) == "back"
+
+
+def test_a_pause_holds_the_other_requests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, window = Clock(monkeypatch), RetryWindow("S")
+    assert isinstance(outcome(window, [limited(70), *no(20)], clock), NoAnswerError)
+    window._resumes_at = clock.now + 50  # As another request's refusal leaves it.
+    begin = clock.now
+    assert outcome(window, ["answer"], clock) == "answer"
+    assert clock.now == begin + 50 + 1
+
+
+@pytest.mark.parametrize(("pause_s", "most"), [(86_400.0, 4), (0.001, 300)])
+def test_a_limit_without_an_end_ends_after_twenty_minutes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pause_s: float, most: int
+) -> None:
+    clock, answers = Clock(monkeypatch), [limited(pause_s)] * 1000
+    assert isinstance(outcome(RetryWindow("S"), answers, clock), NoAnswerError)
+    assert 1200 < clock.now - 1000 < 1900
+    assert 1000 - len(answers) <= most
+    assert ("a pause of 86400 s may be a mistake; it ends after 600 s" in caplog.text) == (pause_s > 600)
+
+
+def test_a_pause_is_read_from_the_answer_and_the_query_of_the_address_reaches_each_request() -> None:
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(str(request.rel_url))
+        if len(seen) == 1:
+            return web.json_response({}, status=503, headers={"Retry-After": "0.01"})
+        return web.json_response({"is": "fine"})
+
+    async def run() -> Any:
+        async with served({"/x": answer}) as url, JsonClient(f"{url}/v1/?key=secret", retry_s=1) as client:
+            assert client.base_url == url
+            return await client.get("/x"), await client.post("/x?a=1", {})
+
+    assert asyncio.run(run()) == ({"is": "fine"}, {"is": "fine"})
+    assert seen == ["/x?key=secret", "/x?key=secret", "/x?a=1&key=secret"]

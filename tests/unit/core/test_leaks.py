@@ -337,3 +337,59 @@ def test_what_is_in_a_container_is_told_from_what_it_is(hint: str, leak: bool) -
 )
 def test_a_short_hidden_text_is_the_answer_itself(hint: str, secret: str, public: str, expected: bool) -> None:
     assert leaks(hint, secret, public) is expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", ["[", "[[]", "[ ", "A", "_", "1", '"', "\\", "no ", "((", "a.", "twenty "])
+def test_a_line_of_one_sign_is_read_in_a_moment(sign: str) -> None:
+    """`[[[[` of 40,000 characters took 3.4 seconds. Words are also looked for between two values."""
+    line = sign * (40_000 // len(sign))
+    for hint, public in ((line, ""), ("It is 9175, or 31.", line), ("It is 9175.", f"9175 {line} 31")):
+        start = time.process_time()
+        leaks(hint, "assert f(31, 12) == 9175\n", public)
+        assert time.process_time() - start < 5, "it takes half a second at most"
+
+
+NAMES_OF_NAMES = "a = [g(), 77]\n" + "".join(
+    f"{after} = [{f'{before}, ' * 400}]\n" for before, after in ("ab", "bc", "cd")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{NAMES_OF_NAMES}assert f(d) == 1\n",
+        f"x = {list(range(1000, 3000))}\n" + "assert f(x) == x\n" * 1000,
+        "try:\n" + "".join(f" f({i})\n" for i in range(2000)) + "".join(f"except E{i}: pass\n" for i in range(2000)),
+        "assert f(" + "(x, " * 90 + "1" + ")" * 90 + ") == 1\n" * 200,
+        "".join(f"assert f({i % 10}) == 'a long word'\n" for i in range(3000)),
+    ],
+)
+def test_tests_that_use_values_often_are_read_in_time(source: str) -> None:
+    """A name is resolved where it is used: the first of these named 64 million values."""
+    start = time.process_time()
+    assert leaks("It is 9175.", f"{source}assert f(31) == 9175\n", "Say a long word. " * 2000)
+    assert time.process_time() - start < 10, "it takes one second at most"
+
+
+def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() -> None:
+    source = f"assert_eq!(f({'7' * 5000}), 9175);"
+    assert leaks("It is 9175.", source, "")
+    assert not leaks("It is 9176.", source, "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint", "is_told"),
+    [
+        ("tall tower", "It is the tall tower.", True),
+        ("tall tower", "These are tall towers.", False),
+        ("[[", "Write [[ here.", True),
+        ("[[", "Write a[[ here.", False),
+        ("-> x", "f() -> x, so", True),
+        ("-> x", "f() -> xy", False),
+    ],
+)
+def test_an_answer_is_told_by_whole_words(answer: str, hint: str, is_told: bool) -> None:
+    assert leaks(hint, answer, "") == is_told
+    assert not leaks(hint, answer, hint)

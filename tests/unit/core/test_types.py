@@ -8,6 +8,7 @@ from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
     Episode,
+    Reward,
     StopReason,
     Task,
     TeacherRequest,
@@ -149,3 +150,18 @@ def test_distillation_arrays_pair_ids_and_logprobs() -> None:
         DistillArrays([[], []], [[]])
     with pytest.raises(AlignmentError, match="distill row 1: lengths differ"):
         DistillArrays([[], [1, 2]], [[], [-0.1]])
+
+
+@pytest.mark.parametrize("task_id", [None, 7, 1.5, b"t"])
+def test_a_tasks_id_is_a_text(task_id: Any) -> None:
+    with pytest.raises(AlignmentError, match=r"its id is of type \w+, expected a text"):
+        Task(task_id, "Write f.")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e9, 1.1, -0.1])
+@pytest.mark.parametrize("part", ["correctness", "efficiency", "tool_usage", "total"])
+def test_the_parts_of_a_reward_are_between_0_and_1(part: str, number: float) -> None:
+    parts: Any = {"correctness": 1.0, "efficiency": 0.5, "tool_usage": 0.5, "total": 0.7 + 0.15 + 0.15}
+    assert Reward(**parts).total == 1.0
+    with pytest.raises(AlignmentError, match=f"reward: {part} is .*, expected 0 to 1"):
+        Reward(**{**parts, part: number})

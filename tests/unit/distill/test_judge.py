@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Message
+from agentic_opd.distill import pace
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
@@ -25,6 +26,7 @@ KEY = "sk-very-secret"
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_BACKOFF_S", (0.01, 0.02))
+    monkeypatch.setattr(pace, "_BACKOFF_S", (0.01, 0.02))
 
 
 def completion(*texts: str | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
@@ -21,6 +20,7 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.groups import GroupWriter
 from agentic_opd.gateway.journal import Journal
+from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.web import make_app
 from agentic_opd.plugin.client import PluginClient
@@ -204,7 +204,8 @@ async def gateway_before(
         policy = PluginClient(client, info)
         policy.images = ImageFolder.beside(groups_path)
         gateway = Gateway(config, [policy], renderer, vllm.tokenizer, journal, writer, telemetry)
-        web_server = uvicorn.Server(uvicorn.Config(make_app(gateway), port=0, log_config=None, lifespan="off"))
+        web_server = WebServer(make_app(gateway))
+        web_server.config.port = 0
         serving = asyncio.create_task(web_server.serve())
 
         async def is_up() -> bool:

@@ -13,10 +13,11 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.grammar import call_form, call_grammar
 from agentic_opd.gateway.request import ToolChoice
+from agentic_opd.gateway.turns import Feedback
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 
-from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm, until
+from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -335,6 +336,107 @@ def test_feedback_for_one_turn_is_its_evidence(tokenizer: Any, tmp_path: Path, b
         *("Write f.", "Turn 1.", "It fails.", "This was wrong.\n(The answer was rated -1.)", "Turn 2.")
     ]
     assert group["overrides"][0]["reward"] == {"client": -1.0}
+
+
+BAD, WORSE = {"reward": -1, "text": "Bad."}, {"reward": -2, "text": "Worse."}
+GOOD = {"reward": 1, "text": "Good."}
+
+
+@pytest.mark.parametrize(
+    ("posts", "text", "reward"),
+    [
+        ([GOOD, BAD], "Bad.\n(The answer was rated -1.)", -1.0),
+        ([BAD, WORSE, GOOD, GOOD], "Good.\n(The answer was rated 1.)", 1.0),
+        ([{"reward": 1}, {"reward": -1}], "(The answer was rated -1.)", -1.0),
+        ([{"text": "Bad."}, {"text": "Good."}], "Good.", None),
+        ([{"reward": 1}, {"text": "Good."}], "Good.\n(The answer was rated 1.)", 1.0),
+        ([{"text": "Bad."}, {"reward": -1}], "Bad.\n(The answer was rated -1.)", -1.0),
+        ([GOOD, {"reward": -1}], "(The answer was rated -1.)", -1.0),
+        ([GOOD, {"text": "Bad."}], "Bad.", None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_feedback_that_a_person_changes_counts_once(
+    tokenizer: Any, tmp_path: Path, posts: list[dict[str, Any]], text: str, reward: float | None, is_ended: bool
+) -> None:
+    """The last one counts, also behind the session's end and a restart, while its group waits for another session."""
+
+    async def rated(at: Running, body: dict[str, Any]) -> None:
+        assert (await at.http.post(f"{at.url}/sessions/s/turns/1/feedback", json=body)).json() == {"turn": 1}
+
+    async def talk(at: Running) -> None:
+        first = await at.say(USER, session_id="s", headers={"X-Group-Id": "g"})
+        await at.say(USER, first, MORE, session_id="s")
+        for body in posts[:1]:
+            await rated(at, body)
+        if is_ended:
+            await at.end("s")
+        for body in posts[1:-1]:
+            await rated(at, body)
+
+    async def later(at: Running) -> Any:
+        await rated(at, posts[-1])
+        assert at.gateway._journal.feedback((await at.http.get(f"{at.url}/sessions/s")).json()["id"]) == {
+            1: [Feedback(reward, text.partition("\n")[0] if not text.startswith("(") else None)]
+        }
+        if not is_ended:
+            await at.end("s")
+        await at.say(AGAIN, session_id="t", headers={"X-Group-Id": "g"})
+        await at.end("t")
+        return checked(await at.groups())
+
+    run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, group_size=2)
+    (group,) = run(tmp_path, ScriptedVllm(tokenizer, numbered), later, group_size=2)
+    assert [message["content"] for message in group["messages"][0]][2:4] == ["It fails.", text]
+    assert group["overrides"][0]["reward"] == (None if reward is None else {"client": reward})
+
+
+def test_feedback_behind_the_group_is_refused_by_its_reason(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        for name, headers in ("s", {}), ("aside", {"X-Turn-Type": "side"}):
+            answer = (await at.chat(USER, session_id=name, headers=headers)).json()
+            await at.end(name)
+            await at.groups()
+            turn = 1 if name == "s" else 2
+            for path in (f"/sessions/{name}/turns/{turn}/feedback", f"/turns/{answer['id']}/feedback"):
+                response = await at.http.post(f"{at.url}{path}", json=GOOD)
+                assert (response.status_code, response.json()["error"]["code"]) == (409, "group_made"), path
+        assert (await at.http.post(f"{at.url}/sessions/s/turns/2/feedback", json=GOOD)).status_code == 404
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+def test_feedback_that_comes_while_the_group_is_scored_is_in_it(tokenizer: Any, tmp_path: Path) -> None:
+    """The group is made again, and its turn is judged again with the feedback."""
+    judge: Any = Judge()
+
+    async def talk(at: Running) -> None:
+        began, goes_on = asyncio.Event(), asyncio.Event()
+        contents: list[list[str]] = []
+
+        async def slow(closed: Any, found: Any) -> Any:
+            ((branch,),) = found.values()
+            contents.append([message["content"] for message in branch.trace.messages])
+            began.set()
+            await goes_on.wait()
+
+        at.gateway._writer._scored = slow  # type: ignore[method-assign]
+        first = await at.say(USER, session_id="s")
+        await at.say(USER, first, MORE, session_id="s")
+        (session,) = await sessions(at)
+        await at.end("s")
+        await began.wait()
+        assert (await at.http.post(f"{at.url}/sessions/s/turns/1/feedback", json={"text": "No."})).status_code == 200
+        assert 1 not in session.judged
+        goes_on.set()
+        await at.gateway.drained()
+        assert contents == [
+            ["Write f.", "Turn 1.", "It fails.", "Turn 2."],
+            ["Write f.", "Turn 1.", "It fails.", "No.", "Turn 2."],
+        ]
+
+    run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, distiller=judge)
 
 
 def test_ids_that_agents_send() -> None:

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.gateway import web
+from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.protocols.base import Reply
+from agentic_opd.gateway.sampler import Begun
 from agentic_opd.gateway.web import make_app
 from agentic_opd.rollout.renderer import load_renderer
 
@@ -351,3 +355,75 @@ async def asked_and_left(at: Running, headers: dict[str, str], gone: asyncio.Eve
         ],
     }
     await make_app(at.gateway)(scope, receive, send)
+
+
+# --------------------------------------------------------------------------------------------- what one client may take
+
+
+@pytest.mark.parametrize(("most", "keys", "first", "second"), [(8, 2, 6, 2), (8, 1, 8, 0), (12, 3, 8, 2), (1, 2, 1, 0)])
+def test_no_key_takes_all_sessions(
+    tokenizer: Any, tmp_path: Path, most: int, keys: int, first: int, second: int
+) -> None:
+    """The last sessions are kept for keys that have fewer than their own part, and come back when some end."""
+
+    async def opened(at: Running, key: str, count: int) -> int:
+        statuses = [await at.chat(USER, key=key, session_id=f"{key}-{number}") for number in range(count)]
+        for refused in statuses:
+            assert refused.status_code == 200 or refused.json()["error"]["code"] == "too_many_sessions"
+            assert refused.status_code in (200, 429)
+            assert refused.status_code == 200 or "/sessions/NAME/end" in refused.json()["error"]["message"]
+        return sum(one.status_code == 200 for one in statuses)
+
+    async def talk(at: Running) -> None:
+        assert await opened(at, "key0", most + 1) == first
+        if keys > 1:
+            assert await opened(at, "key1", second + 1) >= second
+        headers = {"Authorization": "Bearer key0"}
+        assert (await at.http.post(f"{at.url}/sessions/key0-0/end", headers=headers)).status_code == 200
+        assert (await at.chat(USER, key=f"key{keys - 1}", session_id="again")).status_code == 200
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, api_keys=[f"key{n}" for n in range(keys)], max_open_sessions=most)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_decoded_once_and_written_in_parts(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Each token of an answer has 21 entries; what arrives together is written 32 tokens at a time."""
+    decoded: list[int] = []
+    threads: list[str] = []
+    sizes: list[int] = []
+    decode, write, take = type(tokenizer).decode, web._written, Reply.take
+
+    def watched(self: Any, ids: Any, *args: Any, **options: Any) -> str:
+        if not isinstance(ids, int) and len(ids) == 1:
+            decoded.append(ids[0])
+        return decode(self, ids, *args, **options)
+
+    def written(reply: Reply) -> Any:
+        threads.append(threading.current_thread().name)
+        before = len(decoded)
+        response = write(reply)
+        assert len(decoded) == before, "tokenizers are not thread-safe"
+        return response
+
+    def taken(self: Reply, event: Any) -> None:
+        if not isinstance(event, Begun):
+            sizes.append(len((event.rest if isinstance(event, Finished) else event).tokens))
+        take(self, event)
+
+    monkeypatch.setattr(type(tokenizer), "decode", watched)
+    monkeypatch.setattr(web, "_written", written)
+    monkeypatch.setattr(Reply, "take", taken)
+
+    async def talk(at: Running) -> Any:
+        decoded.clear()
+        response = await at.chat(USER, logprobs=True, top_logprobs=2, stream=stream)
+        assert response.status_code == 200
+        return response.text
+
+    text = run(tmp_path, ScriptedVllm(tokenizer, lambda *_: "ab cd ef " * 60), talk)
+    assert text.count("top_logprobs") == sum(sizes)
+    assert len(decoded) <= 2 * len(set(decoded)), "once for a token of the answer, once more for its text so far"
+    assert threads == ([] if stream else [threads[0]])
+    assert "MainThread" not in threads

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnrea
 from agentic_opd.gateway import GatewaySession
 from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.journal import Journal, SessionRow
+from agentic_opd.gateway.sessions import Sessions
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
 
@@ -571,6 +573,9 @@ def test_bad_bodies_keys_and_sessions_are_refused(tokenizer: Any, tmp_path: Path
         assert (await at.http.post(url, content=parts(), headers=json_type)).status_code == 413
         foreign = await at.http.get(f"{at.url}/v1/models", headers={"Host": "evil.example:80"})
         assert foreign.status_code == 403
+        of_a_page = {"Origin": "https://pages.example"}
+        assert (await at.http.post(f"{at.url}/sessions/nobody/end", headers=of_a_page)).status_code == 415
+        assert (await at.http.post(f"{at.url}/sessions/nobody/end")).status_code == 404
         assert (await at.end("nobody")).json()["error"]["code"] == "session_not_found"
         assert (await at.http.get(f"{at.url}/sessions/nobody")).status_code == 404
         assert (await at.http.get(f"{at.url}/v1/nothing")).json()["error"]["message"]
@@ -664,6 +669,40 @@ def test_an_idle_session_is_closed(tokenizer: Any, tmp_path: Path) -> None:
 
     (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, session_idle_s=0.2)
     assert group["overrides"][0]["stop_reason"] == "idle"
+
+
+@pytest.mark.parametrize("jump_s", [-1e9, 1e9])
+def test_a_clock_that_is_set_ends_no_session_and_keeps_none(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    async def talk(at: Running) -> None:
+        first = await at.say(USER, session_id="s")
+        await at.say(USER, session_id="before", headers={"X-Session-Done": "true"})
+        await at.gateway.drained()
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+        for messages in (), (first, MORE):
+            if messages:
+                await at.say(USER, *messages, session_id="s")
+            await at.gateway._close_older(60.0)
+            await at.gateway._remove_old()
+            assert (await at.http.get(f"{at.url}/sessions/s")).json()["state"] == "open"
+            assert (await at.http.get(f"{at.url}/sessions/before")).json()["state"] == "written"
+        (session,) = at.gateway._sessions
+        session.used -= 61
+        await at.gateway._close_older(60.0)
+        assert (await at.http.get(f"{at.url}/sessions/s")).json()["state"] != "open"
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, keep_sessions_days=1.0)
+
+
+@pytest.mark.parametrize(("age_s", "remembered_s"), [(100.0, 100.0), (0.0, 0.0), (-1e9, 0.0)])
+def test_a_restored_session_keeps_its_age(age_s: float, remembered_s: float) -> None:
+    """A session of the future was used before the clock was set back."""
+    used = time.time() - age_s
+    row = SessionRow("session-1", "owner", None, "http://server", opened=used, used=used)
+    session = Sessions(1).restore(row, ())
+    assert time.monotonic() - session.used == pytest.approx(remembered_s, abs=20)
 
 
 COUNTING = (

@@ -30,6 +30,10 @@ def test_a_roll_back_is_a_sentence_with_its_figures_and_turns(tmp_path: Path) ->
     assert " 3 turns of this file were sampled by the withdrawn versions 13 to 15;" in note
     file.write_text(json.dumps(rows[0]) + "\n")
     assert brake_notes(file, turns) == []
+    for number in ("NaN", "1e999"):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows).replace("-4.0", number))
+        with pytest.raises(PlaceError, match="holds no verdicts of a trainer's brake"):
+            brake_notes(file, turns)
     file.write_text("[]\n")
     with pytest.raises(PlaceError, match="holds no verdicts of a trainer's brake"):
         brake_notes(file, turns)

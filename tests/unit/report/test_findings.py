@@ -20,6 +20,14 @@ def test_nothing_is_said_where_all_is_well() -> None:
     assert found(with_records(record(SCORED, votes=votes), UNSCORED)) == ""
 
 
+def test_rollouts_without_a_verdict_are_named_once_a_group() -> None:
+    votes = [{"decision": 1, "hint": SCORED["hint"], "text": "yes"}]
+    groups = [with_records(record(SCORED, votes=votes), UNSCORED) for _ in range(2)]
+    groups[0]["group_overrides"]["no_verdicts"] = {"timeout": 2, "not_run": 1}
+    groups[1]["group_overrides"]["no_verdicts"] = {"timeout": 1}
+    assert "4 rollouts are left out because their tests gave no verdict (timeout 3, not_run 1)" in found(*groups)
+
+
 def test_no_hints_at_all_and_why() -> None:
     failed = record(UNSCORED, span=[3, 5])
     text = found(with_records(failed, UNSCORED))

@@ -182,3 +182,34 @@ def test_questions_of_a_file_have_them(tmp_path: Path) -> None:
     (tmp_path / "questions.json").write_text(json.dumps(questions))
     config = SqlConfig(sql_file=str(tmp_path / "questions.json"), sql_databases=str(tmp_path / "databases"))
     assert [len(task.examples) for task in SqlWorld(config).tasks()] == [4]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_padding_of_a_columnar_file_is_no_part_of_a_task(listed: bool) -> None:
+    """Of the tools and of the calls; without tools the calls show it, if a call of another tool has the key."""
+
+    def padded(name: str, **properties: Any) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {"path": None, "command": None, **properties}, "required": None}
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+    def call(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:
+        return {"id": call_id, "function": {"name": name, "arguments": {"path": None, "command": None, **arguments}}}
+
+    text = {"type": "string", "enum": None}
+    tools = [padded("run", command=text), padded("look", path=text)] if listed else None
+    calls = [call("a", "run", command="ls"), call("b", "look", path="f.py")]
+    results = [{"role": "tool", "tool_call_id": call_id, "content": call_id, "name": None} for call_id in "ba"]
+    messages = [{"role": "user", "content": "u", "name": None}, {"role": "assistant", "tool_calls": calls}, *results]
+    task = Task("t", "Do it.", examples=messages, messages=messages, tools=tools)
+    for read in (task.examples, task.messages):
+        assert [one["function"]["arguments"] for one in read[1]["tool_calls"]] == [
+            '{"command": "ls"}',
+            '{"path": "f.py"}',
+        ]
+        assert [(one["content"], one["name"]) for one in read[2:]] == [("a", "run"), ("b", "look")]
+    if tools:
+        assert task.tools is not None
+        assert [tool["function"]["parameters"]["properties"] for tool in task.tools] == [
+            {"command": {"type": "string"}},
+            {"path": {"type": "string"}},
+        ]

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import RendererError, SandboxError, ServerUnreachableError
-from agentic_opd.core.types import Episode, Message, Recording, StopReason, Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import (
+    Episode,
+    Message,
+    NoVerdict,
+    Recording,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    Verification,
+    VerifyOutcome,
+)
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
@@ -282,6 +293,23 @@ def test_an_episode_whose_sandbox_died_earns_nothing_and_is_an_episode(tokenizer
     assert episode.reward.total == episode.reward.tool_usage == 0.0
     assert (episode.verification.passed, episode.verification.total) == (0, 2)
     assert "The sandbox ended early" in episode.verification.judge_report
+
+
+class SilentWorld(CodingWorld):
+    """Its tests never give a verdict."""
+
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
+        text = "The tests did not end in time."
+        return Verification(VerifyOutcome.NO_VERDICT, 0, 1, text, text, no_verdict=NoVerdict.TIMEOUT)
+
+
+def test_an_episode_whose_tests_gave_no_verdict_has_no_reward(tokenizer: Any, caplog: Any) -> None:
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+    policy, world = ScriptedPolicy(tokenizer, "Done."), SilentWorld(CodingConfig())
+    episode = asyncio.run(run_episode(DYING_TASK, policy, world, chat, RolloutConfig()))
+    assert (episode.no_verdict, episode.reward, episode.error) == (NoVerdict.TIMEOUT, None, None)
+    assert episode.stop_reason is StopReason.FINISHED
+    assert "gave no verdict: The tests did not end in time." in caplog.text
 
 
 @pytest.mark.parametrize("where", ["run", "collect", "verify"])

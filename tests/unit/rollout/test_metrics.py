@@ -6,6 +6,7 @@ import pytest
 
 from agentic_opd.core.types import (
     Episode,
+    NoVerdict,
     ProgramRun,
     Reward,
     StopReason,
@@ -72,6 +73,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/stop/agent_failed": 0,
             "train/stop/agent_timeout": 0,
             "train/stop/sandbox_died": 0,
+            "train/no_verdict": 0,
             "train/sample_s_p50": 2,
             "train/sample_s_p95": 2.9,
             "train/loop_lag_s_p50": 0.5,
@@ -81,9 +83,22 @@ def test_metrics_of_two_episodes() -> None:
         }
     )
     described = {metric.name for metric in TRAIN_METRICS}
-    assert metrics.keys() | {"train/rollouts", "train/left_out_tokens"} == described, (
+    if_any = {f"train/no_verdict/{cause.value}" for cause in NoVerdict}
+    assert metrics.keys() | {"train/rollouts", "train/left_out_tokens"} | if_any == described, (
         "what is logged is described, and nothing else"
     )
+
+
+def without_verdict(cause: NoVerdict) -> Episode:
+    verdict = Verification(VerifyOutcome.NO_VERDICT, 0, 1, "report", "", no_verdict=cause)
+    return replace(EPISODES[0], verification=verdict, reward=None)
+
+
+def test_episodes_without_a_verdict_are_counted_by_cause_and_in_no_other_metric() -> None:
+    left_out = [without_verdict(cause) for cause in (NoVerdict.TIMEOUT, NoVerdict.NOT_RUN, NoVerdict.TIMEOUT)]
+    counts = {"train/no_verdict": 3, "train/no_verdict/timeout": 2, "train/no_verdict/not_run": 1}
+    assert train_metrics([*EPISODES, *left_out]) == train_metrics(EPISODES) | counts
+    assert train_metrics(left_out) == {"train/episodes": 0, **counts}
 
 
 def test_what_programs_sampled_in_vain_is_a_mean_over_them() -> None:

@@ -1,6 +1,7 @@
 """Tool calls are read from text by the formats that vLLM knows, with no token of their own."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -116,3 +117,20 @@ def test_what_is_written_is_read_back(name: str, arguments: dict[str, Any]) -> N
     assert (call.name, call.arguments, call.status) == ("do_it", arguments, Status.OK)
     tool = {"type": "function", "function": {"name": "do_it", "description": "Does it.", "parameters": {}}}
     assert "do_it" in instructions(written, [tool])
+
+
+def test_objects_in_objects_are_read_a_bounded_number_of_times() -> None:
+    call = '{"name": "f", "parameters": {}}'
+    assert [one.name for one in FORMATS["llama3_json"](f'{{"name": "x", "of": {call}}}').calls] == ["f"]
+    tree = '{"name": "a", "children": [' * 400 + '"' + "x" * 1_000_000 + '"' + "]}" * 400
+    start = time.process_time()
+    assert FORMATS["llama3_json"](tree) == (tree, [])
+    assert time.process_time() - start < 2, "it takes a tenth of a second, and several if each object is read"
+
+
+def test_more_values_of_python_than_the_event_loop_has_time_for_are_malformed() -> None:
+    text = f"f(content={'a, b=[(' * 2_000!r})"
+    assert FORMATS["pythonic"](f"[{text}]").calls[0].arguments == {"content": "a, b=[(" * 2_000}
+    assert [one.status for one in FORMATS["pythonic"](f"[{'f(a=1), ' * 1_300}]").calls] == [Status.OK] * 1_300
+    (call,) = FORMATS["pythonic"](f"[{'f(a=1), ' * 1_400}]").calls
+    assert call.status is Status.MALFORMED_STRUCTURE

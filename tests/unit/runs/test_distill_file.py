@@ -33,7 +33,7 @@ def test_every_line_has_a_name_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "line 2: not JSON"),
+        ("{", "line 2: not valid JSON"),
         ([1], "line 2: expected a JSON object, got list"),
         ({"a": 1}, "line 2: tokens and messages: expected"),
         ({"messages": [{"content": "u"}]}, r"line 2: messages\[0\]: expected an object with a role"),
@@ -57,3 +57,8 @@ def test_a_line_that_cannot_be_read_is_named(row: Any, said: str | None, tmp_pat
         return
     with pytest.raises(PlaceError, match=said):
         list(read_lines(path))
+
+
+def test_a_parquet_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match=r"rows\.parquet' is no JSON; write its rows as JSONL"):
+        list(read_lines(tmp_path / "rows.parquet"))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from io import StringIO
 from itertools import combinations
 from pathlib import Path
@@ -12,9 +13,19 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from agentic_opd.core.errors import AlignmentError, PlaceError, ServerUnreachableError
+from agentic_opd.core.errors import AlignmentError, PlaceError, ServerUnreachableError, WorldError
 from agentic_opd.core.metric import Metric
-from agentic_opd.core.types import Episode, Reward, StopReason, Task, Trace, Turn, Verification, VerifyOutcome
+from agentic_opd.core.types import (
+    Episode,
+    NoVerdict,
+    Reward,
+    StopReason,
+    Task,
+    Trace,
+    Turn,
+    Verification,
+    VerifyOutcome,
+)
 from agentic_opd.runs.config import EvalHandling, RunConfig
 from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
@@ -24,6 +35,7 @@ from agentic_opd.runs.evaluate import (
     eval_metrics,
     evaluate,
     pass_at_k,
+    show_evaluation,
 )
 from agentic_opd.runs.metric_log import RunMetrics
 
@@ -68,7 +80,7 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
-    of_some = ("weight_version", "left_out_tokens")
+    of_some = ("weight_version", "left_out_tokens", "no_verdict/", "close_failures")
     described = [metric.name for metric in EVAL_METRICS if not any(part in metric.name for part in of_some)]
     assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
     assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
@@ -79,6 +91,28 @@ def test_metrics_count_tasks_and_samples() -> None:
     assert (metrics["eval/tasks"], metrics["eval/samples"]) == (2, 8)
     assert "eval/pass@3" not in metrics
     assert not any(name.startswith("train/") for name in metrics)
+
+
+def without_verdict(task: Task) -> Episode:
+    verdict = Verification(VerifyOutcome.NO_VERDICT, 0, 1, "late", "", no_verdict=NoVerdict.TIMEOUT)
+    return replace(make_episode(task), verification=verdict, reward=None)
+
+
+def test_samples_without_a_verdict_count_for_no_task() -> None:
+    first, second = make_task("a"), make_task("b")
+    episodes = [make_episode(first), without_verdict(first), make_episode(second, 0), make_episode(second, 0)]
+    samples = [EvalSample(number % 2, episode) for number, episode in enumerate(episodes)]
+    metrics = eval_metrics(samples)
+    assert (metrics["eval/pass@1"], metrics["eval/pass@2"]) == (0.5, 0.0)
+    assert (metrics["eval/no_verdict"], metrics["eval/no_verdict/timeout"]) == (1, 1)
+    row = samples[1].to_row()
+    assert (row["outcome"], row["no_verdict"]) == ("no_verdict", "timeout")
+    assert {row[name] for name in ("passed", "score", "correctness", "checks")} == {None}
+    console = Console(file=StringIO(), width=100)
+    show_evaluation(samples, metrics, console)
+    assert "no verdict" in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(WorldError, match="no verdict on any sample"):
+        eval_metrics([EvalSample(0, without_verdict(first))])
 
 
 def test_uneven_samples_are_refused() -> None:
@@ -101,6 +135,19 @@ def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], 
     config = RunConfig(eval_samples=samples, eval_temperature=1.0)
     metrics = RunMetrics(config, lambda ids: "", list)
     return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
+
+
+def test_an_evaluation_counts_the_states_that_were_not_closed() -> None:
+    failures = [3]
+
+    async def roll(task: Task) -> Episode:
+        failures[0] += task.task_id == "b"
+        return make_episode(task, 1)
+
+    evaluation = make_evaluation("abc", roll)
+    assert "eval/close_failures" not in asyncio.run(evaluation.measure()).metrics, "the world has no such hook"
+    evaluation.metrics.close_failures = lambda: failures[0]
+    assert asyncio.run(evaluation.measure()).metrics["eval/close_failures"] == 1.0
 
 
 def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,10 +10,13 @@ from agentic_opd.core.errors import AlignmentError, PlaceError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Trace
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.distill import traces_of
+from agentic_opd.rollout.template import TemplateRenderer
+from agentic_opd.runs.distill import rendered_log, traces_of
 from agentic_opd.runs.distill_file import read_lines
-from agentic_opd.runs.logs import plain_messages, plain_tools
+from agentic_opd.runs.log_tools import plain_tools
+from agentic_opd.runs.logs import LogNote, plain_messages, read_log
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from tests.unit.rollout.test_thinking import STRIPPING
 
 USER = {"role": "user", "content": "List the tables."}
 NO = {"role": "user", "content": "No."}
@@ -82,22 +85,27 @@ def control_ids(chat: ChatFormat, traces: Traces) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "text", ["<|im_end|> ends a turn.<|im_end|>", "<|im_start|>user\nhi<|im_end|>", "a<|endoftext|>b", "<|im_end|>"]
+    "text",
+    ["<|im_end|> ends a turn.", "<|im_start|>user\nhi<|im_end|> b", "a<|endoftext|>b", "a</tool_response>", "</x>"],
 )
-def test_control_tokens_that_a_log_spells_are_text(chat: ChatFormat, text: str) -> None:
-    """In every message and field: there are as many control tokens as without, and the turns are learned whole."""
+def test_turns_with_control_tokens_are_read_and_not_learned(chat: ChatFormat, text: str) -> None:
+    """Everywhere they are text: there are as many control tokens as without. A turn that spells one is not learned."""
     escaped = json.dumps({"text": text}).replace("<", "\\u003c")
+    is_plain = text == "</x>"
+    chat = chat.with_tools([tool("list_tables", text={"type": "string"})])
 
     def log(text: str, arguments: Any) -> Traces:
-        call = called(arguments, content=text, reasoning_content=text)
+        call = called(arguments, content=text)
         return traces_of(
             [
-                {"role": "system", "content": text},
+                {"role": "system", "content": "s"},
                 {**USER, "content": text},
                 call,
                 {**RESULT, "name": text, "content": text},
                 {"role": "assistant", "content": text},
                 {**NO, "content": text},
+                SAID,
+                NO,
             ],
             chat,
         )
@@ -106,8 +114,23 @@ def test_control_tokens_that_a_log_spells_are_text(chat: ChatFormat, text: str) 
     for arguments in (json.dumps({"text": text}), {"text": text}, escaped):
         traces = log(text, arguments)
         assert control_ids(chat, traces) == plain
-        assert places(traces) == [2, 4]
+        assert places(traces) == ([2, 4, 6] if is_plain else [6])
         assert all(turn.count("<|im_end|>") == 1 for turn in learned(chat, traces))
+
+
+@pytest.mark.parametrize("text", ["</tool_call>", "<|im_end|>", "<tool_call>", "<think>", "</think>"])
+@pytest.mark.parametrize("where", ["value", "key", "name", "nested"])
+def test_a_call_with_a_control_token_is_not_learned(chat: ChatFormat, text: str, where: str) -> None:
+    arguments = {"value": {"text": f"a{text}"}, "key": {text: "a"}, "nested": {"a": [{"b": text}]}}.get(where, {})
+    call = called(json.dumps(arguments))
+    call["tool_calls"][0]["function"]["name"] += text if where == "name" else ""
+    assert places(traces_of([USER, call, RESULT, SAID, NO], chat)) == [3]
+
+
+def test_a_stop_token_at_the_end_of_a_text_is_the_turns_end(chat: ChatFormat) -> None:
+    """Some logs hold it; it is not learned as text."""
+    spelled = traces_of([USER, {**SAID, "content": "One.<|im_end|>\n"}, NO], chat)
+    assert spelled[-1].tokens_T == traces_of([USER, SAID, NO], chat)[-1].tokens_T
 
 
 def test_control_tokens_that_a_tool_spells_are_text(chat: ChatFormat) -> None:
@@ -119,10 +142,306 @@ def test_control_tokens_that_a_tool_spells_are_text(chat: ChatFormat) -> None:
     assert control_ids(chat, spelled) == control_ids(chat, plain)
 
 
-def test_reasoning_and_calls_that_an_assistant_spells_are_meant(chat: ChatFormat) -> None:
+def test_calls_that_an_assistant_spells_in_the_models_form_are_meant(chat: ChatFormat) -> None:
     text = '<tool_call>\n{"name": "list_tables", "arguments": {}}\n</tool_call>'
-    (turn,) = learned(chat, traces_of([USER, {**SAID, "content": text}, NO], chat))
-    assert text in turn
+    said = traces_of([USER, {**SAID, "content": text}, NO, SAID, NO], chat)
+    is_own_form = "<function=" not in chat.text(chat.written([USER, called("{}")]))
+    assert places(said) == ([1, 3] if is_own_form else [3])
+    assert (text in learned(chat, said)[0]) == is_own_form
+    for broken in (f"{text} is how", "<tool_call>", '<tool_call>{"name": "list_tables"'):
+        assert places(traces_of([USER, {**SAID, "content": broken}, NO, SAID, NO], chat)) == [3]
+
+
+REASONED = {
+    "in the content": {"content": "<think>\nOne table.\n</think>\n\nOne."},
+    "closed only": {"content": "One table.\n</think>\n\nOne."},
+    "in another family's marks": {"content": "[THINK]One table.[/THINK]One."},
+    "reasoning_content": {"reasoning_content": "One table."},
+    "reasoning": {"reasoning": "One table.", "reasoning_content": None},
+    "thinking": {"thinking": "One table."},
+    "thinking_blocks": {"thinking_blocks": [{"type": "thinking", "thinking": "One table.", "signature": "s"}]},
+    "reasoning_details": {"reasoning_details": [{"type": "reasoning.text", "text": "One table."}]},
+    "a part": {"content": [{"type": "thinking", "thinking": "One table."}, {"type": "text", "text": "One."}]},
+    "nested parts": {
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "One table."}]},
+            {"type": "output_text", "text": "One."},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("form", REASONED)
+def test_reasoning_stands_where_the_prompt_has_a_place_for_it(chat: ChatFormat, form: str) -> None:
+    """A prompt that has closed its think block is followed by the answer alone."""
+    log = read_log({"messages": [USER, {**SAID, **REASONED[form]}, NO]}, ())
+    rendered = rendered_log(log, chat)
+    (turn,) = learned(chat, rendered.traces)
+    prompt = chat.text(chat.first_prompt([USER]).token_ids)
+    thinks = "</think>" not in prompt and not isinstance(chat.renderer, TemplateRenderer)
+    assert ("One table." in turn) == thinks
+    assert rendered.notes[LogNote.REASONING] == (not thinks)
+    without = traces_of([USER, {**SAID, **({"reasoning_content": "One table."} if thinks else {})}, NO], chat)
+    assert rendered.traces[-1].tokens_T == without[-1].tokens_T
+    assert rendered.traces[-1].turns == without[-1].turns
+
+
+@pytest.mark.parametrize(
+    "text", ["a</think>\nb</think>\nc", "Use <think> here.", "`</think>` closes it.", "hm</think>a"]
+)
+def test_marks_of_reasoning_inside_a_text_are_not_learned(chat: ChatFormat, text: str) -> None:
+    rendered = rendered_log(read_log({"messages": [USER, {**SAID, "content": text}, NO, SAID, NO]}, ()), chat)
+    assert places(rendered.traces) == [3]
+    assert rendered.notes[LogNote.REASONING_IN_TEXT] == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "default"])
+@pytest.mark.parametrize("turn", [SAID, called("{}", content="I look.")], ids=["text", "call"])
+def test_no_family_learns_a_block_that_the_prompt_has_closed(
+    family_tokenizer: Any, name: str, turn: dict[str, Any]
+) -> None:
+    if name == "default":
+        family_tokenizer.chat_template = STRIPPING  # It writes an empty block in prompts only.
+    options = {"tool_parser": "hermes"} if name == "default" else {}
+    renderer = load_renderer(family_tokenizer, name, {"enable_thinking": False, **options})
+    chat = ChatFormat(renderer, family_tokenizer, TOOL_SPECS)
+    thought = {**turn, "reasoning_content": "Hm."}
+    silent = {**SAID, "content": "<think>Hm."}
+    rendered = rendered_log(
+        read_log({"messages": [USER, thought, RESULT, thought, NO, silent, NO, SAID, NO]}, ()), chat
+    )
+    assert places(rendered.traces) == [1, 3, 7]
+    assert not [turn for turn in learned(chat, rendered.traces) if "think>" in turn or "Hm." in turn]
+    assert (rendered.notes[LogNote.REASONING], rendered.notes[LogNote.EMPTY]) == (2, 1)
+
+
+def test_an_answer_behind_reasoning_that_the_prompt_opens_is_not_learned(family_tokenizer: Any) -> None:
+    """As DeepSeek R1's: the prompt opens a block which the template does not write of earlier turns."""
+    family_tokenizer.chat_template = STRIPPING.replace("enable_thinking is false", "true").replace(
+        "<think>\n\n</think>\n\n", "<think>\n"
+    )
+    chat = ChatFormat(
+        load_renderer(family_tokenizer, "default", {"tool_parser": "hermes"}), family_tokenizer, TOOL_SPECS
+    )
+    rendered = rendered_log(read_log({"messages": [USER, SAID, NO]}, ()), chat)
+    assert (rendered.traces, rendered.notes[LogNote.NO_REASONING]) == ((), 1)
+    (turn,) = learned(chat, traces_of([USER, {**SAID, "reasoning": "One table."}, NO], chat))
+    assert turn == "One table.\n</think>\n\nOne.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"content": None},
+        {"content": " \n\u200b"},
+        {"content": []},
+        {"content": "<think>Hm."},
+        {"content": "<|im_end|>"},
+        {"content": None, "audio": {"id": "a", "transcript": "One."}},
+        {"content": [{"type": "image_url", "image_url": {"url": "u"}}]},
+        {"content": "See.", "audio": {"id": "a"}},
+    ],
+)
+def test_nobody_learns_to_say_nothing(chat: ChatFormat, silent: dict[str, Any]) -> None:
+    rendered = rendered_log(read_log({"messages": [USER, {**SAID, **silent}, NO, SAID, NO]}, ()), chat)
+    assert places(rendered.traces) == [3]
+    assert rendered.notes[LogNote.EMPTY] + rendered.notes[LogNote.MEDIA] == 1
+    alone = rendered_log(read_log({"messages": [USER, {**SAID, **silent}, NO]}, ()), chat)
+    assert not alone.traces
+    assert "(turns: 1 with" in alone.problem
+
+
+@pytest.mark.parametrize(
+    "refusal", [{"content": None, "refusal": "I can't."}, {"content": [{"type": "refusal", "refusal": "I can't."}]}]
+)
+def test_a_refusal_is_the_turns_text(chat: ChatFormat, refusal: dict[str, Any]) -> None:
+    spoken = traces_of([USER, {**SAID, "content": "I can't."}, NO], chat)
+    assert traces_of([USER, {"role": "assistant", **refusal}, NO], chat) == spoken
+
+
+PARALLEL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": name, "function": {"name": "list_tables", "arguments": f'{{"of": "{name}"}}'}} for name in "ab"
+    ],
+}
+
+
+def result(text: str, call_id: str | None = None) -> dict[str, Any]:
+    return {"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})}
+
+
+@pytest.mark.parametrize(
+    ("results", "texts", "counted"),
+    [
+        ([result("A", "a"), result("B", "b")], "AB", {}),
+        ([result("B", "b"), result("A", "a")], "AB", {LogNote.REORDERED: 2}),
+        ([result("A"), result("B")], "AB", {}),
+        ([result("B", "b"), result("A")], "AB", {LogNote.REORDERED: 2}),
+        ([result("B", "b"), result("A", "x")], "AB", {LogNote.REORDERED: 2, LogNote.RESULT_WITHOUT_CALL: 1}),
+        ([result("A", "a"), result("C", "a"), result("B", "b")], "ABC", {LogNote.RESULT_WITHOUT_CALL: 1}),
+        ([result("A", "a")], "A", {LogNote.CALL_WITHOUT_RESULT: 1}),
+        ([], "", {LogNote.CALL_WITHOUT_RESULT: 2}),
+        ([result("A", "a"), result("B", "b"), result("C")], "ABC", {LogNote.RESULT_WITHOUT_CALL: 1}),
+    ],
+)
+def test_each_result_stands_with_its_call(
+    results: list[dict[str, Any]], texts: str, counted: dict[LogNote, int]
+) -> None:
+    log = read_log({"messages": [USER, PARALLEL, *results, NO, SAID]}, ())
+    assert [message["content"] for message in log.messages[2:-2]] == list(texts)
+    notes = +log.notes
+    notes.pop(LogNote.REORDERED, None) if LogNote.REORDERED not in counted else None
+    assert notes == counted
+    ids = [message["tool_call_id"] for message in log.messages[2:-2] if message["content"] in "AB"]
+    assert ids == list("ab")[: len(ids)]
+
+
+def test_results_of_calls_in_two_turns_are_put_in_order() -> None:
+    first, second = ({**PARALLEL, "tool_calls": [call]} for call in PARALLEL["tool_calls"])
+    log = read_log({"messages": [USER, first, second, result("B", "b"), result("A", "a"), SAID]}, ())
+    assert [message["content"] for message in log.messages[3:5]] == ["A", "B"]
+    assert log.notes[LogNote.CALL_WITHOUT_RESULT] == 0
+
+
+TEXT = {"type": "string"}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+def test_padding_is_no_part_of_a_call() -> None:
+    tools = [tool("list_tables", of=TEXT, limit={"type": ["integer", "null"]})]
+    padded = called({"of": "a", "path": None, "limit": 3})
+    log = read_log({"messages": [USER, padded, RESULT, SAID]}, tools)
+    assert log.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"of": "a", "limit": 3}'
+    assert log.notes[LogNote.PADDING] == 1
+    # JSON text is not padded, and a null that the schema allows is a value.
+    for kept in ({"of": "a", "limit": None}, '{"of": "a", "path": null}'):
+        (_, call, *_) = read_log({"messages": [USER, called(kept), RESULT, SAID]}, tools).messages
+        assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == (
+            json.loads(kept) if isinstance(kept, str) else kept
+        )
+    text = json.dumps([USER, called({"of": "a", "path": None}), RESULT, SAID])
+    assert json.loads(read_log({"messages": text}, tools).messages[1]["tool_calls"][0]["function"]["arguments"]) == {
+        "of": "a",
+        "path": None,
+    }
+
+
+def test_padding_of_tools_is_counted() -> None:
+    padded = tool("f", a={**TEXT, "enum": None})
+    rows = ({"tools": [padded]}, {"functions": [padded["function"]]}, {"tools": json.dumps([padded])}, {"tools": []})
+    counts = [read_log({"messages": [USER, SAID], **row}, plain_tools(row)).notes[LogNote.PADDING] for row in rows]
+    assert counts == [1, 1, 0, 0]
+
+
+def nested(depth: int) -> Any:
+    return [] if depth == 0 else {"a": nested(depth - 1)}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, called(nested(200))]},
+        {"messages": json.dumps([{**USER, "x": nested(200)}])},
+        {"messages": [USER, {**SAID, "thinking": nested(200)}]},
+        {"messages": [USER, SAID], "tools": [tool("f", a=nested(200))]},
+    ],
+)
+def test_a_row_that_is_nested_too_deeply_is_refused(row: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(PlaceError, match=r"line 1: \w+: nested deeper than 100 objects and lists"):
+        list(read_lines(path))
+
+
+def test_fields_without_a_value_are_left_out() -> None:
+    """Of Arrow, of older `datasets`, and of pandas."""
+    empty = {"name": None, "function_call": {"name": None, "arguments": None}, "tool_calls": float("nan"), "x": None}
+    infinite = {"score": float("inf")}
+    assert read_log({"messages": [{**USER, **empty, **infinite}, {**SAID, **empty}]}, ()).messages == [USER, SAID]
+
+
+@pytest.mark.parametrize("arguments", ['{"n": NaN}', '{"n": 1e999}', '{"n": [-Infinity]}', {"n": {"m": float("inf")}}])
+def test_numbers_that_json_does_not_have_are_not_learned(chat: ChatFormat, arguments: Any) -> None:
+    rendered = rendered_log(read_log({"messages": [USER, called(arguments), RESULT, SAID, NO]}, ()), chat)
+    assert (places(rendered.traces), rendered.notes[LogNote.ARGUMENTS]) == ([3], 1)
+
+
+CONVERSATION = [USER, called('{"of": "a"}'), RESULT, SAID, NO]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": json.dumps(CONVERSATION)},
+        {"messages": [json.dumps(message) for message in CONVERSATION]},
+        {"conversation": CONVERSATION},
+        {"messages": [{**one, "tool_calls": json.dumps(one.get("tool_calls"))} for one in CONVERSATION]},
+        {"messages": [{**one, "tool_calls": list(map(json.dumps, one.get("tool_calls", [])))} for one in CONVERSATION]},
+        {"prompt": CONVERSATION[:1], "completion": CONVERSATION[1:]},
+        {
+            "conversations": [
+                {"from": "human", "value": USER["content"]},
+                {"from": "function_call", "value": '{"name": "list_tables", "arguments": {"of": "a"}}'},
+                {"from": "observation", "value": "users"},
+                {"from": "gpt", "value": "One."},
+                {"from": "human", "value": "No."},
+            ]
+        },
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "z", "name": "list_tables", "input": {"of": "a"}}],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "z", "content": "users"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "One."}]},
+                NO,
+            ]
+        },
+    ],
+    ids=["text", "texts", "conversation", "calls", "each call", "prompt", "sharegpt", "anthropic"],
+)
+def test_forms_of_rows_are_the_same_conversation(row: dict[str, Any], tmp_path: Path, chat: ChatFormat) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (line,) = read_lines(path)
+    tools = [tool("list_tables", of=TEXT)]
+    traces = rendered_log(read_log(line.fields, tools), chat).traces
+    same = rendered_log(read_log({"messages": CONVERSATION}, tools), chat).traces
+    assert [(one.tokens_T, one.masks_T) for one in traces] == [(one.tokens_T, one.masks_T) for one in same]
+
+
+def test_answers_in_the_prompt_of_a_completion_are_not_learned(chat: ChatFormat) -> None:
+    log = read_log({"prompt": [USER, SAID, NO], "completion": [SAID]}, ())
+    assert places(rendered_log(log, chat).traces) == [3]
+    assert log.context == {1: LogNote.PROMPT}
+
+
+def test_a_rows_own_system_prompt_comes_first() -> None:
+    system = [{"type": "text", "text": "Be brief."}]
+    messages = read_log({"system": system, "messages": [USER, {**SAID, "weight": 0}]}, ()).messages
+    assert messages == [{"role": "system", "content": "Be brief."}, USER, {**SAID, "weight": 0}]
+    own = {"role": "system", "content": "s"}
+    assert read_log({"system": "Be brief.", "messages": [own, USER, SAID]}, ()).messages == [own, USER, SAID]
+
+
+def test_a_conversation_longer_than_the_context_keeps_the_turns_that_fit(chat: ChatFormat) -> None:
+    log = read_log({"messages": [USER, SAID, NO] + [SAID, NO] * 30}, ())
+    whole = rendered_log(log, chat)
+    context = whole.traces[-1].turns[3].end + 1
+    cut = rendered_log(log, chat, context)
+    assert [turn for trace in cut.traces for turn in trace.turns] == [
+        turn for trace in whole.traces for turn in trace.turns if turn.end < context
+    ]
+    assert max(len(trace.tokens_T) for trace in cut.traces) < context
+    assert cut.notes[LogNote.TOO_LONG] == 31 - len(places(cut.traces))
+    assert "beyond the policy's context" in rendered_log(log, chat, 10).problem
 
 
 def test_an_assistant_that_speaks_first_is_read_and_not_learned(chat: ChatFormat) -> None:
@@ -231,7 +550,12 @@ def test_tools_are_read_as_text_and_as_functions(fields: dict[str, Any]) -> None
         ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "messages[1].role: Input should be 'system'"),
         ({"messages": [USER, {**SAID, "content": 3}]}, "messages[1].content: Input should be a valid string"),
         ({"messages": [{**USER, "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type: Input should be"),
-        ({"messages": [USER, {**SAID, "tool_calls": "[]"}]}, "messages[1].tool_calls: Input should be a valid list"),
+        ({"messages": [USER, {**SAID, "tool_calls": "{}"}]}, "messages[1].tool_calls: Input should be a valid list"),
+        ({"messages": [USER, {**SAID, "tool_calls": "[{"}]}, "messages[1].tool_calls: a text that is not JSON"),
+        ({"messages": "[{"}, "messages: a text that is not JSON"),
+        ({"messages": [USER, "{"]}, "messages[1]: a text that is not JSON"),
+        ({"messages": None, "conversations": [{"from": "x"}]}, "conversations[0].from: expected one of human, user"),
+        ({"messages": None, "prompt": "q", "completion": "a"}, "the row holds messages, prompt, completion. Write a"),
         ({"messages": [USER, {**SAID, "tool_calls": [{}]}]}, "messages[1].tool_calls[0].function: Field required"),
         (
             {"messages": [USER, {**SAID, "tool_calls": [{"function": {"arguments": ""}}]}]},
@@ -251,4 +575,5 @@ def test_what_cannot_be_read_is_named_by_line_and_field(changes: dict[str, Any],
     path.write_text(f"{json.dumps(good)}\n{json.dumps(good | changes)}\n")
     with pytest.raises(PlaceError) as caught:
         list(read_lines(path))
-    assert f"line 2: {said}" in str(caught.value)
+    assert "line 2: " in str(caught.value)
+    assert said in str(caught.value)

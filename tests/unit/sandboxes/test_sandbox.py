@@ -13,6 +13,7 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes import bubblewrap, host_workdir
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox, Identity, process_limit
 from agentic_opd.sandboxes.factory import check_sandbox
+from agentic_opd.sandboxes.host_workdir import WorkFiles
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from tests.support.memory import only_watch
@@ -326,6 +327,48 @@ def test_solution_comes_first_among_too_many_files() -> None:
     assert files["solution.py"] == b"s\n"
 
 
+MANY = "mkdir data lib; for i in $(seq {}); do echo > data/$i.txt; done; echo 'from lib import util' > solution.py; "
+MANY += "echo 'open(\"table.csv\")' > lib/util.py; echo 1 > table.csv; "
+
+
+@pytest.mark.parametrize("number", [201, 3000])
+@pytest.mark.parametrize("by_command", [False, True])
+def test_what_the_solution_needs_is_read_first(number: int, by_command: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the directory holds more than this process looks at, and where only commands can look."""
+
+    async def use(box: Sandbox) -> WorkFiles:
+        await box.run(MANY.format(number), 60.0)
+        return await get_files(box)
+
+    if by_command:
+        monkeypatch.setattr(host_workdir, "read", too_much)
+    files = in_sandbox(use)
+    assert len(files) == 200
+    assert {"solution.py", "lib/util.py", "table.csv"} < {*files}
+    assert len(files.left_out) == number + 3 - 200
+    assert not {*files.left_out} & {*files}
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_files_beyond_the_room_for_all_are_named(by_command: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(box: Sandbox) -> WorkFiles:
+        await box.run(
+            "for i in 1 2 3 4 5; do head -c 1000000 /dev/zero > a$i; done; echo 'import z' > solution.py", 10.0
+        )
+        await box.run("echo > z.py; head -c 2000000 /dev/zero > large", 10.0)
+        return await get_files(box)
+
+    if by_command:
+        monkeypatch.setattr(host_workdir, "read", too_much)
+    files = in_sandbox(use)
+    assert sorted(files) == ["a1", "a2", "a3", "a4", "solution.py", "z.py"]
+    assert files.left_out == (["a5"] if by_command else ["a5", "large"])
+
+
+def too_much(work: int, first: str) -> dict[str, bytes]:
+    raise host_workdir.TooMuch
+
+
 AWKWARD = """
 mkdir -p a/b .hidden __pycache__ .pytest_cache/v closed; echo 0 > .pytest_cache/v/x
 echo 1 > a/b/x; echo 2 > 'a b'; echo 3 > .hidden/y; echo 4 > __pycache__/z
@@ -342,9 +385,6 @@ def test_files_read_by_this_machine_are_those_of_the_command(files: str, monkeyp
         here = await get_files(box)
         monkeypatch.setattr(host_workdir, "read", too_much)
         return here, await get_files(box)
-
-    def too_much(work: int, first: str) -> dict[str, bytes]:
-        raise host_workdir.TooMuch
 
     here, by_command = in_sandbox(use)
     assert here == by_command

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from check_tasks import CheckedTask, CheckResults, read_solutions
 
-from agentic_opd.core.errors import DatasetError, OutputError
+from agentic_opd.core.errors import DatasetError, OutputError, PlaceError
 from agentic_opd.core.types import Verification, VerifyOutcome
 
 
@@ -60,10 +60,8 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="Choose another --out"):
         CheckResults(tmp_path / "file" / "out.jsonl", 1)
-    if Path("/dev/full").exists():
-        lines = CheckResults(Path("/dev/full"), 1)
-        with pytest.raises(OutputError, match="cannot write to '/dev/full': No space"):
-            lines.add(0, checked())
+    with pytest.raises(PlaceError, match="is a character device, and a regular file is needed"):
+        CheckResults(Path("/dev/null"), 1)
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +142,9 @@ def test_ids_of_no_task_are_named_with_their_line(tmp_path: Path) -> None:
         ({"id": "b", "files": {"solution.py": 1}}, r"line 2: files\['solution.py'\] must be a text, got int"),
         ({"id": "b", "files": {"../x": ""}}, r"line 2: files\['../x'\] must be a relative path"),
         ({"id": "b", "files": {"/x": ""}}, r"line 2: files\['/x'\] must be a relative path"),
+        ({"id": "b", "files": {"x" * 300: ""}}, r"line 2: files\['x+'\] is no path of a file"),
+        ({"id": "b", "files": {"a\0b": ""}}, r"line 2: files\['a.*b'\] is no path of a file"),
+        ('{"id": ' + "7" * 5000 + ', "files": {"a": ""}}', r"line 2: the id id is an integer of over 1000 bits"),
         ({"id": "a", "files": {"solution.py": ""}}, r"line 2: the id 'a' is already that of s.jsonl, line 1"),
     ],
 )

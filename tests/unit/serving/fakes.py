@@ -204,19 +204,22 @@ class TableEngine:
             raise RuntimeError("the worker could not load it")
 
 
-async def app_of(engine: TableEngine, api_key: str | None = None) -> FastAPI:
-    """The plugin's routes on `engine`, with vLLM's own exception handlers around them."""
+async def app_of(engine: TableEngine, api_key: str | None = None, **listens: Any) -> FastAPI:
+    """The plugin's routes on `engine`, with vLLM's own exception handlers around them, at 127.0.0.1."""
     app = FastAPI()
     app.state.args = Namespace(log_error_stack=False)
     app.state.server, app.state.engine_client = Namespace(should_exit=False), Namespace(errored=False, is_running=True)
     plugin = OPDEndpointPlugin()
     plugin.attach_router(app)
     init_exception_handler(app)
-    args = Namespace(served_model_name=["policy"], model="somewhere/policy", api_key=[api_key] if api_key else None)
+    about = {"served_model_name": ["policy"], "model": "somewhere/policy", "host": "127.0.0.1", **listens}
+    args = Namespace(api_key=[api_key] if api_key else None, **about)
     await plugin.init_state(engine, app.state, args)  # type: ignore[arg-type]
     return app
 
 
-def client_of(engine: TableEngine, api_key: str | None = None) -> TestClient:
-    """A client of these routes."""
-    return TestClient(asyncio.run(app_of(engine, api_key)), raise_server_exceptions=False)
+def client_of(engine: TableEngine, api_key: str | None = None, **listens: Any) -> TestClient:
+    """A client of these routes, whose bodies are JSON."""
+    app = asyncio.run(app_of(engine, api_key, **listens))
+    headers = {"Content-Type": "application/json"}
+    return TestClient(app, "http://127.0.0.1", raise_server_exceptions=False, headers=headers)

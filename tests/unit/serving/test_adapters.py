@@ -112,7 +112,7 @@ def test_one_that_reads_a_request_is_kept_until_the_next_load(root: Path) -> Non
     async def run() -> list[str]:
         engine = engine_of(gate=asyncio.Event())
         transport = httpx.ASGITransport(app=await app_of(engine))
-        async with httpx.AsyncClient(transport=transport, base_url="http://plugin") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
             async def load(version: int) -> None:
                 await client.post("/v1/opd/load_adapter", json={"path": f"v{version}", "version": version})

@@ -24,6 +24,9 @@ SEQUENCE = {"token_ids": [3, 1, 4], "num_scored": 2}
 MIB = 2**20
 
 
+JSON = (b"content-type", b"application/json")
+
+
 @dataclass
 class Request:
     """One request as a server hands it to the app: chunks of the body, then that the client has gone."""
@@ -39,7 +42,7 @@ class Request:
 
     async def send_to(self, app: Any) -> None:
         method = "GET" if self.path.endswith("info") else "POST"
-        scope = {"type": "http", "method": method, "path": self.path, "headers": list(self.headers)}
+        scope = {"type": "http", "method": method, "path": self.path, "headers": [JSON, *self.headers]}
         await app({**scope, "query_string": b"", "root_path": ""}, self._receive, self._send)
 
     async def _receive(self) -> dict[str, Any]:

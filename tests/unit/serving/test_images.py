@@ -142,7 +142,7 @@ def test_the_least_recently_used_picture_is_dropped(monkeypatch: pytest.MonkeyPa
 
 def test_a_model_of_text_takes_no_pictures() -> None:
     with client_of(TableEngine()) as client:
-        answer = client.post("/v1/opd/images", content=A)
+        answer = client.post("/v1/opd/images", content=A, headers={"Content-Type": "application/octet-stream"})
         assert (answer.status_code, answer.json()["error"]["message"]) == (
             400,
             "the model reads text only: it takes no pictures",

@@ -242,8 +242,9 @@ def test_reloads_do_not_overlap_and_end_although_their_client_goes(root: Path) -
         async def send(message: dict[str, Any]) -> None:
             pass
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/opd/reload_weights", "headers": [], "query_string": b""}
-        await app({**scope, "root_path": ""}, receive, send)
+        scope = {"type": "http", "method": "POST", "path": "/v1/opd/reload_weights", "query_string": b""}
+        headers = [(b"content-type", b"application/json")]
+        await app({**scope, "headers": headers, "root_path": ""}, receive, send)
 
     def one_reload(path: str, version: int) -> list[str]:
         return ["pause wait", f"load {path}", "reset", f"version {version}", "resume"]

@@ -107,7 +107,8 @@ def test_a_request_ends_in_the_engine_when_its_client_goes(method: str, path: st
     async def send(message: dict[str, Any]) -> None:
         pass
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"", "root_path": ""}
 
     async def request() -> None:
         app = await app_of(engine)
@@ -121,7 +122,7 @@ def test_a_request_ends_in_the_engine_when_its_client_goes(method: str, path: st
 def guarded_app(*keys: str, root_path: str = "") -> TestClient:
     """Routes as vLLM has them beside its own guard."""
     app = FastAPI(root_path=root_path)
-    app.state.args = Namespace(api_key=list(keys) or None)
+    app.state.args = Namespace(api_key=list(keys) or None, host="127.0.0.1")
     for path in ("/health", "/metrics", "/tokenize", "/invocations", "/healthy", "/v1/models", "/health/tokenize"):
         app.add_api_route(path, lambda: {"ok": True}, methods=["GET", "POST"])
 
@@ -133,7 +134,7 @@ def guarded_app(*keys: str, root_path: str = "") -> TestClient:
 
     assert f"{KeyGuard.__module__}.{KeyGuard.__name__}" == GUARD
     app.add_middleware(KeyGuard)
-    return TestClient(app)
+    return TestClient(app, "http://127.0.0.1")
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/invocations", "/healthy", "/v1/models", "/health/tokenize", "/none"])
@@ -163,3 +164,113 @@ def test_a_web_socket_needs_the_key_too() -> None:
     with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/v1/realtime"):
         pass
     assert refused.value.code == 1008
+
+
+FOREIGN = {"Host": "pages.example"}
+"""The headers of a page whose name was made to mean this machine."""
+OF_A_PAGE = {"Origin": "https://pages.example"}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *(
+            FOREIGN,
+            {"Host": "pages.example:8000"},
+            {"Host": "192.0.2.7:8000"},
+            {"Host": "0.0.0.0"},
+            {"Host": "["},
+            {"Host": ""},
+        ),
+        *({"Host": "localhost.pages.example"}, {"Host": "pages"}, {"Host": "127.0.0.1.pages.example"}),
+        *(OF_A_PAGE, {"Origin": "null"}, {"Origin": "http://["}, {"Origin": "http://localhost.pages.example"}),
+        {**FOREIGN, "Origin": "http://pages.example"},
+    ],
+    ids=str,
+)
+def test_without_a_key_no_web_page_is_answered(
+    method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]
+) -> None:
+    engine = TableEngine()
+    reply = client_of(engine).request(method, path, json=body, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (403, "Origin" if "Host" not in headers else "Host")
+    assert "--api-key" in reply.json()["error"]["message"]
+    assert engine.requests == engine.calls == []
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES[:3])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "multipart/form-data", ""],
+)
+def test_a_body_of_a_type_that_any_page_may_post_is_refused(
+    method: str, path: str, body: dict[str, Any], kind: str, key: str | None
+) -> None:
+    engine = TableEngine()
+    headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
+    reply = client_of(engine, key).request(method, path, content=json.dumps(body), headers=headers)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (415, "Content-Type")
+    assert engine.requests == engine.calls == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"Host": "localhost:8000"}, {"Host": "[::1]:8000"}, {"Host": "127.3.2.1"}, {}),
+        *({"Origin": "http://localhost:3000"}, {"Origin": "http://127.0.0.1"}),
+        {"Content-Type": "Application/JSON; charset=utf-8"},
+    ],
+    ids=str,
+)
+def test_without_a_key_this_machine_is_answered(headers: dict[str, str]) -> None:
+    reply = client_of(TableEngine()).post("/generate", content=json.dumps(ROUTES[0][2]), headers=headers)
+    assert reply.status_code == 200
+
+
+def test_a_key_makes_the_addresses_unimportant() -> None:
+    headers = {"Authorization": "Bearer secret", **FOREIGN, **OF_A_PAGE}
+    for host in ("127.0.0.1", None, "10.1.2.3"):
+        assert client_of(TableEngine(), "secret", host=host).get("/v1/opd/info", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", [None, "0.0.0.0", "::", "10.1.2.3", "gpu.cluster.example"])
+def test_a_server_for_a_network_is_reached_by_names_that_no_page_can_have(host: str | None) -> None:
+    client = client_of(TableEngine(), host=host)
+    names = [
+        "10.1.2.3:8000",
+        "[fd00::1]:8000",
+        "vllm:8000",
+        "localhost",
+        *([f"{host}:8000"] if host and "." in host else []),
+    ]
+    for name in names:
+        assert client.get("/v1/opd/info", headers={"Host": name}).status_code == 200, name
+        page = {"Host": name, "Origin": f"http://{name}"}
+        assert client.get("/v1/opd/info", headers=page).status_code == 200, "its own page"
+        assert client.get("/v1/opd/info", headers={**page, **OF_A_PAGE}).status_code == 403, name
+    assert client.get("/v1/opd/info", headers=FOREIGN).status_code == 403
+
+
+def test_pages_that_the_operator_names_are_answered() -> None:
+    for origins, status in (["*"], 403), (["https://pages.example"], 200), (["https://pages.example.org"], 403):
+        client = client_of(TableEngine(), allowed_origins=origins)
+        assert client.get("/v1/opd/info", headers=OF_A_PAGE).status_code == status
+    assert client_of(TableEngine(), uds="/run/vllm.sock").get("/v1/opd/info", headers=FOREIGN).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [FOREIGN, OF_A_PAGE], ids=["host", "origin"])
+def test_vllms_own_routes_answer_no_web_page_either(headers: dict[str, str]) -> None:
+    client = guarded_app()
+    for path in ("/tokenize", "/v1/models", "/invocations"):
+        assert client.post(path, headers=headers).status_code == 403
+    assert client.get("/health", headers=headers).status_code == 200
+    with (
+        pytest.raises(WebSocketDisconnect) as refused,
+        client.websocket_connect("ws://127.0.0.1/v1/realtime", headers=headers),
+    ):
+        pass
+    assert refused.value.code == 1008
+    with guarded_app().websocket_connect("ws://127.0.0.1/v1/realtime") as socket:
+        assert socket.receive_text() == "hello"

@@ -25,8 +25,8 @@ def make_group(**changes: Any) -> dict[str, Any]:
         "tokens": [[1, 2, 3, 10, 11, 4, 5, 12], [1, 2, 13]],
         "masks": [[-100, -100, -100, 10, 11, -100, -100, 12], [-100, -100, 13]],
         "inference_logprobs": [[1.0, 1.0, 1.0, -0.5, -0.7, 1.0, 1.0, -0.2], [1.0, 1.0, -0.3]],
-        "distill_token_ids": [[[], [], [], [10, 7, 8], [11, 9], [], [], []], [[], [], []]],
-        "distill_logprobs": [[[], [], [], [-0.4, -1.5, -2.5], [-3.0, -0.1], [], [], []], [[], [], []]],
+        "distill_token_ids": [[[], [], [], [10, 7, 8], [11, 9, 8], [], [], []], [[], [], []]],
+        "distill_logprobs": [[[], [], [], [-0.4, -1.5, -2.5], [-3.0, -0.1, -4.0], [], [], []], [[], [], []]],
         "scores": [0.25, 1.0],
     }
     return {**group, **changes}
@@ -40,7 +40,7 @@ def test_the_worked_example() -> None:
     assert batch.scores_B.tolist() == [0.25, 1.0, 0.25, 1.0]
     assert batch.scored_BT[0].tolist() == [False, False, False, True, True, False, False, False]
     assert not batch.scored_BT[1].any()
-    assert batch.entries_BTK[0, 4].tolist() == [True, True, False]
+    assert batch.entries_BTK[0, 4].tolist() == [True, True, True]
     assert batch.teacher_ids_BTK[0, 3].tolist() == [10, 7, 8]
     assert batch.old_BT[0].tolist() == pytest.approx([0, 0, 0, -0.5, -0.7, 0, 0, -0.2])
     assert batch.attended_BT[1].tolist() == [True] * 3 + [False] * 5
@@ -62,12 +62,22 @@ def rectangular(**changes: Any) -> dict[str, Any]:
     return make_group(distill_token_ids=ids, distill_logprobs=logprobs, **changes)
 
 
+HINT: dict[str, Any] = {"next_state_role": "tool", "hint": "Look.", "hint_token_ids": (6,), "insert_at": 2}
+
+
 def turns(*records: tuple[int, int, str]) -> dict[str, Any]:
-    made = [TurnRecord((start, end), TurnOutcome(outcome), None) for start, end, outcome in records]
+    roles: dict[str, Any] = {"scored": HINT, "vote_failed": {"next_state_role": "tool"}}
+    made = [
+        TurnRecord((start, end), TurnOutcome(outcome), **roles.get(outcome, {"next_state_role": None}))
+        for start, end, outcome in records
+    ]
     return {"opd": {"turns": [record.to_wire() for record in made]}}
 
 
-OVERRIDES = [turns((3, 5, "scored"), (7, 8, "vote_failed")), turns((2, 3, "no_next_state"))]
+UNSCORED = turns((2, 3, "no_next_state"))
+
+
+OVERRIDES = [turns((3, 5, "scored"), (7, 8, "vote_failed")), UNSCORED]
 
 
 def test_in_the_rectangular_form_the_turn_records_tell_what_was_scored() -> None:
@@ -126,21 +136,31 @@ FIRST = {
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        (with_row(4, [12, 9], [-1.0, -1.0]), "position 4.*starts with token 12, but 11 was sampled"),
-        (with_row(4, [11, 11], [-1.0, -1.0]), "holds a token twice"),
-        (with_row(1, [2, 3], [-1.0, -1.0]), "position 1.*was not sampled"),
-        (make_group(overrides=[turns((7, 8, "scored")), {}]), "position 3.*outside of the scored turns"),
-        (make_group(masks=[[0, 0, 0, 1, 1, 0, 0, 1], [0, 0, 1]]), "position 0: the mask is 0, expected -100 or"),
+        (with_row(4, [12, 9, 8], [-2.0] * 3), "position 4: row: first id 12, expected the token 11"),
+        (with_row(4, [11, 11, 8], [-2.0] * 3), "position 4: row: an id occurs twice"),
+        (with_row(4, [11, 9, 8], [-0.5] * 3), "position 4: row: probabilities sum to 1.819592, expected at most 1"),
+        (with_row(4, [11, 9, 8], [3.9, -1.0, -2.0]), r"position 4: distill_logprobs\[0\]: 3.9, expected at most"),
+        (with_row(4, [11, 9], [-1.0, -1.0]), "position 4: row: expected 3 entries, got 2"),
+        (with_row(1, [2, 3, 4], [-2.0] * 3), "position 1: row: written at a position that was not sampled"),
+        (
+            make_group(overrides=[turns((3, 5, "vote_failed"), (7, 8, "scored")), UNSCORED]),
+            "position 3: row: written outside of the scored turns",
+        ),
+        (make_group(masks=[[0, 0, 0, 1, 1, 0, 0, 1], [0, 0, 1]]), "position 0: mask: expected -100 or the token 1"),
         (
             make_group(inference_logprobs=[[1.0] * 8, [1.0] * 3]),
-            "position 3: inference_logprobs is 1, expected at most",
+            "position 3: inference_logprobs: expected at most 0, got 1.0",
         ),
-        (make_group(**FIRST), "sequence 1, position 0: the first token is marked as sampled"),
+        (
+            make_group(group_overrides={"rollout_scores": [0.0, 1.0]}),
+            r"group 0: group_overrides: rollout_scores \[0.0, 1.0\] lack the score of a sequence",
+        ),
+        (make_group(**FIRST), "sequence 1, position 0: mask: the first token is marked as sampled"),
     ],
 )
 def test_what_is_misaligned_is_named(group: dict[str, Any], said: str) -> None:
     with pytest.raises(AlignmentError, match=f"(?s){said}"):
-        batch_of(group)
+        make_batch([ScoredGroup.from_wire(group)])
 
 
 def test_an_empty_batch_is_refused() -> None:
@@ -150,13 +170,13 @@ def test_an_empty_batch_is_refused() -> None:
 
 def distilled(**changes: Any) -> dict[str, Any]:
     """The first turn was read by other weights without a hint, and with a control hint that says nothing of token 7."""
-    control = ControlReading("neutral", "Look again.", (5,), ((-0.9, None, -1.1), (-0.6, -0.8)))
-    made = {"baseline_logprobs": (-0.45, -0.75), "control": control, "step_score": -1, **changes}
+    control = ControlReading("neutral", "Look again.", (5,), ((-0.9, None, -1.1), (-0.8, -0.9, None)))
+    made = {"baseline_logprobs": (-0.45, -0.75), "control": control, "step_score": -1, **HINT, **changes}
     records = [
-        TurnRecord((3, 5), TurnOutcome.SCORED, None, **made),
-        TurnRecord((7, 8), TurnOutcome.VOTE_FAILED, None, step_score=1),
+        TurnRecord((3, 5), TurnOutcome.SCORED, **{"step_votes": (-1,), **made}),
+        TurnRecord((7, 8), TurnOutcome.VOTE_FAILED, "tool", step_votes=(1,), step_score=1),
     ]
-    return make_group(overrides=[{"opd": {"turns": [record.to_wire() for record in records]}}, {}])
+    return make_group(overrides=[{"opd": {"turns": [record.to_wire() for record in records]}}, UNSCORED])
 
 
 def test_gaps_are_measured_from_a_scored_turns_baseline_and_ratios_from_what_sampled() -> None:
@@ -183,15 +203,15 @@ def test_an_id_that_the_control_says_nothing_about_leaves_its_row() -> None:
     assert batch.teacher_ids_BTK[0, 3:5].tolist() == [[10, 8, 0], [11, 9, 0]]
     assert batch.entries_BTK[0, 3:5].tolist() == [[True, True, False]] * 2
     torch.testing.assert_close(batch.teacher_BTK[0, 3:5], torch.tensor([[-0.4, -2.5, 0.0], [-3.0, -0.1, 0.0]]))
-    torch.testing.assert_close(batch.control_BTK[0, 3:5], torch.tensor([[-0.9, -1.1, 0.0], [-0.6, -0.8, 0.0]]))
-    torch.testing.assert_close(batch.control_BT[0], torch.tensor([0, 0, 0, -0.9, -0.6, 0, 0, 0]))
+    torch.testing.assert_close(batch.control_BTK[0, 3:5], torch.tensor([[-0.9, -1.1, 0.0], [-0.8, -0.9, 0.0]]))
+    torch.testing.assert_close(batch.control_BT[0], torch.tensor([0, 0, 0, -0.9, -0.8, 0, 0, 0]))
     part = batch.rows([0])
     assert part.control_BTK is not None
     assert part.control_BTK.shape == (1, 8, 3)
 
 
-LACKING = ControlReading("neutral", "Look again.", (5,), ((None, -1.0, -1.1), (-0.6, -0.8)))
-NARROW = ControlReading("neutral", "Look again.", (5,), ((-0.9, -1.0), (-0.6, -0.8)))
+LACKING = ControlReading("neutral", "Look again.", (5,), ((None, -1.0, -1.1), (-0.8, -0.9, None)))
+NARROW = ControlReading("neutral", "Look again.", (5,), ((-0.9, -1.0), (-0.8, -0.9, None)))
 
 
 @pytest.mark.parametrize(
@@ -202,8 +222,8 @@ NARROW = ControlReading("neutral", "Look again.", (5,), ((-0.9, -1.0), (-0.6, -0
             ConfigError,
             "group 0, sequence 0, position 3: .* not read .*Set env.control .* loss.contrast",
         ),
-        ({"control": LACKING}, AlignmentError, "position 3: the control hint's reading lacks the sampled token 10"),
-        ({"control": NARROW}, AlignmentError, r"position 3.*row=3, control=2"),
+        ({"control": LACKING}, AlignmentError, "position 3: control: the sampled token has no logprob"),
+        ({"control": NARROW}, AlignmentError, "position 3: control: expected 3 entries, those of the row, got 2"),
     ],
 )
 def test_readings_that_do_not_fit_their_turn_are_named(

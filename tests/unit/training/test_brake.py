@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
+import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentic_opd.core.errors import ConfigError, RolledBackError, ServerError
+from agentic_opd.core.errors import ConfigError, PlaceError, RolledBackError, ServerError
 from agentic_opd.training import trainer as trainer_module
 from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version, compare, kept_of
 from agentic_opd.training.brake import read_scores as scores_of
@@ -20,6 +23,7 @@ from agentic_opd.wire.group import ScoredGroup
 from tests.support.served_model import Server
 from tests.support.tiny_model import save_tiny_model
 from tests.support.training import ScriptedClient, make_group
+from tests.support.waiting import until
 from tests.unit.distill.fakes import served
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -92,6 +96,99 @@ def test_samples_of_other_weights_are_no_evaluation(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(EvaluationFailedError, match="no sample"):
         scores_of(file, 3)
+
+
+def samples(*rows: str) -> str:
+    """A file of 32 samples, which all passed, with these lines in place of the first ones."""
+    passed = [json.dumps({"task_id": f"t{number}", "score": 1.0}) for number in range(len(rows), 32)]
+    return "".join(f"{row}\n" for row in (*rows, *passed))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"task_id": "t0", "score": NaN}', "line 1: the score of task 't0' is nan, expected 0 to 1"),
+        ('{"task_id": "t0", "score": Infinity}', "score of task 't0' is inf"),
+        ('{"task_id": "t0", "score": -Infinity}', "score of task 't0' is -inf"),
+        ('{"task_id": "t0", "score": 1e9}', "score of task 't0' is 1000000000.0"),
+        ('{"task_id": "t0", "score": 1e999}', "score of task 't0' is inf"),
+        ('{"task_id": "t0", "score": -0.5}', "score of task 't0' is -0.5"),
+        ('{"task_id": "t0", "score": 1.01}', "score of task 't0' is 1.01"),
+        ('{"task_id": "t0", "score": ' + "9" * 400 + "}", "score of task 't0' is 9999"),
+        ('{"task_id": "t0", "score": "1.0"}', "score of task 't0' is '1.0'"),
+        ('{"task_id": "t0", "score": true}', "score of task 't0' is True"),
+        ('{"task_id": "t0", "score": null}', "score of task 't0' is None"),
+        ('{"task_id": "t0", "score": [1]}', r"score of task 't0' is \[1\]"),
+        ('{"task_id": 0, "score": 1.0}', "line 1: task_id 0, expected a text"),
+        ('{"task_id": null, "score": 1.0}', "task_id None, expected a text"),
+        ('{"task_id": ["t0"], "score": 1.0}', r"task_id \['t0'\], expected a text"),
+        ('{"task_id": "", "score": 1.0}', "task_id '', expected a text"),
+        ('{"score": 1.0}', "holds no samples of an evaluation: KeyError"),
+        ('[{"task_id": "t0", "score": 1.0}]', "holds no samples of an evaluation"),
+        ('{"task_id": "t0", "score": 1.0, "weight_version": true}', "version True answered"),
+        ('{"task_id": "t0", "score": 1.0, "weight_version": 1.0}', "version 1.0 answered"),
+        ("", "holds no samples of an evaluation"),
+    ],
+)
+def test_a_score_that_would_hide_a_fall_is_refused_with_its_task(row: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text(samples(row))
+    with pytest.raises(EvaluationFailedError, match=said):
+        scores_of(file, 1)
+
+
+def test_the_last_sample_counts_without_a_line_end_too(tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text(samples().removesuffix("\n"))
+    assert len(scores_of(file, 1)) == 32
+    file.write_text(samples()[:-9])
+    with pytest.raises(EvaluationFailedError, match="holds no samples of an evaluation: JSONDecodeError"):
+        scores_of(file, 1)
+
+
+@pytest.mark.parametrize("score", [float("nan"), 1e9, float("inf"), -1.0, True, "1.0"])
+def test_a_version_has_scores_that_can_be_compared(score: Any) -> None:
+    """One of them hid a fall of 31 of 32 tasks."""
+    with pytest.raises(EvaluationFailedError, match="version 1: the score of task '0' is"):
+        version(1, score, *[0.0] * 31)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"version": 0, "verdict": "good", "scores": {"a": NaN}}',
+        '{"version": 0, "verdict": "good", "scores": {"a": 1e999}}',
+        '{"version": 0, "verdict": "good", "scores": [1.0]}',
+        '{"version": 0, "verdict": "rolled_back", "bad": 1, "to": 9}',
+        '{"verdict": "good"}',
+        "[]",
+        "{",
+    ],
+)
+def test_verdicts_that_can_not_be_compared_do_not_resume(row: str, tmp_path: Path) -> None:
+    (tmp_path / "brake.jsonl").write_text(row + "\n")
+    with pytest.raises(PlaceError, match=r"brake.jsonl' holds no verdicts of the brake .*restore the file, or start"):
+        Brake(TrainerConfig(model="", output_dir=tmp_path, resume=True))
+
+
+def test_an_evaluation_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """With what it has started."""
+    fifo, children = tmp_path / "fifo", tmp_path / "children"
+    os.mkfifo(fifo)
+    script = f"echo $$ > {children}; sleep 9999 & echo $! >> {children}; read line < {fifo}"
+    settings = {"command": f"sh -c {shlex.quote(script)}", "timeout_s": 1.0}
+    brake = Brake(TrainerConfig.model_validate({"model": "", "output_dir": tmp_path, "brake": settings}))
+    with pytest.raises(EvaluationFailedError, match=r"version 3 did not end within brake.timeout_s, 1 s"):
+        asyncio.run(brake.evaluate(3))
+    started = children.read_text().split() if children.exists() else []
+    until(lambda: not any(commands_of(pid) for pid in started))
+
+
+def commands_of(pid: str) -> bytes:
+    """The command line of a process, empty once it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 class Run:

@@ -1,14 +1,18 @@
 """Other trainers get from our collator and loss what our own trainer computes."""
 
+import copy
 import json
 import re
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from demo_policy import POLICY_DIR
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError, ConfigError, WireError
 from agentic_opd.training import LossConfig, collate, compute_loss, opd_loss
@@ -17,8 +21,12 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.step import train_step
+from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.packed import packed as as_text
+from tests.unit.wire import sample
+from tests.unit.wire.sample import SCORED
+from tests.unit.wire.test_checks import ANY_JSON, PLACES, WHOLE, change
 
 from .test_step import make_groups, make_model
 
@@ -180,12 +188,47 @@ def test_a_group_whose_numbers_are_none_is_refused(broken: Any) -> None:
     for name in ("inference_logprobs", "distill_logprobs"):
         group = make_groups()[0]
         group[name][0][-1] = [-1.0, broken] if name == "distill_logprobs" else broken
-        with pytest.raises(WireError, match=rf"a group of the batch, sequence 0.*{name}"):
+        with pytest.raises(WireError, match=rf"group 0 of the batch, sequence 0.*{name}"):
             collate([group])
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"distill_logprobs": [[[], [], [], [-0.1, -0.1], [-0.2, -2.5], [], [], []]] * 2}, "probabilities sum to 1.80"),
+        ({"group_overrides": {"rollout_scores": [0.0, 1.0]}}, "lack the score of a sequence"),
+        ({"group_overrides": {"rollout_scores": [0.5], "turn_scores": [[0.5], [1.5]]}}, "turn 1, .1.5., lack its 0.5"),
+        ({"group_overrides": {"turn_scores": [[0.5]]}}, r"sequence 0: .* turn_scores of turn 1, \[\], lack its 0.5"),
+        ({"group_overrides": {"turn_scores": [[True]]}}, "turn_scores .*expected a list of lists of finite numbers"),
+        ({"group_overrides": None}, "group_overrides: None, expected an object"),
+        ({"overrides": [{"opd": {"turns": [SCORED]}}] * 2}, "position 6: sampled, but in no turn's span"),
+    ],
+)
+def test_what_validate_refuses_is_refused_in_the_same_words(changes: dict[str, Any], said: str) -> None:
+    bad = {**sample.group(), **changes}
+    (first, *_) = GroupChecker().read(bad).problems
+    with pytest.raises((AlignmentError, WireError), match=said) as refused:
+        collate([sample.group(), bad])
+    assert str(refused.value) == first.at("group 1 of the batch")
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), ANY_JSON), max_size=3))
+def test_the_collator_refuses_what_validate_refuses_and_nothing_more(changes: list[tuple[Any, Any]]) -> None:
+    bad = copy.deepcopy(WHOLE)
+    for place, value in changes:
+        with suppress(LookupError, TypeError):  # An earlier change removed the place.
+            change(*place, to=value)(bad)
+    expected = next((one.at("group 0 of the batch") for one in GroupChecker().read(bad).problems), None)
+    refused = None
+    try:
+        collate([bad])
+    except (AlignmentError, WireError) as error:
+        refused = str(error)
+    assert refused == expected
+
+
 def test_rows_as_text_are_read() -> None:
-    group = {**make_groups()[0], "group_overrides": {}}
+    group = make_groups()[0]
     batch, expected = collate([as_text(group)]), collate([group])
     assert expected["opd"]["entries_BTK"].any()
     assert all(torch.equal(batch["opd"][name], one) for name, one in expected["opd"].items())

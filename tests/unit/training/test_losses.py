@@ -687,8 +687,10 @@ def page_batch() -> tuple[TrainBatch, Tensor]:
     now = torch.tensor([spread(row("student now", "position"), [0.0] * 3)])
     group["scores"] = [*numbers(scores[0]), float(scores[1])]
     (step_score,) = re.findall(r"\(`step_score`\) is (-?\d)\.", PAGE)
-    control = ControlReading("neutral", "", (), tuple(map(tuple, row("control", CONTRAST))))
-    record = TurnRecord((4, 7), TurnOutcome.SCORED, "tool", step_score=int(step_score), control=control)
+    control = ControlReading("neutral", "Look.", (8,), tuple(map(tuple, row("control", CONTRAST))))
+    hint: dict[str, Any] = {"hint": "Reverse it.", "hint_token_ids": (9,), "insert_at": 3}
+    step: dict[str, Any] = {"step_votes": (int(step_score),), "step_score": int(step_score)}
+    record = TurnRecord((4, 7), TurnOutcome.SCORED, "tool", control=control, **hint, **step)
     group["overrides"] = [{"opd": {"turns": [record.to_wire()]}}] * 4
     return make_batch([ScoredGroup.from_wire(group)], contrast=True), now
 

@@ -1,5 +1,6 @@
 """Reward and hint on the same tokens, brakes, schedules and gauges: against literal numbers and against autograd."""
 
+import json
 import logging
 import math
 from math import exp, log, tanh
@@ -10,7 +11,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from agentic_opd.atropos.outbox import parts
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.losses import (
@@ -26,12 +29,11 @@ from agentic_opd.training.losses import (
     row_entropy,
     row_overlap,
     scaled_advantage,
-    step_advantages,
     turn_starts,
 )
 from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.trainer import LossWeights, batch_gauges, kl_to_start
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import ScoredGroup, TurnRecord
 
 
 def floats(*values: float) -> Tensor:
@@ -126,23 +128,84 @@ def test_with_a_contrast_the_gap_is_that_to_the_control() -> None:
     )
 
 
+def stepped_group(*sequences: tuple[str, float | None, tuple[int, ...]], **about: Any) -> ScoredGroup:
+    """Sequences of a rollout's name, a score (None: not judged) and the step scores of its turns of two tokens."""
+    wire: dict[str, list[Any]] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "scores", "overrides")}
+    for name, score, steps in sequences:
+        tokens = list(range(1, 4 * len(steps) + 2))
+        sampled = [position % 4 in (2, 3) for position in range(len(tokens))]
+        wire["tokens"].append(tokens)
+        wire["masks"].append([token if one else -100 for token, one in zip(tokens, sampled, strict=True)])
+        wire["inference_logprobs"].append([-0.5 if one else 1.0 for one in sampled])
+        wire["scores"].append(score or 0.0)
+        records = [
+            TurnRecord((4 * n + 2, 4 * n + 4), TurnOutcome.VOTE_FAILED, "tool", step_votes=(step,), step_score=step)
+            for n, step in enumerate(steps)
+        ]
+        reward = {} if score is not None else {"reward": None}
+        turns = [record.to_wire() for record in records]
+        wire["overrides"].append({"session_id": name, "opd": {"turns": turns}, **reward})
+    return ScoredGroup.from_wire({**wire, "group_overrides": {"group_id": "g", **about}})
+
+
+def turn_advantages(*groups: ScoredGroup, **settings: Any) -> list[list[float]]:
+    """The normalized step advantage of each turn, by sequence."""
+    batch = make_batch(groups).with_rewards(LossConfig(step_scores="normalized", **settings))
+    starts = turn_starts(batch.sampled_BT)
+    assert torch.equal(batch.step_scores_BT[:, 1:][starts[:, :-1]], batch.step_scores_BT[starts]), "as its first token"
+    return [row[start].tolist() for row, start in zip(batch.step_scores_BT, starts, strict=True)]
+
+
 def test_step_scores_are_normalized_with_the_outcome_by_group_and_turn() -> None:
-    """Group 0: two sequences of two turns and one, group 1: one of one turn, and one that was not judged."""
-    sampled = torch.tensor(
-        [[False, True, True, False, True], [False, True, False, False, False]] + [[False, False, True, True, False]] * 2
+    """Group 0: rollouts of two turns and of one; group 1: one of one turn, and one that was not judged."""
+    groups = (
+        stepped_group(("0", 1.0, (1, -1)), ("1", 0.5, (-1,))),
+        stepped_group(("0", 1.0, (1,)), ("1", None, (1,))),
     )
-    steps = torch.zeros(4, 5)
-    steps[0, 1:3], steps[0, 4], steps[1, 1] = 1.0, -1.0, -1.0
-    scores, groups, rewarded = (
-        torch.tensor([1.0, 0.5, 1.0, 0.0]),
-        torch.tensor([0, 0, 1, 1]),
-        torch.tensor([True] * 3 + [False]),
-    )
-    found = step_advantages(steps, sampled, scores, groups, rewarded, divide_by_std=False)
     # Turn 0 of group 0: outcome plus step is 2 and -0.5, the mean 0.75. Turn 1 is compared with none.
-    assert found.tolist() == [[0.0, 1.25, 1.25, 0.0, 0.0], [0.0, -1.25, 0.0, 0.0, 0.0], [0.0] * 5, [0.0] * 5]
-    divided = step_advantages(steps, sampled, scores, groups, rewarded)
-    assert divided[0, 1] == pytest.approx(1.25 / (1.25 + 1e-4))
+    assert turn_advantages(*groups, divide_by_std=False) == [[1.25, 0.0], [-1.25], [0.0], [0.0]]
+    assert turn_advantages(*groups)[0] == pytest.approx([1.25 / (1.25 + 1e-4), 0.0])
+
+
+CUT = (("0", 1.0, (0,)), ("0", 1.0, (0,)), ("0", 1.0, (-1,)), ("1", 0.0, (0,)), ("2", 0.0, (0, 1, 1)))
+"""The first rollout is cut into three sequences of one turn each: its turns have the numbers 0, 1 and 2."""
+
+
+def test_the_turns_of_a_rollout_are_numbered_over_all_of_its_sequences() -> None:
+    """Turn 0: 1, 0 and 0 (not 1, 1, 0, 0 and 0); turn 1: 1 and 1; turn 2: 0 and 1."""
+    assert stepped_group(*CUT).compared_turns == ((1.0, 0.0, 0.0), (1.0, 1.0), (0.0, 1.0))
+    found = turn_advantages(stepped_group(*CUT))
+    expected = [[1.4139], [0.0], [-0.9998], [-0.7070], [-0.7070, 0.0, 0.9998]]
+    assert [pytest.approx(row, abs=1e-4) for row in expected] == found
+
+
+def test_the_trajectory_apis_items_are_normalized_as_their_whole_group() -> None:
+    """Each branch is an item of its own, which has the totals of all turns of the group and its first turn's number."""
+    whole = stepped_group(*CUT)
+    items = [ScoredGroup.from_wire(json.loads(json.dumps(item.to_wire()))) for item in parts(whole, 3)]
+    assert [[one.first_turn for one in item.rollouts] for item in items] == [[None] * 3, [1], [2]]
+    assert turn_advantages(*items) == [turn_advantages(whole)[index] for index in (0, 3, 4, 1, 2)]
+
+
+def test_turns_of_a_conversation_without_a_reward_count_and_are_not_compared() -> None:
+    group = stepped_group(("a", None, (1, 1)), ("a", 1.0, (0,)), ("b", 0.0, (0, 0, -1)))
+    assert group.compared_scores == (1.0, 0.0)
+    assert group.compared_turns == ((0.0,), (0.0,), (1.0, -1.0))
+    assert turn_advantages(group, divide_by_std=False) == [[0.0, 0.0], [1.0], [0.0, 0.0, -1.0]]
+
+
+def test_branches_with_rewards_of_their_own_are_compared_each() -> None:
+    """A gateway's session of which feedback rated two turns on different branches, and none the first branch."""
+    group = stepped_group(("a", None, (0,)), ("a", 1.0, (0,)), ("a", 0.0, (0,)), ("a", 1.0, (0,)))
+    assert group.compared_scores == (1.0, 0.0)
+    batch = make_batch([group]).with_rewards(LossConfig(divide_by_std=False))
+    assert batch.advantages_B.tolist() == [0.0, 0.5, -0.5, 0.5]
+
+
+def test_a_group_of_which_nothing_was_judged_has_no_advantages() -> None:
+    batch = make_batch([stepped_group(("a", None, (0,)))]).with_rewards(LossConfig(step_scores="normalized"))
+    assert not batch.advantages_B.any()
+    assert not batch.step_scores_BT.any()
 
 
 def test_normalized_step_scores_hold_the_outcome_and_it_is_not_added_twice() -> None:

@@ -62,6 +62,7 @@ def make_groups() -> list[dict[str, Any]]:
                 "distill_token_ids": [[[] if m == -100 else [m, 30] for m in mask] for mask in masks],
                 "distill_logprobs": [[[] if m == -100 else [-1.0, -2.0] for m in mask] for mask in masks],
                 "scores": [0.0, 1.0],
+                "group_overrides": {},
             }
         )
     return groups
@@ -191,7 +192,8 @@ def controlled(control: tuple[float, float]) -> TrainBatch:
         for mask in group["masks"]:
             span = (next(i for i, token in enumerate(mask) if token != -100), len(mask))
             reading = ControlReading("neutral", "Look again.", (9,), (control,) * (span[1] - span[0]))
-            record = TurnRecord(span, TurnOutcome.SCORED, "tool", control=reading)
+            hint: dict[str, Any] = {"hint": "Look.", "hint_token_ids": (8,), "insert_at": 1}
+            record = TurnRecord(span, TurnOutcome.SCORED, "tool", control=reading, **hint)
             group["overrides"].append({"opd": {"turns": [record.to_wire()]}})
     return batches.make_batch([ScoredGroup.from_wire(group) for group in groups], contrast=True)
 

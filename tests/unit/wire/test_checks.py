@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import ContextTurn
+from agentic_opd.wire import checks
 from agentic_opd.wire.checks import GroupChecker, read_group
 
 from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, UNSCORED, group, k_1_group, known_more
@@ -537,6 +538,37 @@ def test_a_group_changed_at_random_is_read_or_named_and_never_a_traceback(change
     if read is not None and not problems:
         again, none = GroupChecker().read(read.to_wire())
         assert (again, none) == (read, [])
+
+
+LOGPROB = st.sampled_from((0.0, -0.0, 5e-4, -0.1, -0.25, -0.5, -1.0, -3.0, -1000.0)) | st.floats(-4.0, 0.0)
+ID = st.sampled_from((1, 7, 8, 10, 11, 12))
+
+
+@given(
+    st.sampled_from((group, k_1_group, known_more, k_1_known_more)),
+    st.integers(0, 7),
+    st.lists(st.tuples(ID, LOGPROB), max_size=3),
+    st.booleans(),
+)
+def test_the_vectorised_checks_refuse_what_the_checks_of_single_entries_refuse(
+    make: Callable[[], dict[str, Any]], position: int, row: list[tuple[int, float]], is_foreign: bool
+) -> None:
+    one = make()
+    one["distill_token_ids"], one["distill_logprobs"] = map(
+        copy.deepcopy, (one["distill_token_ids"], one["distill_logprobs"])
+    )
+    one["distill_token_ids"][1][position] = [entry[0] for entry in row]
+    one["distill_logprobs"][1][position] = [entry[1] for entry in row]
+    if is_foreign:
+        del one["overrides"], one["messages"]
+    vectorised = GroupChecker()
+    found = vectorised.read(one)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_are_rows", "_are_numbers"):
+            patch.setattr(checks, name, lambda *values: False)
+        single = GroupChecker()
+        assert single.read(one) == found
+        assert single.counts == vectorised.counts
 
 
 @given(st.sampled_from(PLACES))

@@ -11,6 +11,7 @@ import pytest
 from agentic_opd.core.errors import AlignmentError, OutputError, PlaceError
 from agentic_opd.wire.files import GroupFile, JsonLines
 from agentic_opd.wire.group import ScoredGroup
+from tests.support.disk import KINDS, largest_file, make
 from tests.support.groups import group as make_group
 from tests.support.groups import rollout
 
@@ -142,6 +143,76 @@ def test_a_new_file_replaces_and_a_continued_one_drops_a_torn_line(tmp_path: Pat
         lines.close()
         assert [json.loads(line)["a"] for line in path.read_text().splitlines()] == expected
         path.write_text(path.read_text() + '{"a": 2')
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 9, 15])
+def test_after_a_full_disk_the_next_line_is_whole_again(tmp_path: Path, size: int) -> None:
+    """Each write needs 8 bytes; the disk has room for `size`, so that a part of a line stays."""
+    lines = JsonLines(tmp_path / "rows.jsonl")
+    with largest_file(size):
+        for number in range(1, 4):
+            if number * 8 <= size:
+                lines.write({"a": number}, durable=True)
+            else:
+                with pytest.raises(OutputError, match=r"rows\.jsonl.*File too large"):
+                    lines.write({"a": number}, durable=True)
+    for number in (4, 5):
+        lines.write({"a": number}, durable=True)
+    lines.close()
+    written = [json.loads(line)["a"] for line in lines.path.read_text().splitlines()] if lines.path else []
+    assert written == [*range(1, size // 8 + 1), 4, 5]
+
+
+def test_a_line_that_was_written_but_not_synced_is_not_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = JsonLines(tmp_path / "rows.jsonl")
+    lines.write({"a": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(OutputError):
+            lines.write({"a": 2}, durable=True)
+    lines.write({"a": 2}, durable=True)
+    lines.close()
+    assert (tmp_path / "rows.jsonl").read_text() == '{"a":1}\n{"a":2}\n'
+
+
+@pytest.mark.parametrize("left", [None, "", '{"a":1}\n', '{"a":1}\n{"a"'])
+def test_a_file_that_was_made_smaller_meanwhile_is_continued(tmp_path: Path, left: str | None) -> None:
+    """Somebody deletes or shortens it to make room."""
+    path = tmp_path / "rows.jsonl"
+    lines = JsonLines(path)
+    for number in (1, 2):
+        lines.write({"a": number})
+    with largest_file(0), pytest.raises(OutputError):
+        lines.write({"a": 3})
+    path.unlink()
+    if left is not None:
+        path.write_text(left)
+    lines.write({"a": 3})
+    lines.close()
+    assert path.read_text() == ('{"a":1}\n' if left else "") + '{"a":3}\n'
+
+
+def test_a_closed_file_stays_closed(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "rows.jsonl")
+    lines.close()
+    with pytest.raises(ValueError, match="closed"):
+        lines.write({"a": 1})
+
+
+@pytest.mark.parametrize("name", ["groups.jsonl", "groups.run.json", "groups.jsonl.lock"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_named_and_not_opened(tmp_path: Path, kind: str, name: str) -> None:
+    make(kind, tmp_path / name)
+    with pytest.raises(OutputError, match=f"{kind}|FIFO"):
+        GroupFile(tmp_path / "groups.jsonl", SETTINGS, resume=True)
+    with pytest.raises(PlaceError, match=f"{name}.*({kind}|FIFO)"):
+        JsonLines(tmp_path / name, is_continued=True)
 
 
 def test_standard_output_is_written_and_stays_open(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

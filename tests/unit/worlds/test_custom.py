@@ -40,7 +40,7 @@ def documented(folder: Path, place: int) -> str:
     """A world of docs/worlds.md, as a file."""
     code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[place]
     (folder / "documented.py").write_text(code)
-    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop')[place]}"
+    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop', 'Blackjack', 'RemoteWorld', 'OpenEnvWorld')[place]}"
 
 
 def acted(
@@ -264,6 +264,92 @@ def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
     setattr(hooks, hook, does)
     with pytest.raises(WorldError, match=said):
         acted(world, TASK, ("go", {}))
+
+
+WRITTEN = """\
+from agentic_opd.worlds.custom import CustomWorld, Task, tool
+
+def lookup(table, key):
+    return table[key]  # line 4
+
+class Written(CustomWorld):
+    def __init__(self, fails=""):
+        self.fails = fails
+        if fails == "__init__":
+            lookup({}, "missing")
+
+    def tasks(self):
+        if self.fails == "fields":
+            return [Task("t", "Do it.", limits={"turns": 3})]  # line 14
+        return lookup({"": [Task("t", "Do it.")]}, self.fails if self.fails == "tasks" else "")
+
+    def start(self, task):
+        return next(iter([])) if self.fails == "start" else {}  # line 18
+
+    @tool
+    async def go(self, state) -> str:
+        "Go on."
+        return lookup({}, "missing") if self.fails == "go" else "gone"
+
+    @tool  # line 25
+    def quit(self, state) -> str:
+        "Leave."
+        return 3 if self.fails == "type" else exit(4)  # line 28
+
+    def verify(self, task, state):
+        return 2 if self.fails == "verify" else 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("tasks", r"world Written: tasks raised KeyError: 'tasks' \(world\.py:4\)"),
+        ("fields", r"limit turns=3, expected .* \(world\.py:14\)"),
+        ("start", r"world Written: start raised StopIteration:  \(world\.py:18\)"),
+        ("go", r"world Written: go raised KeyError: 'missing' \(world\.py:4\)"),
+        ("type", r"world Written: tool quit gave int, expected text \(world\.py:25\)"),
+        ("quit", r"world Written: quit raised SystemExit: 4 \(world\.py:28\)"),
+        ("verify", r"world Written: verify gave 2, expected a number .* \(world\.py:30\)"),
+        ("__init__", r"env\.world: Written\(\) raised KeyError: 'missing' \(world\.py:4\)"),
+    ],
+)
+def test_an_error_in_a_hook_names_the_file_and_line_of_the_world(
+    fails: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("world.py").write_text(WRITTEN)
+
+    def play() -> None:
+        config = AgentEnvConfig(world="./world.py:Written", world_options={"fails": fails})
+        world = make_world(config.world, config, None)
+        (task,), _ = asyncio.run(world.train_and_eval_tasks())
+        acted(world, task, ("go", {}), *([("quit", {})] if fails in ("type", "quit") else []))
+
+    with pytest.raises((AlignmentError, ConfigError, WorldError), match=message) as caught:
+        play()
+    assert str(caught.value).count("world.py:") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\n1 / 0\n", r"world\.py can't be imported: ZeroDivisionError: .* \(world\.py:2\)"),
+        ("class Own:\n  x = (\n", r"world\.py can't be imported: SyntaxError: .*world\.py, line 2\)"),
+        (
+            "from agentic_opd.worlds.custom import CustomWorld\nclass Own(CustomWorld):\n    def tasks(self): ...\n"
+            "    def verify(self, task): ...\n",
+            r"verify\(task\): too many positional arguments; .* \(world\.py:4\)",
+        ),
+    ],
+)
+def test_an_error_of_the_worlds_file_names_its_line(
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("world.py").write_text(code)
+    with pytest.raises(ConfigError, match=message):
+        make_world("world.py:Own", AgentEnvConfig(world="world.py:Own"), None)
 
 
 def test_a_verdict_of_truth_values_is_written_as_counts() -> None:
@@ -496,11 +582,11 @@ def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("result", "passed", "total", "report", "judge_report"),
     [
-        (0.5, 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (0.5, 0, 1, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
         (True, 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
         ((0, "Too slow."), 0, 1, "Too slow.", "Too slow."),
         ((Checks(1, 3, "secret"), "Two fail."), 1, 3, "Two fail.", "Two fail."),
-        (np.float32(0.5), 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (np.float32(0.5), 0, 1, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
         (np.bool_(True), 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
         (Checks(np.int64(1), np.int64(3), "a", "b"), 1, 3, "a", "b"),  # type: ignore[arg-type]
     ],
@@ -512,6 +598,17 @@ def test_a_verdict_may_be_a_number_and_have_a_text(
     hooks.verify = lying(result)  # type: ignore[method-assign]
     made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
     assert (made.passed, made.total, made.report, made.judge_report) == (passed, total, report, judge_report)
+
+
+@pytest.mark.parametrize(
+    ("number", "has_passed"), [(0.9996, False), (0.0004, False), (1e-9, False), (0.7 + 0.2 + 0.1, True), (1, True)]
+)
+def test_a_number_stays_exact_and_passes_at_one(number: float, has_passed: bool) -> None:
+    hooks = Plain()
+    hooks.verify = lying(number)  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (made.correctness, made.all_passed) == (number, has_passed)
+    assert made.report == f"The result is {number:.15g} of 1."
 
 
 class Room(CustomWorld):

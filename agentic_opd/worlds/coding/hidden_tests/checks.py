@@ -10,14 +10,14 @@ import ast
 import builtins
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, TypeVar
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
 from agentic_opd.worlds.coding.hidden_tests.complete import is_star, wanted_names
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import MAX_DIGITS, many_digits
 from agentic_opd.worlds.coding.hidden_tests.one_process import Values, needs_one_process
 
 _MAX_LABEL = 200
@@ -26,6 +26,16 @@ _EXPECTED = ("Json", "Printed")
 _Place = Literal["script", "check", "test"]
 _Conditions = Literal["none", "in branches", "certain"]
 _Node = TypeVar("_Node", bound=ast.AST)
+
+
+_DECIMAL_BITS = 3 * MAX_DIGITS
+
+
+class _HexadecimalInt(int):
+    """An integer of the tests with too many decimal digits; they may write it in hexadecimal."""
+
+    def __repr__(self) -> str:
+        return hex(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Suite:
     needs_pytest: bool
     """Whether pytest must run the tests."""
     imports_solution: bool
+    solution_names: frozenset[str]
+    """Names that the tests import from the solution, or read from its module."""
     runs_program: bool
     """Whether the tests run solution.py as a program; see `complete.io_tests`."""
     in_process: bool
@@ -60,9 +72,12 @@ def instrument(tests: str) -> Suite:
         SyntaxError: `tests` is not Python.
         ValueError: It cannot be determined which names come from the solution.
     """
-    with any_digits():
+    with many_digits():
         tree = ast.parse(tests)
         nodes = [*ast.walk(tree)]
+        for node in nodes:
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value.bit_length() > _DECIMAL_BITS:
+                node.value = _HexadecimalInt(node.value)
         is_imported = any(map(_imports_solution, nodes))
         names = wanted_names(tree)[0] if any(map(is_star, nodes)) else []
         modules = tuple(_top_modules(tree))
@@ -85,6 +100,7 @@ def instrument(tests: str) -> Suite:
         is_file=bool(collected),
         needs_pytest=by_pytest,
         imports_solution=is_imported,
+        solution_names=frozenset(names).union(*map(_solution_names, nodes)),
         runs_program=any(isinstance(node, ast.Name) and node.id == "run_program" for node in nodes),
         in_process=in_process,
         modules=modules,
@@ -103,8 +119,9 @@ def checks_of(task: Task) -> Suite:
         checks = instrument(task.hidden_tests)
         if not checks.labels:
             raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError) as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
+        why = str(error) or "they are nested too deeply"
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {why}") from error
     except ValueError as error:
         raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
     return checks
@@ -116,12 +133,21 @@ def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
 
     The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
     """
-    public, defined = _squeezed(public), re.findall(r"\bdef (\w+)\(", public)
+    public, defined = _squeezed(public), {*re.findall(r"\bdef (\w+)\(", public)}
+    called: dict[str, list[int]] = {}
+    for match in re.finditer(r"\b(\w++)\(", public):
+        called.setdefault(match[1], []).append(match.end())
+
+    @cache
+    def is_written(name: str, arguments: str) -> bool:
+        if f"({arguments}" not in public:
+            return False
+        return any(
+            public.startswith(arguments, end) for function in {name, *defined} for end in called.get(function, ())
+        )
 
     def is_shown(call: ast.Call) -> bool:
-        name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
-        texts = (rf"(?<!\w){one}\({re.escape(arguments)}" for one in (name, *defined))
-        return f"({arguments}" in public and any(re.search(text, public) for text in texts)
+        return is_written(ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2])
 
     calls = [_literal_calls(label) for label in labels]
     return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
@@ -152,6 +178,16 @@ def _imports_solution(node: ast.AST) -> bool:
             return True
         case _:
             return False
+
+
+def _solution_names(node: ast.AST) -> set[str]:
+    match node:
+        case ast.ImportFrom(module="solution", names=aliases):
+            return {alias.name for alias in aliases}
+        case ast.Attribute(value=ast.Name(id="solution"), attr=name):
+            return {name}
+        case _:
+            return set()
 
 
 def _top_modules(tree: ast.Module) -> list[str]:

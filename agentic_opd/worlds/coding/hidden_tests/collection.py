@@ -2,11 +2,14 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expectedFailure"})
+_MOST_BASES = 30
+"""Largest number of base classes of a class of tests in its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,16 @@ def collect(tree: ast.Module) -> list[CollectedTest]:
     nodes = [child for node in tree.body if not _is_main_block(node) for child in ast.walk(node)]
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     found: dict[tuple[str, str | None], CollectedTest] = {}
     for node in tree.body:
         if isinstance(node, _Function) and _is_test(node) and node.name not in used:
-            found[node.name, None] = CollectedTest(node.name, None, _cases(node, tree), node)
+            found[node.name, None] = CollectedTest(node.name, None, _cases(node, assigned), node)
         if isinstance(node, ast.ClassDef) and is_test_class(node, classes) and not _is_skipped(node):
-            cases = _cases(node, tree)
+            cases = _cases(node, assigned)
             for method in (child for one in _line_of(node, classes)[::-1] for child in one.body):
                 if isinstance(method, _Function) and _is_test(method):
-                    test = CollectedTest(node.name, method.name, cases * _cases(method, tree), method)
+                    test = CollectedTest(node.name, method.name, cases * _cases(method, assigned), method)
                     found[node.name, method.name] = test
     return [*found.values()]
 
@@ -76,11 +80,17 @@ def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
 
 
 def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return the class and its base classes in the file."""
+    """Return the class and its base classes in the file.
+
+    Raises:
+        ValueError: there are more than in any file of tests; each class would be read with all of them.
+    """
     line = [node]
     for one in line:
         bases = [classes[name] for name in map(last_name, one.bases) if name in classes]
         line += [base for base in bases if base not in line]
+        if len(line) > _MOST_BASES:
+            raise ValueError(f"have a class {node.name} with more than {_MOST_BASES} base classes in their file")
     return line
 
 
@@ -110,10 +120,12 @@ def _is_skipped(node: _Function | ast.ClassDef) -> bool:
     return any(last_name(decorator) in _SKIPS for decorator in node.decorator_list)
 
 
-def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
-    """Return the number of parameter sets from the decorators; 1 if the source does not list them."""
+def _cases(node: _Function | ast.ClassDef, assigned: Mapping[str, ast.expr]) -> int:
+    """Return the number of parameter sets from the decorators; 1 if the source does not list them.
+
+    `assigned` has the values of the file's variables by name.
+    """
     cases = 1
-    assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Call) and last_name(decorator) == "parametrize":
             rows = [*decorator.args[1:2], *(word.value for word in decorator.keywords if word.arg == "argvalues")]

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from agentic_opd.worlds.coding.hidden_tests.collection import collect
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 _HARNESS = {"Json", "Printed", "run_program"}
 """Names that the tests' process provides."""
@@ -30,14 +30,14 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
             be determined which names come from the solution.
     """
     try:
-        with any_digits():
+        with many_digits():
             tree = ast.parse(test_code)
             unused = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} - _loaded(tree)
             is_uncalled = entry_point is not None and "check" in unused
             whole = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
             lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
-    except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
+        raise ValueError(f"are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
         raise ValueError("have no `assert`, and no test of pytest or unittest")
     return f"{lines}\n{whole}" if lines else whole
@@ -50,7 +50,7 @@ def helpers_of(code: str, entry_point: str) -> str:
     """
     try:
         tree = ast.parse(code)
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         return ""
     helpers = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != entry_point]
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -80,7 +80,7 @@ def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[
     root = fn_name.partition(".")[0].removesuffix("()")
     if not root.isidentifier() or any(not part.removesuffix("()").isidentifier() for part in fn_name.split(".")):
         raise ValueError(f"cannot call {fn_name!r}: it is not the name of a function")
-    with any_digits():
+    with many_digits():
         checks = [
             f"assert {fn_name}({', '.join(map(_literal, arguments))}) == Json({_literal(output)})\n"
             for arguments, output in zip(inputs, outputs, strict=True)

@@ -14,6 +14,7 @@ import string
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Flag, auto
+from itertools import repeat
 from random import Random
 
 from agentic_opd.worlds.coding.hidden_tests.collection import is_test_class
@@ -32,6 +33,8 @@ _FILES = {
 }
 """Names whose use in tests loads code, or shares files with the solution."""
 
+_MOST_PASSES = 30
+"""Largest number of passes over the variables of the tests. Each finds the values behind one more variable."""
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
 _OBJECT_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
 """Modules whose use in tests involves more than plain data."""
@@ -178,7 +181,9 @@ class Values:
     def _spread(self, kinds: _Kind) -> None:
         """Propagate these kinds from variable to variable until nothing changes."""
         before = dict[str, _Kind]()
+        passes = _passes()
         while before != (before := {**self._kinds}):
+            next(passes)
             self._known.clear()
             for name, values in self.bound.items():
                 for value in values:
@@ -321,6 +326,16 @@ class Values:
         return _Kind.RESULT in self.kind(node)
 
 
+def _passes() -> Iterator[None]:
+    """Count passes over all variables.
+
+    Raises:
+        ValueError: more are needed than for any task's tests; the time would grow with the square of their length.
+    """
+    yield from repeat(None, _MOST_PASSES)
+    raise ValueError(f"hand a value on through more than {_MOST_PASSES} names, each defined after its use")
+
+
 def _returns_plain(name: str) -> bool:
     """Whether an imported function, such as `math.sqrt`, returns plain data for plain arguments."""
     module, _, function = name.rpartition(".")
@@ -399,8 +414,9 @@ def _sees_changes(values: Values) -> bool:
         for name in (name for part in _parts(call) for name in _held(part)):
             changed[name] = min(changed.get(name, _place(call)), _place(call))
     bound = [(name, value) for name, found in values.bound.items() for value in found if not name.endswith("()")]
-    known = -1
+    known, passes = -1, _passes()
     while known != (known := len(changed)):
+        next(passes)
         for name, value in bound:
             if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
                 changed |= {other: changed[name] for other in _held(value) if other not in changed}

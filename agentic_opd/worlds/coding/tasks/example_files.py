@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 TEST_FILE = "test_solution.py"
 
@@ -85,7 +85,7 @@ def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> s
     With `as_json`, returned values are compared by the rules of grading.py.
     """
     before = setup.strip() + "\n" + (f"\n\n{_grading()}\n" if as_json else "")
-    with any_digits():
+    with many_digits():
         rows = _examples(repr(pair) for check in checks for pair in _pairs(check))
     expected = "Json(eval(expected))" if as_json else "eval(expected)"
     run = _RUN_CALLS.replace("EVALUATE", f"got, expected = eval(call), {expected}")

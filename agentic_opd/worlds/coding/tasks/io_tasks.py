@@ -21,9 +21,9 @@ from typing import Any, NoReturn, cast
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests, undefined_names
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
-from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
+from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues, shortened
 
 TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_tests")
 
@@ -88,8 +88,10 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
         raise values.wrong(name, f"must hold a list of arguments for each call of {fn_name}")
     if unwrap and all(isinstance(output, list) and len(cast(list[Any], output)) == 1 for output in outputs):
         outputs = [output[0] for output in outputs]
-    inputs = [[_int_keys(argument) for argument in arguments] for arguments in inputs]
-    return IoTests(str(fn_name), inputs, [_int_keys(output) for output in outputs], shown)
+    with many_digits():
+        inputs = [[_int_keys(argument) for argument in arguments] for arguments in inputs]
+        outputs = [_int_keys(output) for output in outputs]
+    return IoTests(str(fn_name), inputs, outputs, shown)
 
 
 def _texts(found: Sequence[Any], values: RowValues, name: str) -> list[str]:
@@ -135,7 +137,7 @@ def _listed_cases(values: RowValues) -> IoTests:
     if not isinstance(fn_name, str):
         raise values.error("the tests are functional, and neither entry_point nor metadata's func_name is there")
     try:
-        with any_digits():
+        with many_digits():
             inputs = [[read_json(line) for line in text_lines(case["input"]) if line.strip()] for case in cases]
             outputs = [read_json(case["output"]) for case in cases]
     except (ValueError, RecursionError) as error:
@@ -154,7 +156,7 @@ def _cases(values: RowValues, name: str) -> list[dict[str, str]]:
     for case in cases:
         if not isinstance(case, dict) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
             raise values.wrong(
-                name, f"must be a list of objects with the texts input and output, got {str(case)[:100]!r}"
+                name, f"must be a list of objects with the texts input and output, got {shortened(case)!r}"
             )
     return cast(list[dict[str, str]], cases)
 
@@ -169,7 +171,7 @@ class _TextUnpickler(pickle.Unpickler):
 def _unpacked(packed: str, values: RowValues, name: str) -> Any:
     try:
         pickled = zlib.decompress(base64.b64decode(packed, validate=True))
-        with any_digits():
+        with many_digits():
             return read_json(_TextUnpickler(io.BytesIO(pickled)).load())
     except (zlib.error, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise values.wrong(name, f"is neither JSON nor packed as LiveCodeBench packs its tests: {error}") from error
@@ -247,7 +249,7 @@ def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
 
 def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, str]:
     """Return the same as `_program_examples`, for the calls of a function."""
-    with any_digits():
+    with many_digits():
         checks = [
             f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}"
             for arguments, output in tests.pairs[: tests.shown]
@@ -287,7 +289,7 @@ def _with_imports(code: str) -> str:
     """Return `code` with imports for names of usual modules, such as `List`, that it neither defines nor imports."""
     try:
         names = undefined_names(code)
-    except (SyntaxError, RecursionError):
+    except (SyntaxError, RecursionError, MemoryError):
         return code
     lines = [line for name in names if (line := _import_of(name)) is not None]
     return "\n".join([*lines, "", code]) if lines else code

@@ -15,9 +15,12 @@ from agentic_opd.worlds.coding.tasks.io_tasks import IO_FIELDS, TEST_NAMES, io_t
 from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
+_MAX_ID_CHARS = 1000
+"""Ids stand in logs, metrics, groups and reports."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
 def load_tasks(config: CodingConfig) -> list[Task]:
     """Return the tasks of `dataset_name` in its order, at most `dataset_limit`; the built-in tasks if it is unset.
 
-    The id of a row without one is its number, counted from 0.
+    The id of a row without one is its number, counted from 0; `row-N` if that is the id of another row.
 
     Raises:
         DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have the same id.
@@ -108,23 +111,40 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
     """Convert rows to tasks; return the tasks, and the errors of the rows that cannot become tasks."""
     preset = PRESETS[config.dataset_format]
     fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(config.dataset_fields)
-    tasks: dict[str, Task] = {}
+    tasks: list[Task] = []
     places: dict[str, str] = {}
+    without_id: dict[int, int] = {}
     broken: list[DatasetError] = []
     for number, row in enumerate(rows):
         values = RowValues(row, fields)
         try:
-            task_id = values.text("task_id") or str(number)
-            if task_id in tasks:
+            task_id = values.text("task_id")
+            if task_id is not None and len(task_id) > _MAX_ID_CHARS:
+                raise values.wrong("task_id", f"has {len(task_id)} characters, at most {_MAX_ID_CHARS} are allowed")
+            if task_id is not None and task_id in places:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
-            task = replace(
-                preset.make_task(task_id, values), kind=values.text("kind"), examples=_examples(task_id, values)
-            )
+            task = preset.make_task(task_id or str(number), values)
+            task = replace(task, kind=values.text("kind"), examples=_examples(task.task_id, values))
             checks_of(task)
-            tasks[task_id], places[task_id] = task, row.place
         except DatasetError as error:
             broken.append(error)
-    return [*tasks.values()], broken
+            continue
+        except (ValueError, RecursionError, MemoryError) as error:
+            why = str(error) if isinstance(error, ValueError) else "values are nested too deeply"
+            broken.append(values.error(f"it cannot become a task: {why}"))
+            continue
+        if task_id is None:
+            without_id[len(tasks)] = number
+        else:
+            places[task_id] = row.place
+        tasks.append(task)
+    for index, number in without_id.items():
+        task_id = str(number)
+        while task_id in places:
+            task_id = f"row-{task_id}"
+        places[task_id] = f"row {number}"
+        tasks[index] = replace(tasks[index], task_id=task_id)
+    return tasks, broken
 
 
 def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
@@ -135,7 +155,7 @@ def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
     if not isinstance(given, list) or not all(isinstance(one, dict) and "role" in one for one in given):
         return ()
     try:
-        return Task(task_id, "", None, examples=given).examples
+        return Task(task_id, "", None, examples=given, tools=TOOL_SPECS).examples
     except AlignmentError as error:
         raise values.wrong("examples", str(error)) from error
 

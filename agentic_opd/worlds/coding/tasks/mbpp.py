@@ -42,8 +42,8 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
         ast.parse(setup)
         calls = [_calls(test) for test in tests]
         entry_point = values.text("entry_point") or _called(calls[0], solution)
-    except (SyntaxError, RecursionError) as error:
-        raise values.error(f"the tests are not valid Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise values.error(f"the tests are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     source = "\n".join([setup, *tests]).strip()
     others = [test for test in tests[1:] if test.strip() != tests[0].strip()]
     hidden_tests = values.hidden_tests("\n".join([setup, *(others or tests)]).strip(), entry_point)
@@ -107,5 +107,5 @@ def _name(call: ast.Call) -> str | None:
 def _functions(code: str) -> set[str]:
     try:
         return {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-    except (SyntaxError, RecursionError):
+    except (SyntaxError, RecursionError, MemoryError):
         return set()

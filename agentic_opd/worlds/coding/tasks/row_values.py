@@ -1,6 +1,7 @@
 """Read a dataset's row by this package's names: texts, lists of texts, and JSON. Pure."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -8,7 +9,7 @@ from typing import Any, cast
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 from agentic_opd.worlds.coding.tasks.rows import Row
 
 
@@ -60,16 +61,47 @@ class RowValues:
     def raw(self, name: str) -> Any:
         """Return the row's value unchanged; None if the row lacks it."""
         field = self._field(name)
-        return None if field is None else self.row.fields[field]
+        return None if field is None else _value_of(self.row.fields, field)
 
     def text(self, name: str) -> str | None:
-        """Return a text; None if the row lacks it or it is blank. An integer task_id becomes a text."""
+        """Return a text; None if the row lacks it or it is blank.
+
+        An integer task_id becomes a text, and so do the messages of a prompt.
+        """
         value = self.raw(name)
         if name == "task_id" and type(value) is int:
-            value = str(value)
+            value = self._id_of(value)
+        elif name == "prompt":
+            value = self._prompt_text(value)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, f"must be a text, got {type(value).__name__}")
         return value if value is not None and value.strip() else None
+
+    def _prompt_text(self, prompt: Any) -> Any:
+        """Return the text of a prompt that is messages, as in verl's datasets: a user's, perhaps after a system's."""
+        if isinstance(prompt, str) and prompt.lstrip().startswith("[{"):
+            with suppress(ValueError, RecursionError):
+                stored: Any = read_json(prompt)
+                prompt = stored if all("role" in message for message in stored) else prompt
+        if not isinstance(prompt, list):
+            return prompt
+        messages = [cast(Mapping[str, Any], row) for row in cast(list[Any], prompt) if isinstance(row, Mapping)]
+        texts = [message.get("content") for message in messages]
+        roles = [message.get("role") for message in messages]
+        if roles not in (["user"], ["system", "user"]) or not all(isinstance(text, str) for text in texts):
+            raise self.wrong(
+                "prompt",
+                f"must be a text, or the messages of a system and a user with texts, got those of {roles}; write "
+                "earlier turns in the field examples",
+            )
+        return "\n\n".join(cast(list[str], texts))
+
+    def _id_of(self, number: int) -> str:
+        try:
+            with many_digits():
+                return str(number)
+        except ValueError as error:
+            raise self.wrong("task_id", f"is no id: {error}") from error
 
     def need(self, name: str) -> str:
         """Return a text that every row must have."""
@@ -87,7 +119,7 @@ class RowValues:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
-            raise self.wrong(name, f"must be a list of texts, got {str(value)[:100]!r}")
+            raise self.wrong(name, f"must be a list of texts, got {shortened(value)!r}")
         return cast(list[str], value)
 
     def data(self, name: str) -> Any:
@@ -98,7 +130,7 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            with any_digits():
+            with many_digits():
                 return read_json(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
@@ -128,10 +160,45 @@ class RowValues:
         )
 
     def _field(self, name: str) -> str | None:
-        there = [field for field in self.fields.candidates[name] if field in self.row.fields]
+        there = [field for field in self.fields.candidates[name] if _has_field(self.row.fields, field)]
         if not there and name in self.fields.mapped:
             raise self.missing(name)
-        return next((field for field in there if self.row.fields[field] is not None), there[0] if there else None)
+        values = (field for field in there if _value_of(self.row.fields, field) is not None)
+        return next(values, there[0] if there else None)
+
+
+def _has_field(fields: Mapping[str, Any], field: str) -> bool:
+    """Whether a row has a field; `a.b` is the field `b` of the object `a`, if there is no field of that name."""
+    return field in fields or _holder_of(fields, field) is not None
+
+
+def _value_of(fields: Mapping[str, Any], field: str) -> Any:
+    """Return the value of a field, None without one; pandas writes NaN for a missing value."""
+    holder = fields if field in fields else _holder_of(fields, field) or {}
+    value = holder.get(field if holder is fields else field.rpartition(".")[2])
+    return None if isinstance(value, float) and value != value else value
+
+
+def _holder_of(fields: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
+    """Return the object, perhaps as JSON text, that has the last of a field's dotted names; None without one."""
+    *outer, last = field.split(".")
+    holder: Any = fields
+    for name in outer:
+        holder = cast(Mapping[str, Any], holder).get(name) if isinstance(holder, Mapping) else None
+        if isinstance(holder, str):
+            try:
+                holder = read_json(holder)
+            except (ValueError, RecursionError):
+                return None
+    return cast(Mapping[str, Any], holder) if outer and isinstance(holder, Mapping) and last in holder else None
+
+
+def shortened(value: Any) -> str:
+    """Return the beginning of a value's text, for a message; its type if it has no text of a reasonable length."""
+    try:
+        return str(value)[:100]
+    except (ValueError, RecursionError):  # An integer of very many digits, or lists in lists.
+        return type(value).__name__
 
 
 def there_is(names: tuple[str, ...], wanted: str) -> str:

@@ -10,7 +10,6 @@ A name is the first of these that applies:
     OWNER/NAME, OWNER/NAME:CONFIG       a dataset on the hub, and one of its configurations
 """
 
-import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.json_rows import NotJsonError, json_rows
 from agentic_opd.core.text import read_json
-from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -44,26 +44,22 @@ def read_file(path: Path) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield Row(f"{path.name}, line {number}", _parse_line(line, f"{path.name}, line {number}"))
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        for row in json_rows(path, _parse):
+            number, place = row.number, f"{path.name}, {row.place}"
+            if not isinstance(row.value, dict):
+                raise DatasetError(f"{place}: expected a JSON object, got {type(row.value).__name__}")
+            yield Row(place, row.value)
+    except NotJsonError as error:
+        raise DatasetError(f"{path.name}, {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise DatasetError(f"dataset {str(path)!r} cannot be read after line {number}: {error}") from error
 
 
-def _parse_line(line: str, place: str) -> dict[str, Any]:
-    try:
-        with any_digits():
-            row = read_json(line)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{place}: not valid JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise DatasetError(f"{place}: expected a JSON object, got {type(row).__name__}")
-    return row
+def _parse(text: str) -> Any:
+    with many_digits():
+        return read_json(text)
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

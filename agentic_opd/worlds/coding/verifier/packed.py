@@ -14,7 +14,7 @@ from agentic_opd.core.errors import SandboxError
 
 SOLUTION_FILE = "solution.py"
 _SOLUTION_SIDE = ("pipe", "solution_side")
-_TESTS_SIDE = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
+_TESTS_SIDE = ("grading", "pipe", "clock", "programs", "counter", "test_side", "test_cases", "runner")
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _OF_PYGMENTS = {"__init__", "_mapping", "python", "diff", "default"}  # What pytest needs of its lexers and styles.
@@ -66,6 +66,12 @@ def packed_side(*, of_tests: bool) -> str:
         code = marshal.dumps(compile(source, f"{package}.{name}", "exec", dont_inherit=True))
         brought.append((f"{package}.{name}", source, binascii.b2a_base64(code, newline=False).decode()))
     return _PATHS + _BOOT.format(modules=brought, magic=MAGIC_NUMBER)
+
+
+@cache
+def tests_program() -> bytes:
+    """Return `packed_side` of the tests as one line, the first of the input of the tests' process."""
+    return f"exec({packed_side(of_tests=True)!r})\n".encode()
 
 
 @cache

@@ -6,34 +6,58 @@ are those that the task's reference solution reaches. A check that a solution do
 do not finish earn nothing. The limit is on processor time; wall-clock time has only a far higher bound.
 """
 
+import asyncio
+import builtins
 import marshal
+import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
-from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
+from agentic_opd.sandboxes.protocol import AttentiveSandbox, CommandResult, SandboxFactory
 from agentic_opd.worlds.coding.hidden_tests.checks import Suite, checks_of, shown_checks
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
-from agentic_opd.worlds.coding.verifier.packed import RUN_PROGRAM, SOLUTION_FILE, packed_pytest, packed_side
+from agentic_opd.worlds.coding.verifier.packed import (
+    RUN_PROGRAM,
+    SOLUTION_FILE,
+    packed_pytest,
+    packed_side,
+    tests_program,
+)
 
 if TYPE_CHECKING:
     from agentic_opd.worlds.coding.verifier.harness.runner import Job
 
 _NOT_IMPORTED = "solution.py could not be imported"
-_MISSING_NAME = re.compile(r"cannot import name '\w+'")
-_MAX_LINE = 200  # Maximum characters of a line of solution.py in the judge's report.
-_COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
+_MISSING_NAME = re.compile(r"cannot import name '(\w+)'")
+_MAX_FAILURES = 3
+_MAX_TEXT = 200  # Maximum characters of a name, or of a line of solution.py, in the judge's report.
+_MAX_LINES = 1000  # In a longer solution.py no line is named: the choice of one could tell an input of the tests.
+_MAX_REPORT_CHARS, _MAX_CHECK_CHARS = 2**16, 64  # Of a report: in hexadecimal digits, and what each check may add.
+_REPORT_LINE = re.compile(rb"^[0-9a-f]{64,}$", re.MULTILINE)
+_SLOW_OUTPUT_BYTES = 2**16  # A larger output is searched for reports in a thread: it takes up to 0.2 s.
+_SIGXCPU_CODE = 128 + 24
+# The tests' process can interrupt itself between the steps of its code only, the kernel always.
+_COMMAND = """ulimit -S -t {cpu_s} && ulimit -H -t {kill_s}
+exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"""
+_START_CPU_S, _PYTEST_CPU_S = 2, 8  # What Python takes to start, and pytest where it must be compiled first.
 
 
 def wall_s(timeout_s: float) -> float:
     """Return the wall-clock limit (s) for this limit of processor time (s): other work may share the cores."""
     return 20 * timeout_s + 10
+
+
+def _idle_limit_s(timeout_s: float) -> float:
+    """Return how long (s) a whole verification may wait for nothing; the tests' process counts that time too."""
+    return 2 * timeout_s + 5
 
 
 async def verify(
@@ -50,7 +74,7 @@ async def verify(
     if SOLUTION_FILE not in solution_files:
         return _verdict(task, checks, due, (VerifyOutcome.NO_SOLUTION, f"There is no {SOLUTION_FILE}."))
     result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
-    return _verdict(task, checks, due, _outcome(result, report, timeout_s), report, solution_files[SOLUTION_FILE])
+    return _verdict(task, checks, due, _outcome(result, report, timeout_s), report, solution_files)
 
 
 _known_due: dict[tuple[str, str], frozenset[int]] = {}  # (hidden tests, reference solution) -> due checks.
@@ -93,10 +117,20 @@ async def _run(
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with fair_slot():
-        program = f"exec({packed_side(of_tests=True)!r})\n".encode() + marshal.dumps({**job})
+        program = tests_program() + marshal.dumps({**job})
+    cpu_s = math.ceil(timeout_s) + (_PYTEST_CPU_S if checks.needs_pytest else _START_CPU_S)
     async with sandbox_factory() as sandbox:
-        result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
-    report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
+        if isinstance(sandbox, AttentiveSandbox):
+            sandbox.idle_limit_s = _idle_limit_s(timeout_s)
+        command = _COMMAND.format(cpu_s=cpu_s, kill_s=cpu_s + 1)
+        result = await sandbox.run(command, wall_s(timeout_s), stdin=program)
+    reading = job["secret"], result.output, len(checks.labels)
+    if result.memory_exceeded:
+        report = None
+    elif len(result.output) > _SLOW_OUTPUT_BYTES:
+        report = await asyncio.to_thread(last_report, *reading)
+    else:
+        report = last_report(*reading)
     if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
     return result, report
@@ -107,7 +141,7 @@ class Failure(NamedTuple):
 
     check: int  # Counted from 0.
     text: str  # Expected and actual value, or the error.
-    manner: str  # The same without values of the tests.
+    manner: str  # The same as a kind and names of types, see counter.py.
     line: int  # Line of solution.py that raised the error; 0 if there is no such line.
 
 
@@ -132,10 +166,12 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
 
     A valid report has the right signature and only numbers of `num_checks` checks.
     """
-    last = None
-    for line in output.split(b"\n"):
+    last, max_chars = None, _MAX_REPORT_CHARS + _MAX_CHECK_CHARS * num_checks
+    for line in _REPORT_LINE.finditer(output):
         try:
-            raw = bytes.fromhex(line.decode("ascii"))
+            if line.end() - line.start() > max_chars:
+                continue
+            raw = bytes.fromhex(line[0].decode("ascii"))
             fields: object = decode(raw[16:]) if raw[:16] == sign(secret, raw[16:]) else None
         except (ValueError, NoAnswer):  # A solution in the tests' process can sign anything.
             continue
@@ -145,7 +181,9 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
                 failures = tuple(Failure(*item) for item in found) if kinds else ()
                 numbers = [*passed, *failed, *(failure.check for failure in failures)]
                 is_right = kinds and all(type(one) is int and 0 <= one < num_checks for one in numbers)
-                if is_right and all(failure.line >= 0 for failure in failures) and (last is None or done):
+                # An integer of very many digits could not be written into a verdict.
+                is_right = is_right and all(0 <= n < 2**31 for n in (lost, late, *(item.line for item in failures)))
+                if is_right and (last is None or done):
                     last = CheckReport(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
             case _:
                 pass
@@ -153,25 +191,36 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
 
 
 def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float) -> _Ended:
-    if result.memory_exceeded:
-        return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
-    if result.timed_out:
-        return VerifyOutcome.TIMEOUT, f"The tests did not end within {wall_s(timeout_s):g} s."
-    if result.disk_exceeded:
-        return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
+    crashed, timeout = VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT
+    is_done, is_out_of_time = report is not None and report.done, result.exit_code == _SIGXCPU_CODE
+    for is_exceeded, outcome, why in (
+        (result.memory_exceeded, crashed, "The solution took more memory than is allowed."),
+        (result.stopped, crashed, "The solution stopped the tests' process."),
+        (result.idle, timeout, f"The tests did nothing for {_idle_limit_s(timeout_s):g} s."),
+        (result.timed_out, timeout, f"The tests did not end within {wall_s(timeout_s):g} s."),
+        (result.disk_exceeded, crashed, "The solution's files take more space than is allowed."),
+        (is_out_of_time and not is_done, timeout, f"The tests did not end within {timeout_s:g} s of processor time."),
+    ):
+        if is_exceeded:
+            return outcome, why
     if report is None:
-        return VerifyOutcome.CRASHED, f"The tests' process ended without a report (exit code {result.exit_code})."
+        return crashed, f"The tests' process ended without a report (exit code {result.exit_code})."
     if not report.done:
-        return VerifyOutcome.CRASHED, "The solution ended the tests' process."
+        return crashed, "The solution ended the tests' process."
     if report.late:
-        return VerifyOutcome.TIMEOUT, report.error or f"Checks that did not end in time: {report.late}."
+        return timeout, report.error or f"Checks that did not end in time: {report.late}."
     if report.lost:
-        return VerifyOutcome.CRASHED, report.error or f"Checks in which the solution ended its process: {report.lost}."
-    return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
+        return crashed, report.error or f"Checks in which the solution ended its process: {report.lost}."
+    return (VerifyOutcome.RAN if report.error is None else crashed), report.error
 
 
 def _verdict(
-    task: Task, checks: Suite, due: frozenset[int], ended: _Ended, report: CheckReport | None = None, code: bytes = b""
+    task: Task,
+    checks: Suite,
+    due: frozenset[int],
+    ended: _Ended,
+    report: CheckReport | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Verification:
     """Build the Verification; tests that did not finish earn nothing.
 
@@ -179,35 +228,104 @@ def _verdict(
     not reach it. Checks that the task's text shows as examples do not count where there are others.
     """
     (outcome, why), report = ended, report or CheckReport()
-    public, source = "\n".join([task.prompt, *task.files.values()]), code.decode(errors="replace").split("\n")
+    public = "\n".join([task.prompt, *task.files.values()])
     shown = shown_checks(checks.labels, public)
     counted = due - shown or due
     total = len(counted | report.failed - (shown - counted))
     passed = len(counted & report.passed - report.failed) if report.done and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
     if why is not None:
-        lines.append(why)
-    told = [lines[0], *_without_data(why)]
-    lines += [f"FAIL {checks.labels[failure.check]}: {failure.text}" for failure in report.failures]
-    told += [_told(checks, failure, public, source) for failure in report.failures]
+        lines.append(_one_line(why))
+    told = [lines[0], *_without_data(checks, why)]
+    failures = report.failures[:_MAX_FAILURES]
+    lines += [f"FAIL {checks.labels[failure.check]}: {_one_line(failure.text)}" for failure in failures]
+    told += [_told(checks, failure, public, files or {}) for failure in failures]
     return Verification(outcome, passed, total, "\n".join(lines), "\n".join(told), in_process=checks.in_process)
 
 
-def _without_data(why: str | None) -> list[str]:
+def _one_line(text: str) -> str:
+    """Return a text of the tests' process for a person: a solution that shares that process may have written it."""
+    return printable_line(text)[: 4 * _MAX_TEXT]
+
+
+def _without_data(checks: Suite, why: str | None) -> list[str]:
     """Return the reason why the tests ended early, without values of the tests.
 
-    An error's text stays only if importing the solution failed, or in part if it names a missing import.
+    An error's text stays only if importing the solution failed before it could know the tests, or in part if it names
+    an import that the tests need.
     """
-    if why is None or why.startswith(_NOT_IMPORTED):
-        return [why] if why else []
-    missing = _MISSING_NAME.search(why)
-    return [f"{why.partition(':')[0].rstrip('.')}{f': {missing[0]}' if missing else ''}."]
+    if why is None:
+        return []
+    if why.startswith(_NOT_IMPORTED) and not checks.in_process:
+        return [_one_line(why)]
+    reason, _, text = re.split(r"([:(])", f"{why}:", maxsplit=1)
+    missing, error = _MISSING_NAME.search(text), text.partition(":")[0].strip()
+    if missing is not None and missing[1] in checks.solution_names:
+        return [f"{reason}: {missing[0]}."]
+    # Without its text, as of any failure.
+    return [f"{reason}: {error}." if why.startswith(_NOT_IMPORTED) and error in _ERRORS else f"{reason.rstrip('. ')}."]
 
 
-def _told(checks: Suite, failure: Failure, public: str, source: Sequence[str]) -> str:
+# The judge reads these sentences only: whatever a solution chooses, it chooses among a few words. A text of its own
+# could tell an input of the tests, which the judge would hand on to the policy.
+_MANNERS = {
+    "assertion": "an assertion of the test failed",
+    "value": "it gives another value than expected",
+    "untrue": "it is not true",
+    "late": "it does not end in time",
+    "lost": "the solution's process ended",
+    "program": "the program fails",
+}
+_PLAIN_TYPES = frozenset(
+    {
+        *("int", "float", "complex", "bool", "str", "bytes", "bytearray"),
+        *("list", "tuple", "dict", "set", "frozenset", "range", "list_iterator"),
+    }
+)
+_ERRORS = frozenset(
+    name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+)
+
+
+def _told(checks: Suite, failure: Failure, public: str, files: Mapping[str, bytes]) -> str:
     """Describe a failure for the judge: by its test's name, by its call if the task shows that, or by its number."""
-    label, where = checks.labels[failure.check], ""
+    label = checks.labels[failure.check]
     label = label if checks.is_file or label in public else f"check {failure.check + 1}"
-    if 0 < failure.line <= len(source):
-        where = f" in line {failure.line} of {SOLUTION_FILE}: {source[failure.line - 1].strip()[:_MAX_LINE]}"
-    return f"FAIL {label}: {failure.manner}{where}"
+    return f"FAIL {label}: {_manner(failure.manner, files)}{_line_text(failure.line, files)}"
+
+
+def _manner(manner: str, files: Mapping[str, bytes]) -> str:
+    match manner.split(" "):
+        case ["type", got, expected]:
+            return f"it gives {_type_name(got, files)} where {_type_name(expected, files)} is expected"
+        case ["raises", name, _] if name in _ERRORS or _is_in_source(name, files):
+            return f"it raises {name}"
+        case ["raises", _, base] if base in _ERRORS:
+            return f"it raises {base}"
+        case _:
+            return _MANNERS.get(manner, "it fails")
+
+
+def _type_name(name: str, files: Mapping[str, bytes]) -> str:
+    if name == "NoneType":
+        return "None"
+    is_named = name in _PLAIN_TYPES or _is_in_source(name, files)
+    return f"a value of type {name}" if is_named else "a value of another type"
+
+
+def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
+    """Whether a name stands in the agent's Python files as a whole word."""
+    if not name.isidentifier() or len(name) > _MAX_TEXT:
+        return False
+    word = name.encode()
+    whole = re.compile(rb"(?<!\w)" + word + rb"(?!\w)")  # Searched only where it is: other searches take no time.
+    return any(word in text and whole.search(text) for path, text in files.items() if path.endswith(".py"))
+
+
+def _line_text(line: int, files: Mapping[str, bytes]) -> str:
+    """Describe the line of solution.py that raised an error, if the file has code there."""
+    lines = files.get(SOLUTION_FILE, b"").decode(errors="replace").split("\n")
+    if not 0 < line <= len(lines) <= _MAX_LINES:
+        return ""
+    text = lines[line - 1].strip()
+    return f" in line {line} of {SOLUTION_FILE}: {text[:_MAX_TEXT]}" if text and not text.startswith("#") else ""

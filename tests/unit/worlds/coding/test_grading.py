@@ -1,5 +1,6 @@
 """When an output is the expected one: the rules of the graders of APPS and LiveCodeBench."""
 
+import time
 from typing import Any
 
 import pytest
@@ -76,3 +77,33 @@ def test_outputs_that_do_not(got: str, expected: str) -> None:
 )
 def test_values_as_json_holds_them(got: Any, expected: Any, same: bool) -> None:
     assert (Json(expected) == got) is same
+
+
+DIGITS = "7" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        (DIGITS, DIGITS, True),
+        (f"+000{DIGITS}", DIGITS, True),
+        (f"{DIGITS}8", DIGITS, False),
+        (DIGITS, "7", False),
+        ("7", DIGITS, False),
+        (f"-{DIGITS}", DIGITS, False),
+        (DIGITS, "7.5", False),
+        ("1e308", DIGITS, False),
+        ("inf", DIGITS, False),
+        (f"7.{'0' * 3_000_000}", "7", True),
+        (f"7.{DIGITS}", "7.77777777", True),
+        ("1e999999999", "1e999999998", True),
+        (f"1e{DIGITS}", "1", False),
+        (f"1e-{DIGITS}", "0", True),
+        ("-0", "+00", True),
+        ("0000000000012", "12.0", True),
+    ],
+)
+def test_a_number_of_any_length_is_compared_at_once(got: str, expected: str, same: bool) -> None:
+    start = time.process_time()
+    assert (Printed(expected) == got) is same
+    assert time.process_time() - start < 2.0  # A conversion of the integer takes 38 s.

@@ -129,3 +129,26 @@ def test_what_was_replaced_is_not_judged() -> None:
 def test_what_the_solution_runs_is_judged_wherever_it_is(first: dict[str, str], second: dict[str, str]) -> None:
     assert made_by(DOUBLE, first, second) == [0, 1]
     assert made_by(DOUBLE, first, second, terminal("echo 'done' > notes.txt")) == [0, 1, 2]
+
+
+def test_a_solution_beside_many_files_keeps_what_it_imports(caplog: pytest.LogCaptureFixture) -> None:
+    task = Task("t", "Write f.", "from solution import f\nassert f(1) == 2\nassert f(2) == 4\n")
+
+    async def run() -> Verification:
+        world = CodingWorld(CodingConfig())
+        calls = [
+            terminal("for i in $(seq 100 300); do echo > a$i.txt; done; echo 'def f(x): return 2 * x' > util.py"),
+            write("solution.py", "from util import f\n"),
+        ]
+        async with world.session(task) as session:
+            for call in parsed(calls):
+                await session.run_tool(call)
+            left = await session.collect()
+        return await world.verify(task, left)
+
+    verdict = asyncio.run(run())
+    assert (verdict.passed, verdict.total) == (2, 2)
+    note = "The tests did not get 3 files of the work directory, beyond 200 files, 1 MiB each or 4 MiB in all: "
+    assert verdict.report.split("\n")[1] == f"{note}'a298.txt', 'a299.txt', 'a300.txt'."
+    assert verdict.judge_report.split("\n")[1].startswith(note)
+    assert note in caplog.text

@@ -1,5 +1,6 @@
 """Folders in Harbor's format: what is read, named, and refused."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.errors import DatasetError, WorldError
 from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.worlds.harbor.images import _lock_of
 from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
 from tests.support.places import ROOT
 
@@ -119,6 +121,8 @@ def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, 
         ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml: containers of several services"),
         ({"trajectory.json": "[]"}, "trajectory.json: a conversation before the task"),
         ({"task.toml": "[environment"}, "t: "),
+        ({"task.toml": f"a = {'[' * 9_999}"}, "t: "),
+        ({"task.toml": f"# {'a.' * 40_000}"}, "task.toml has 80002 characters, expected at most 65536"),
         ({"task.toml": "[environment]\ncpus = 0"}, "environment.cpus: input should be greater than 0"),
         (
             {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "lots"'},
@@ -195,3 +199,15 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AgentEnvConfig(**settings)
+
+
+def test_an_image_that_another_process_builds_for_ever_is_not_waited_for(tmp_path: Path) -> None:
+    async def wait(limit_s: float) -> None:
+        async with _lock_of("agentic-opd:unit-test-lock", limit_s):
+            with pytest.raises(
+                WorldError, match=r"another process has been building .* for over 0 s and holds '.*lock'"
+            ):
+                async with _lock_of("agentic-opd:unit-test-lock", 0.0):
+                    pass
+
+    asyncio.run(wait(60.0))

@@ -15,7 +15,6 @@ from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.custom import HookedWorld
-from agentic_opd.worlds.sql.files import is_ordered
 
 GOLD = "SELECT name FROM shops WHERE price > 2"
 
@@ -169,7 +168,36 @@ def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> No
         AgenticOPDEnvConfig(world="own:World", dataset_name="tasks.jsonl")
 
 
-def test_only_the_outermost_order_matters() -> None:
-    assert is_ordered("SELECT a FROM t ORDER  BY a")
-    assert not is_ordered("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)")
-    assert not is_ordered("SELECT a FROM t WHERE b = ' order by '")
+def test_a_file_with_a_byte_order_mark_is_read(shops: Path) -> None:
+    text = json.dumps([{"db_id": "shop", "question": "Which shops cost more than 2?", "query": GOLD}])
+    (shops / "questions.json").write_text(text, encoding="utf-8-sig")
+    (task,), _ = asyncio.run(of_files(shops).train_and_eval_tasks())
+    assert task.task_id == "questions/00000"
+
+
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_query_that_cuts_a_tie_is_named_or_left_out(
+    shops: Path, has_more: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not has_more:
+        (shops / "databases/shop/shop_2.sqlite").unlink()
+    cut = {"db_id": "shop", "question": "Any two?", "query": "SELECT name FROM shops LIMIT 2"}
+    write(shops, [cut, {"db_id": "shop", "question": "Which?", "query": GOLD}])
+    assert len(asyncio.run(of_files(shops).train_and_eval_tasks())[0]) == 2
+    assert "1 of 2 entries have a query that keeps some of several equal rows" in caplog.text
+    assert "entry 0: SELECT name FROM shops LIMIT 2" in caplog.text
+    (task,), _ = asyncio.run(of_files(shops, dataset_skip_broken=True).train_and_eval_tasks())
+    assert task.task_id == "questions/00001"
+
+
+def test_rows_that_the_question_does_not_order_may_come_in_any_order(shops: Path) -> None:
+    for name in ("shop", "shop_2"):
+        with closing(sqlite3.connect(shops / f"databases/shop/{name}.sqlite")) as connection:
+            connection.execute("INSERT INTO shops SELECT name || '2', price FROM shops")
+            connection.commit()
+    write(shops, [{"db_id": "shop", "question": "By price?", "query": "SELECT name FROM shops ORDER BY price"}])
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
+    for order, is_right in (("price, name DESC", True), ("price, name", True), ("price DESC", False), ("name", False)):
+        verification = played(made, task, [("answer", {"sql": f"SELECT name FROM shops ORDER BY {order}"})])[1]
+        assert verification.all_passed is is_right, order

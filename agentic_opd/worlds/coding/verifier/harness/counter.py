@@ -6,10 +6,13 @@ solution cannot add checks that it passes.
 
 from __future__ import annotations
 
+import builtins
 import os
+import sys
 
 from agentic_opd.worlds.coding.verifier.harness.clock import Clock, TookTooLong
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, solution_line
+from agentic_opd.worlds.coding.verifier.harness.pipe import SHOWN_DIGITS, NoAnswer, encode, solution_line
+from agentic_opd.worlds.coding.verifier.harness.programs import ProgramError
 
 try:
     from _blake2 import blake2b
@@ -18,6 +21,7 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from agentic_opd.worlds.coding.verifier.harness.test_side import SolutionProcess
@@ -27,9 +31,9 @@ _MAX_TEXT = 200
 
 
 class CheckFailed(AssertionError):
-    """A condition of a check is false; `manner` describes the failure without values of the tests."""
+    """A condition of a check is false; `manner` is how, see `_manner`."""
 
-    manner = "an assertion of the test failed"
+    manner = "assertion"
 
 
 class CountedCheck:
@@ -70,18 +74,16 @@ class Counter:
         if left == right:
             return
         got, expected = (left, right) if call_is_left else (right, left)
-        text, expected = f"expected {_shown(expected)}, got {_shown(got)}", getattr(expected, "expected", expected)
-        manner = "it gives another value than expected"
-        if type(got) is not type(expected):
-            kinds = ["None" if one is None else f"a value of type {type(one).__name__}" for one in (got, expected)]
-            manner = "it gives {} where {} is expected".format(*kinds)
-        self._fail(text, manner, label)
+        text = f"expected {_described(expected, repr)}, got {_described(got, repr)}"
+        expected = getattr(expected, "expected", expected)
+        is_same_type = type(got) is type(expected)
+        self._fail(text, "value" if is_same_type else f"type {type(got).__name__} {type(expected).__name__}", label)
 
     def true(self, value: object, label: str = "") -> None:
         """Raise CheckFailed unless `value` is true."""
         self.reached()
         if not value:
-            self._fail("is not true", "it is not true", label)
+            self._fail("is not true", "untrue", label)
 
     def reached(self) -> None:
         """Record that the innermost open check has reached a condition."""
@@ -149,21 +151,33 @@ def _shorten(text: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """Return an error as one short line; the name is left out for errors of this package."""
-    text, name = str(error), type(error).__name__
+    text, name = _described(error, str), type(error).__name__
     return _shorten(text if isinstance(error, (NoAnswer, CheckFailed)) else f"{name}: {text}" if text else name)
 
 
 def _manner(error: BaseException) -> str:
-    """Describe an error without its text, which may hold values of the tests."""
+    """Return how a check failed, as words that verify.py puts into a sentence: a kind, then names of types.
+
+    Neither the error's text is among them, which may hold values of the tests, nor a name that is no identifier.
+    """
     if isinstance(error, NoAnswer):
-        return "it does not end in time" if isinstance(error, TookTooLong) else "the solution's process ended"
-    if isinstance(error, AssertionError):
-        return getattr(error, "manner", CheckFailed.manner)
-    return f"it raises {_shorten(type(error).__name__)}"
+        return "late" if isinstance(error, TookTooLong) else "lost"
+    if isinstance(error, ProgramError):
+        return "program"
+    if isinstance(error, AssertionError) or type(error).__module__ == "_pytest.outcomes":
+        return error.manner if type(error) is CheckFailed else CheckFailed.manner
+    base = next(cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls)
+    name = str(type(error).__name__)
+    return f"raises {name if name.isidentifier() and len(name) <= _MAX_TEXT else base} {base}"
 
 
-def _shown(value: object) -> str:
+def _described(value: Any, describe: Callable[[Any], str]) -> str:
+    """Return `describe(value)`, or the value's type if that fails, as it does for an integer of very many digits."""
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(SHOWN_DIGITS)
     try:
-        return repr(value)
-    except Exception as error:  # noqa: BLE001 - the solution's __repr__ may be broken
+        return describe(value)
+    except Exception as error:  # noqa: BLE001 - the solution's __repr__ or __str__ may be broken
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+    finally:
+        sys.set_int_max_str_digits(digits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import os
 
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, receive, send
+from agentic_opd.worlds.coding.verifier.harness.pipe import SHOWN_DIGITS, NoAnswer, encode, receive, send
 from agentic_opd.worlds.coding.verifier.harness.programs import end_child, spawn
 
 TYPE_CHECKING = False
@@ -129,8 +129,17 @@ def _argument(value: Any) -> object:
     raise TypeError(f"a {type(value).__name__} is not plain data, and does not cross between the processes")
 
 
+def _is_short(value: Any) -> bool:
+    """Whether an exception's argument is plain, and no integer whose text takes long to make."""
+    if type(value) is int:
+        return value.bit_length() < 3 * SHOWN_DIGITS
+    return type(value) in (str, float, bool, type(None))
+
+
 def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -> BaseException:
     """Build the exception that the other process described, or the nearest possible one; `opd_line` is its line."""
+    if not all(map(_is_short, args)):
+        args = (text,)
     cls: Any = getattr(builtins, base, None)
     if not (isinstance(cls, type) and issubclass(cls, (Exception, SystemExit))) or issubclass(cls, StopIteration):
         # StopIteration would end a loop of the tests, such as that of all() and map(), as if it were complete.

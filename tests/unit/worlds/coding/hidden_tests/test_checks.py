@@ -1,10 +1,11 @@
 import ast
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from agentic_opd.worlds.coding.hidden_tests.checks import instrument
+from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks
 from agentic_opd.worlds.coding.hidden_tests.complete import undefined_names, wanted_names
 
 
@@ -191,3 +192,26 @@ def test_import_star_is_spelled_out() -> None:
 def test_what_is_no_assert_stays_as_it_is() -> None:
     source = "x = 1\n\n\ndef f():\n    return x"
     assert ast.dump(ast.parse(instrument(source).source)) == ast.dump(ast.parse(source))
+
+
+@pytest.mark.slow
+def test_examples_of_many_functions_are_found_in_time() -> None:
+    public = "".join(f"def f{number}(x): pass\n>>> f{number}({number})\n" for number in range(2000))
+    labels = tuple(f"candidate({number})" for number in range(1000, 3000))
+    start = time.process_time()
+    assert shown_checks(labels, public) == frozenset(range(1000))
+    assert time.process_time() - start < 10, "it takes half a second"
+
+
+@pytest.mark.parametrize(
+    ("label", "public", "is_shown"),
+    [
+        ("f(1, 'a')", 'Example: f(1, "a") is 2.', True),
+        ("f(1)", "g.f(1)", True),
+        ("f(1)", "of(1)", False),
+        ("candidate([1])", "def f(x): ...\n>>> f([1])", True),
+        ("candidate([1])", "def f(x): ...\n>>> g([1])", False),
+    ],
+)
+def test_an_example_of_the_task_is_shown(label: str, public: str, is_shown: bool) -> None:
+    assert shown_checks((label,), public) == frozenset({0} if is_shown else ())

@@ -1,6 +1,7 @@
 """Which tests a pytest or unittest file holds, from its source alone."""
 
 import ast
+import time
 
 import pytest
 
@@ -71,3 +72,25 @@ def test_parameters_that_are_spelled_out_are_cases(decorators: str, expected: li
 )
 def test_what_pytest_itself_must_run(source: str, expected: bool) -> None:
     assert needs_pytest(ast.parse(source)) is expected
+
+
+def test_classes_with_too_many_base_classes_are_refused() -> None:
+    """Each class of a chain is read with all of its base classes."""
+
+    def chain(length: int) -> str:
+        derived = "".join(f"class A{number}(A{number - 1}): pass\n" for number in range(1, length))
+        return f"class A0(TestCase):\n    def test_x(self): pass\n{derived}"
+
+    assert labels(chain(20)) == [f"A{number}.test_x" for number in range(20)]
+    with pytest.raises(ValueError, match="more than 30 base classes"):
+        labels(chain(400))
+
+
+def test_parameters_of_many_tests_are_read_once() -> None:
+    rows = "".join(f"ROWS{number} = [1, 2]\n" for number in range(3000))
+    tests = "".join(
+        f"@pytest.mark.parametrize('a', ROWS{number})\ndef test_{number}(a): pass\n" for number in range(3000)
+    )
+    start = time.process_time()
+    assert len(labels(rows + tests)) == 6000
+    assert time.process_time() - start < 5, "it takes half a second"

@@ -40,3 +40,9 @@ def test_helpers_of_a_prompt() -> None:
     assert "def f" not in helpers
     assert helpers_of("import math\n\ndef f(xs):\n    pass\n", "f") == ""
     assert helpers_of("def f(xs", "f") == ""
+
+
+def test_tests_that_are_nested_too_deeply_are_broken() -> None:
+    with pytest.raises(ValueError, match=r"not valid Python: (they are )?nested too deeply"):
+        complete_tests(f"assert f({'-' * 40_000}1)", "f")
+    assert helpers_of(f"def g(x):\n    return {'-' * 40_000}1\n", "f") == ""

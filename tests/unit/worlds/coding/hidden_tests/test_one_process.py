@@ -134,3 +134,13 @@ def test_tests_that_need_more_share_the_process(source: str) -> None:
 def test_long_chains_and_deep_expressions_are_read_once() -> None:
     chain, sums = ".replace('a', 'b')" * 60, "(" * 60 + "f(1)" + " + 1)" * 60
     assert not instrument(f"from solution import f\nassert f(1){chain} == ''\nassert {sums} == 61\n").in_process
+
+
+def test_values_behind_too_many_names_are_refused() -> None:
+    def source(length: int) -> str:
+        names = "".join(f"a{number} = a{number + 1}\n" for number in range(length))
+        return f"from solution import f\n{names}a{length} = f(1)\nassert a0 == 1\n"
+
+    assert instrument(source(20)).labels
+    with pytest.raises(ValueError, match="more than 30 names"):
+        instrument(source(200))

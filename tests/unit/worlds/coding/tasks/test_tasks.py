@@ -1,5 +1,6 @@
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pyarrow import Table, parquet
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks, load_train_and_eval
 
 ROW = {"task_id": "a", "prompt": "Add.", "test_code": "assert add(1, 2) == 3", "entry_point": "add"}
@@ -55,6 +57,72 @@ def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
         entry_point="add",
     )
     assert (last.task_id, last.prompt, last.entry_point) == ("b", "Write `add` in solution.py.", None)
+
+
+VERL = {
+    "data_source": "x",
+    "prompt": [{"role": "system", "content": "Think first."}, {"role": "user", "content": "Echo a line."}],
+    "reward_model": {"style": "rule", "ground_truth": json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["1", "2"]})},
+    "extra_info": {"index": 7, "split": "train"},
+}
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.parquet", "array.jsonl", "texts.jsonl"])
+@pytest.mark.parametrize("dataset_format", ["generic", "apps"])
+def test_a_field_may_be_inside_another_and_a_prompt_messages(tmp_path: Path, name: str, dataset_format: Any) -> None:
+    """As in verl's datasets; an inner object may be JSON text, and the rows one array."""
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        parquet.write_table(Table.from_pylist([VERL]), path)
+    elif name.startswith("array"):
+        path.write_text(json.dumps([VERL], indent=1))
+    else:
+        write(path, {field: json.dumps(value) for field, value in VERL.items()} if name == "texts.jsonl" else VERL)
+    fields = {"task_id": "extra_info.index", "input_output": "reward_model.ground_truth", "prompt": "prompt"}
+    (task,) = load(path, dataset_format=dataset_format, dataset_fields=fields)
+    assert task.task_id == "7"
+    assert task.prompt.startswith("Think first.\n\nEcho a line.\n\nWrite a program in solution.py")
+    assert task.hidden_tests is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"input_output": "reward_model.truth"},
+            "no field 'reward_model.truth' for input_output; there is data_source",
+        ),
+        ({"input_output": "reward_model.style.x"}, "no field 'reward_model.style.x' for input_output"),
+        ({"test_code": "data_source", "prompt": "reward_model"}, "must be a text, got dict"),
+    ],
+)
+def test_an_inner_field_that_is_not_there_is_named(tmp_path: Path, fields: dict[str, str], said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        load(write(tmp_path / "a.jsonl", VERL), dataset_fields=fields)
+
+
+def test_a_field_whose_name_has_a_dot_is_that_field(tmp_path: Path) -> None:
+    row = {**ROW, "a": {"b": "inner"}, "a.b": "outer"}
+    assert load(write(tmp_path / "a.jsonl", row), dataset_fields={"task_id": "a.b"})[0].task_id == "outer"
+
+
+def test_prompts_of_several_turns_are_refused(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    with pytest.raises(
+        DatasetError, match=r"field 'prompt' \(prompt\) must be a text, or the messages of a system and a"
+    ):
+        load(write(tmp_path / "a.jsonl", {**ROW, "prompt": turns}))
+
+
+def test_a_rows_number_is_no_id_of_another_row(tmp_path: Path) -> None:
+    """Whatever the order; a missing id may be null, or NaN as pandas writes it."""
+    rows = [{**ROW, "task_id": task_id} for task_id in ("1", None, float("nan"), "row-4", None, "4", "2")]
+    ids = [task.task_id for task in load(write(tmp_path / "a.jsonl", *rows))]
+    assert ids == ["1", "row-1", "row-2", "row-4", "row-row-4", "4", "2"]
+    bare = [{**ROW, "task_id": None}] * 2
+    assert [task.task_id for task in load(write(tmp_path / "b.jsonl", *bare))] == ["0", "1"]
+    with pytest.raises(DatasetError, match=r"a\.jsonl, line 3: the id '1' is already that of a\.jsonl, line 1"):
+        load(write(tmp_path / "a.jsonl", rows[0], rows[1], rows[0]))
 
 
 def test_a_row_of_any_format_may_name_its_kind(tmp_path: Path) -> None:
@@ -258,3 +326,59 @@ def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
 def test_a_split_of_no_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="neither eval_dataset_name nor dataset_name"):
         CodingConfig(eval_dataset_split="test")
+
+
+LONG, LONGEST = "7" * 5000, "7" * 3_000_000
+DEEP = "[" * 900 + "]" * 900
+
+
+def raw_row(**fields: str) -> str:
+    """A row whose values are JSON text, which `json.dumps` would not write."""
+    texts = {"prompt": '"Write f."', "test_code": '"assert f(1) == 1"', **fields}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task_id": LONG}, "field 'task_id' .* has 5000 characters, at most 1000"),
+        ({"task_id": f'"{"x" * 5000}"'}, "field 'task_id' .* has 5000 characters, at most 1000"),
+        ({"task_id": LONGEST}, "an integer has more than 50000 digits"),
+        ({"task_id": "1e400"}, "field 'task_id' .* must be a text, got float"),
+        ({"test_code": f'"assert f(1) == {LONGEST}"'}, "an integer has more than 50000 digits"),
+        ({"test_code": f'"assert f(1) == {"-" * 50_000}1"'}, "not valid Python: they are nested too deeply"),
+        ({"examples": f'[{{"role": "user", "content": {LONG}}}]'}, "line 1: it cannot become a task"),
+        (
+            {"examples": f'[{{"role": "assistant", "tool_calls": [{{"name": "f", "arguments": {{"a": {LONG}}}}}]}}]'},
+            "line 1: it cannot become a task",
+        ),
+        ({"test_code": "null", "public_test_cases": f"[{LONG}]"}, "must be a list of objects .* got 'int'"),
+        ({"solution": f"[{LONG}]", "test_code": "null", "inputs": '["1"]', "outputs": '["1"]'}, "got 'list'"),
+        ({"test_code": "null", "input_output": f'{{"fn_name": {LONG}, "inputs": [[1]], "outputs": [1]}}'}, "line 1: "),
+        (
+            {"test_code": "null", "input_output": f'{{"fn_name": "f", "inputs": [[{DEEP}]], "outputs": [1]}}'},
+            "values are nested too deeply",
+        ),
+    ],
+)
+def test_values_of_any_length_and_depth_are_refused_by_row(
+    tmp_path: Path, fields: dict[str, str], message: str
+) -> None:
+    path = write(tmp_path / "tasks.jsonl", raw_row(**fields))
+    start = time.process_time()
+    with pytest.raises(DatasetError, match=message):
+        load(path)
+    assert time.process_time() - start < 2.0  # Reading 3,000,000 digits takes 38 s.
+
+
+def test_integers_of_many_digits_are_kept(tmp_path: Path) -> None:
+    values = f'{{"fn_name": "f", "inputs": [[{LONG}], [{{"{LONG}": 1}}]], "outputs": [{LONG}, 0x]}}'
+    of_calls = raw_row(test_code="null", task_id="-5", input_output=values.replace("0x", LONG))
+    program = raw_row(test_code="null", task_id='"io"', input_output=f'{{"inputs": ["1"], "outputs": ["{LONGEST}"]}}')
+    in_hexadecimal = raw_row(task_id='"h"', test_code=f'"assert f(1) == 0x{"f" * 60_000}"')
+    start = time.process_time()
+    tasks = load(write(tmp_path / "tasks.jsonl", of_calls, program, in_hexadecimal))
+    assert [task.task_id for task in tasks] == ["-5", "io", "h"]
+    assert LONG in (tasks[0].hidden_tests or "")
+    assert "0x" + "f" * 60_000 in checks_of(tasks[2]).source
+    assert time.process_time() - start < 2.0

@@ -80,3 +80,79 @@ def test_the_line_is_found_when_both_share_a_process() -> None:
     assert judge_report("def f(x):\n    return [][x]", tests).split("\n")[1:] == [
         "FAIL f(1): it raises IndexError in line 2 of solution.py: return [][x]"
     ]
+
+
+ODD = "class Odd(Exception): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "manner"),
+    [
+        ("def f(x): raise type('E' + repr(x), (Exception,), {})()", "it raises Exception in line 1"),
+        (
+            "def f(x): raise type('E' + repr(x), (KeyError,), {'__module__': repr(x)})(x)",
+            "it raises KeyError in line 1",
+        ),
+        (f"{ODD}def f(x): raise Odd(x)", "it raises Odd in line 2"),
+        (f"{ODD}Odd.__name__ = 'Other'\ndef f(x): raise Odd(x)", "it raises Other in line 3"),
+        ("import json\ndef f(x): json.loads(repr(x) + '{')", "it raises ValueError in line 2"),
+        ("def f(x): return type('V' + repr(x), (), {})()", "it raises TypeError"),
+    ],
+)
+def test_an_error_s_name_stands_in_the_solution_or_is_built_in(source: str, manner: str) -> None:
+    first = judge_report(source, "from solution import f\nassert f(4711) == 1\n").split("\n")[1]
+    assert first.removeprefix("FAIL check 1: ").startswith(manner)
+
+
+def test_an_error_s_name_may_stand_in_another_file_of_the_solution() -> None:
+    files = {"solution.py": b"from util import f", "util.py": f"{ODD}def f(x): raise Odd(x)".encode()}
+    report = asyncio.run(verify(Task("t", "p", TESTS), BubblewrapSandbox, files, 10.0)).judge_report
+    assert report.split("\n")[1] == "FAIL check 1: it raises Odd"
+
+
+PADDING = "\n".join(f"a{number} = {number}" for number in range(20))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x): exec(compile('\\n' * (x - 1) + 'raise KeyError', __file__, 'exec'))",
+        "def f(x): exec(compile('\\n' * (x - 1) + 'raise KeyError', 'solution.py', 'exec'))",
+        "def f(x): exec(compile('\\n' * (x - 1) + 'raise KeyError', 'other/solution.py', 'exec'))",
+        "def f(x): g.__code__ = g.__code__.replace(co_firstlineno=x); g()\ndef g(): raise KeyError",
+        "def f(x): g.__code__ = g.__code__.replace(co_linetable=bytes([0x80 | 12 << 3 | 7, x, 0, 0])); g()\n"
+        "def g(): raise KeyError",
+    ],
+)
+def test_only_code_of_the_solution_s_file_has_a_line(source: str) -> None:
+    """The judge reads the line that calls other code, and never one that the other code chooses."""
+    report = judge_report(f"{source}\n{PADDING}", "from solution import f\nassert f(17) == 1\n")
+    assert report.split("\n")[1].startswith("FAIL check 1: it raises KeyError in line 1 of solution.py: def f(x)")
+
+
+def test_a_line_without_code_or_of_a_very_long_file_is_not_told() -> None:
+    raising = "def f(x):\n    raise KeyError\n"
+    tests = "from solution import f\nassert f(17) == 1\n"
+    assert judge_report(raising + "\n" * 900, tests).endswith(
+        "it raises KeyError in line 2 of solution.py: raise KeyError"
+    )
+    assert judge_report(raising + "\n" * 1000, tests).endswith("it raises KeyError")
+
+
+@pytest.mark.parametrize("name", ["x4711", "solution", "len"])
+def test_a_name_that_the_tests_do_not_import_is_not_told(name: str) -> None:
+    source = f"def f(x): raise ImportError(\"cannot import name '{name}' from 'solution'\")"
+    tests = "from solution import f\nassert f(1) == 1\nf(2)\n"
+    assert judge_report(source, tests).split("\n")[1] == "The tests ended early."
+
+
+def test_an_import_that_fails_beside_the_tests_shows_no_text() -> None:
+    """The solution may have read the tests in its own process by then."""
+    tests = "import inspect\nfrom solution import f\nassert f(4711) == 1\n"
+    assert (
+        judge_report("raise ValueError('4711')", tests).split("\n")[1]
+        == "solution.py could not be imported: ValueError."
+    )
+    assert judge_report("raise type('E4711', (Exception,), {})", tests).split("\n")[1] == (
+        "solution.py could not be imported."
+    )

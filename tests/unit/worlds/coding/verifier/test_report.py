@@ -1,6 +1,8 @@
 """What the host makes of the reports of the tests' process, whatever it says and however it ends."""
 
 import asyncio
+import marshal
+import time
 from typing import Any, Self
 
 import pytest
@@ -62,6 +64,10 @@ def test_only_signed_reports_count_and_that_of_the_end_wins() -> None:
         fields(failures=[(2, "a check that the tests do not have", "", 0)]),
         fields(failures=[(-1, "no", "", 0)]),
         fields(failures=[(0, "no", "", -1)]),
+        fields(failures=[(0, "no", "", 2**31)]),
+        fields(lost=16**10_000),
+        fields(late=-1),
+        fields(error="x" * 2**16),
         fields(failures=[(0,)]),
         fields(failures=[(0, b"no")]),
         fields(done=1),
@@ -100,6 +106,9 @@ def verdict_of(result: CommandResult) -> Verification:
         (CommandResult(0, b""), "crashed", "The tests' process ended without a report (exit code 0)."),
         (CommandResult(137, b""), "crashed", "The tests' process ended without a report (exit code 137)."),
         (CommandResult(137, b"", timed_out=True), "timeout", "The tests did not end within 210 s."),
+        (CommandResult(152, b""), "timeout", "The tests did not end within 10 s of processor time."),
+        (CommandResult(137, b"", stopped=True), "crashed", "The solution stopped the tests' process."),
+        (CommandResult(137, b"", idle=True), "timeout", "The tests did nothing for 25 s."),
         (CommandResult(1, b"", disk_exceeded=True), "crashed", "The solution's files take more space than is allowed."),
         (CommandResult(1, b"", memory_exceeded=True), "crashed", "The solution took more memory than is allowed."),
         (
@@ -118,3 +127,36 @@ def test_an_end_without_a_report_is_counted(result: CommandResult, outcome: str,
 def test_a_verifier_that_does_not_start_is_the_sandboxes_fault() -> None:
     with pytest.raises(SandboxError, match="the verifier did not start: exit code 1, 'no python'"):
         verdict_of(CommandResult(1, b"no python"))
+
+
+def signed(key: bytes, **other: Any) -> Verification:
+    """The verdict on a report that a solution in the tests' process has written."""
+
+    class Signing(Ended):
+        async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
+            assert stdin is not None
+            secret = marshal.loads(stdin[stdin.index(b"\n") + 1 :])["secret"]
+            return CommandResult(0, line(secret, fields(**other)))
+
+    return asyncio.run(
+        verify(Task("t", "p", TESTS), lambda: Signing(CommandResult(0, b"")), {"solution.py": key}, 10.0)
+    )
+
+
+@pytest.mark.parametrize(
+    "manner", ["it gives 4711", "value 4711", "raises E4711 E4711", "type 4711 int", "raises", "", "late\n4711"]
+)
+def test_a_report_chooses_among_the_words_that_the_judge_reads(manner: str) -> None:
+    judged = signed(b"x = 1", failed=[0], failures=[(0, "4711\x1b[2J\n4711", manner, 1)] * 9)
+    lines = judged.judge_report.split("\n")
+    assert len(lines) == 4
+    assert not any("4711" in text for text in lines)
+    assert "\x1b" not in judged.report
+    assert len(judged.report.split("\n")) == 4
+
+
+def test_a_large_output_is_searched_in_linear_time() -> None:
+    outputs = [b"\n" * 2**22, b"0\n" * 2**21, (b"0" * 99 + b"\n") * 2**15, b"0" * 2**22, b"g".join([b"0" * 64] * 2**16)]
+    start = time.process_time()
+    assert [last_report(b"k", output, 2) for output in outputs] == [None] * len(outputs)
+    assert time.process_time() - start < 5.0

@@ -451,3 +451,53 @@ def test_more_memory_than_is_allowed_earns_nothing_and_is_said(source: str, memo
     assert result(verdict) == (VerifyOutcome.CRASHED, 0, 4)
     said = "Hidden tests: 0 of 4 passed.\nThe solution took more memory than is allowed."
     assert (verdict.report, verdict.judge_report) == (said, said)
+
+
+STOPS = {
+    "its parent": "os.kill(os.getppid(), 19)",
+    "everything": "os.kill(-1, 19)",
+    "its parent for ever": "os.fork() or [os.kill(tests, 19) for _ in iter(int, 1)]\n        while True: pass",
+}
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
+def test_a_solution_that_stops_the_tests_ends_them(stop: str) -> None:
+    """It would hold them to the limit by the clock, of 210 s."""
+    source = f"import os\ntests = os.getppid()\ndef f(x):\n    if x == 2:\n        {stop}\n    return 2 * x"
+    verdict = verify_source(DOUBLE, source)
+    assert result(verdict) == (VerifyOutcome.CRASHED, 0, 4)
+    assert verdict.report.split("\n")[1] == "The solution stopped the tests' process."
+
+
+def test_a_solution_that_stops_itself_fails_that_check() -> None:
+    verdict = verify_source(DOUBLE, "import os\ndef f(x):\n    if x == 2: os.kill(os.getpid(), 19)\n    return 2 * x")
+    assert result(verdict) == (VerifyOutcome.CRASHED, 3, 4)
+    assert verdict.report.split("\n")[2] == "FAIL f(2): the solution stopped its process"
+
+
+def test_an_integer_of_ten_million_bits_is_not_written_out() -> None:
+    verdict = verify_source(DOUBLE, "def f(x):\n    if x == 2: return 1 << 10**7\n    return 2 * x")
+    assert result(verdict) == (VerifyOutcome.RAN, 3, 4)
+    assert verdict.report.split("\n")[1] == "FAIL f(2): expected 4, got a int that cannot be shown (ValueError)"
+    raised = verify_source(DOUBLE, "def f(x):\n    if x == 2: raise OSError(1 << 10**7, 'no')\n    return 2 * x")
+    assert raised.outcome in (VerifyOutcome.RAN, VerifyOutcome.TIMEOUT)
+    assert raised.passed == 3, raised.report
+
+
+@pytest.mark.slow
+def test_code_that_cannot_be_interrupted_is_ended_at_the_limit_of_processor_time() -> None:
+    """Reading three million digits takes 38 s."""
+    tests = "from solution import f\nassert int(f(1)) == 7\n"
+    verdict = verify_source(tests, "def f(x): return '7' * 3_000_000", timeout_s=3.0)
+    assert result(verdict) == (VerifyOutcome.TIMEOUT, 0, 1)
+    # Where many others run, the limit by the clock may come first.
+    assert verdict.report.split("\n")[1].startswith("The tests did not end within")
+
+
+@pytest.mark.slow
+def test_what_disarms_the_limit_of_a_check_is_ended_outside_of_it() -> None:
+    tests = "import inspect\nfrom solution import f\nassert f(1) == 1\n"
+    source = "import signal, time\ndef f(x):\n    signal.pthread_sigmask(signal.SIG_BLOCK, [14])\n    time.sleep(900)"
+    verdict = verify_source(tests, source, timeout_s=1.0)
+    assert result(verdict) == (VerifyOutcome.TIMEOUT, 0, 1)
+    assert verdict.report.split("\n")[1] == "The tests did nothing for 7 s."

@@ -1,0 +1,158 @@
+"""The trainer's group with its servers: a member that hangs, is stopped or dies ends no wait for ever."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.serving import process_group
+from agentic_opd.serving.process_group import GlooGroup, Group, NcclGroup, free_port
+from agentic_opd.training.transfer import WeightSender
+from tests.support.waiting import until
+
+MEMBER = """
+import os, signal, sys, torch
+from agentic_opd.serving.process_group import GlooGroup
+group = GlooGroup("127.0.0.1", int(sys.argv[1]), 1, 2)
+group.broadcast(torch.zeros(4))
+os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+"""
+"""A worker that receives one tensor, and then is stopped or killed."""
+
+
+class Member:
+    """The trainer's end of a group with such a worker."""
+
+    def __init__(self, ends_with: str) -> None:
+        port = free_port("127.0.0.1")
+        self.process = subprocess.Popen([sys.executable, "-c", MEMBER, str(port), ends_with])
+        self.group = GlooGroup("127.0.0.1", port, 0, 2)
+        self.group.broadcast(torch.ones(4))
+
+    def has_gone(self) -> bool:
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] in "TtZX"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.group.close()
+
+
+@pytest.fixture(params=["SIGSTOP", "SIGKILL"])
+def member(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
+    member = Member(request.param)
+    try:
+        until(member.has_gone)
+        monkeypatch.setattr(process_group, "PATIENCE", timedelta(seconds=0.5))
+        yield member
+    finally:
+        member.close()
+
+
+LARGE = torch.zeros(2**24)
+"""More than the sockets' buffers hold."""
+
+
+def test_a_broadcast_to_a_worker_that_was_stopped_or_killed_ends(member: Member) -> None:
+    with pytest.raises(RuntimeError, match=r"did not end within 0.5 s: another member .* was stopped|[Cc]onnection"):
+        member.group.broadcast(LARGE)
+
+
+def test_the_error_of_a_push_says_what_to_do(member: Member) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    server: Any = SimpleNamespace(receive_weights=never)
+    with pytest.raises(ServerUnreachableError, match=r"left while it was sent version 7: .*Start it, then the trainer"):
+        asyncio.run(WeightSender([server], member.group, "cpu").send({"weight": LARGE}, 7))
+
+
+class Library:
+    """NCCL's communicator and stream, of which a call never returns until the test has ended."""
+
+    def __init__(self, hangs_in: str) -> None:
+        self.hangs_in, self.over = hangs_in, threading.Event()
+
+    def _call(self, name: str) -> None:
+        if name == self.hangs_in:
+            self.over.wait()
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any) -> None:
+        self._call("broadcast")
+
+    def synchronize(self) -> None:
+        self._call("synchronize")
+
+    def destroy(self) -> None:
+        self._call("destroy")
+
+
+@pytest.fixture
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    library = Library(request.param)
+    monkeypatch.setattr(process_group, "PATIENCE", timedelta(seconds=0.1))
+    monkeypatch.setattr(process_group, "_CLOSING", timedelta(seconds=0.1))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: library)
+    yield library
+    library.over.set()
+
+
+def nccl_group(library: Library) -> Group:
+    group = NcclGroup.__new__(NcclGroup)
+    group._communicator = library
+    return group
+
+
+@pytest.mark.parametrize("library", ["broadcast", "synchronize"], indirect=True)
+def test_nccl_waits_no_longer_than_gloo(library: Library) -> None:
+    with pytest.raises(RuntimeError, match=r"a broadcast of weights did not end within 0.1 s"):
+        nccl_group(library).broadcast(torch.zeros(1))
+
+
+@pytest.mark.parametrize("library", ["destroy"], indirect=True)
+def test_leaving_a_group_that_hangs_ends(library: Library) -> None:
+    group = nccl_group(library)
+    group.broadcast(torch.zeros(1))
+    group.close()
+
+
+def test_an_error_of_the_library_is_raised_as_it_is() -> None:
+    class Broken(Group):
+        def _broadcast(self, tensor: Any) -> None:
+            raise ValueError("no such dtype")
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="no such dtype"):
+        Broken().broadcast(None)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_server_whose_workers_hang_in_a_transfer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentic_opd.serving import transfer
+
+    sent = list[tuple[int, int]]()
+    monkeypatch.setattr(transfer, "_LIMIT_S", 0.01)
+    monkeypatch.setattr(transfer.os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(transfer.os, "getpid", lambda: 4711)
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(transfer._within_limit(hang(), "receiving weights"))
+    assert sent == [(4711, signal.SIGTERM)]
