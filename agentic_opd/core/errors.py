@@ -82,6 +82,10 @@ class ServerMismatchError(ServerError):
     """The server runs, but its model, caps or plugin do not fit the settings."""
 
 
+class NoGroupsError(OPDError):
+    """An environment gives no groups to learn from; the message says why, as far as it is known."""
+
+
 class AlignmentError(OPDError):
     """Lengths or ids that must agree differ."""
 

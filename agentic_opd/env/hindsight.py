@@ -7,6 +7,7 @@ Nothing else of the environment changes. Its groups are distilled before Atropos
 """
 
 import asyncio
+import inspect
 import logging
 import sys
 from collections import Counter
@@ -21,19 +22,26 @@ from pydantic import BeforeValidator, Field, ValidationError, create_model, mode
 from typing_extensions import TypeAliasType
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError, OPDError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, NoGroupsError, OPDError, ServerUnreachableError
 from agentic_opd.core.text import well_formed
 from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.config import DistillConfig
+from agentic_opd.plugin.info import check_model, names_the_same
 from agentic_opd.rollout.config import RendererConfig
+from agentic_opd.rollout.renderer import load_tokenizer
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.runs.distill_file import FEEDBACK, FileDistiller, Line
+from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.settings.files import parse_yaml
 
 logger = logging.getLogger(__name__)
 
 _WARNED = 5
 """Number of problems that are logged in full; later ones are only counted."""
+_WARNED_ITEMS, _MOST_ITEMS = 20, 100
+"""Items in a row without a group after which the log says why, and after which `process` ends."""
+_COLLECTING = ("collect_trajector", "postprocess_histories", "score")
+"""Parts of the names of methods that return groups."""
 
 
 class HindsightConfig(DistillConfig, RendererConfig):
@@ -109,14 +117,26 @@ class Hindsight(BaseEnv):
         super().__init_subclass__(**kwargs)
         cls.env_config_cls = _with_hindsight(cast(type[BaseEnvConfig], cls.env_config_cls))  # type: ignore[assignment]
 
-    def __init__(self, config: BaseEnvConfig, *args: Any, **kwargs: Any) -> None:
-        """Create the environment; a configuration without the mixin's settings gets their defaults."""
-        super().__init__(_joined(config), *args, **kwargs)
+    def __init__(self, config: BaseEnvConfig, server_configs: Any, *args: Any, **kwargs: Any) -> None:
+        """Create the environment; a configuration without the mixin's settings gets their defaults.
+
+        Raises:
+            ConfigError: the tokenizer can't be loaded.
+        """
+        # Each server's client loads a tokenizer too, and the name of a served model need not be a tokenizer's.
+        servers = _with_tokenizer(server_configs, config.tokenizer_name)
+        named = [server.tokenizer_name for server in (servers if isinstance(servers, list) else [servers])]
+        for name in dict.fromkeys([config.tokenizer_name, *named]):
+            load_tokenizer(name)
+        super().__init__(_joined(config), servers, *args, **kwargs)
         _return_lists(self.tokenizer)
         self.opd_counts: Counter[str] = Counter()
         """Numbers of groups, turns by outcome, unmatched sequences, and groups that failed, since the start."""
         self._opd_stack, self._opd_connecting = AsyncExitStack(), asyncio.Lock()
         self._opd_distillers: list[PolicyDistiller] = []
+        self._opd_without_group: Counter[str] = Counter()
+        """Items in a row without a group, and the groups of theirs that were dropped for equal scores."""
+        self._opd_most_items = float("inf")
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:  # type: ignore[override]
@@ -154,8 +174,19 @@ class Hindsight(BaseEnv):
         await self._opd_run(super().env_manager)
 
     async def process_manager(self) -> None:
-        """Write groups to a file, as Atropos does, with connections to judge and teacher."""
-        await self._opd_run(super().process_manager)
+        """Write groups to a file, as Atropos does, with connections to judge and teacher.
+
+        Raises:
+            NoGroupsError: the environment returned no group for 100 items in a row, or none that Atropos keeps.
+        """
+        await self._opd_run(partial(self._opd_process, super().process_manager))
+
+    async def _opd_process(self, manage: Any) -> None:
+        self._opd_most_items = _MOST_ITEMS
+        await manage()
+        is_empty = self.n_groups_to_process > 0 and not self.opd_counts["groups"]  # type: ignore[attr-defined]
+        if self._opd_config.opd_enabled and is_empty:
+            raise NoGroupsError(f"process wrote no group: {self._opd_reason()}")
 
     async def _opd_run(self, manage: Any) -> None:
         """Connect before the first rollout, so that wrong settings end the run at once; disconnect at the end."""
@@ -163,6 +194,7 @@ class Hindsight(BaseEnv):
             async with self._opd_stack:
                 if self._opd_config.opd_enabled:
                     await self._opd_distiller()
+                    self._opd_watch()
                 await manage()
         except OPDError:
             writer: Any = self.jsonl_writer
@@ -177,7 +209,14 @@ class Hindsight(BaseEnv):
         """Distill the groups that Atropos will write or send, then continue as the environment does."""
         if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
-            await gather_all(self._opd_distill(group, item) for group in groups if self._opd_is_kept(group))
+            kept = [group for group in groups if self._opd_is_kept(group)]
+            if self.config.ensure_scores_are_not_same:
+                self._opd_count_equal(sum(map(self._opd_is_equal, groups)))
+            if kept:
+                self._opd_without_group.clear()
+            else:
+                self._opd_count_item()
+            await gather_all(self._opd_distill(group, item) for group in kept)
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -198,6 +237,75 @@ class Hindsight(BaseEnv):
         is_too_long = 0 < self.max_token_len <= max(map(len, group["tokens"]))
         return len(group["tokens"]) == size and not is_even and not is_too_long
 
+    def _opd_is_equal(self, group: Any) -> bool:
+        """Whether a value is a whole group whose scores are all equal."""
+        if not isinstance(group, dict):
+            return False
+        columns: list[Any] = [group.get(name) for name in ("tokens", "masks", "scores")]
+        size = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
+        is_whole = all(isinstance(column, list) and len(column) == size for column in columns)
+        return is_whole and all(score == columns[2][0] for score in columns[2])
+
+    def _opd_watch(self) -> None:
+        """Replace the environment's methods that return groups, on this object, by `_opd_completed`."""
+        for name in dir(type(self)):
+            method = getattr(type(self), name, None)
+            is_own = method is not getattr(BaseEnv, name, None) and not name.startswith("_opd_")
+            if is_own and inspect.iscoroutinefunction(method) and any(part in name for part in _COLLECTING):
+                setattr(self, name, partial(self._opd_completed, getattr(self, name)))
+        self.collect_trajectories = partial(self._opd_collected, self.collect_trajectories)
+
+    async def _opd_completed(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a method of the environment returns, or the group that it dropped because of equal scores.
+
+        Many environments build such a group and return None in its place. It is then a local variable of the method.
+        """
+        running = method(*args, **kwargs)
+        frame = getattr(running, "cr_frame", None)
+        result = await running
+        is_pair = isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2
+        if frame is None or (result[0] if is_pair else result) is not None:
+            return result
+        group = next((value for value in reversed([*frame.f_locals.values()]) if self._opd_is_equal(value)), None)
+        if group is None:
+            return result
+        if self.config.ensure_scores_are_not_same:  # Atropos would drop it.
+            self._opd_count_equal(1)
+            return result
+        return (group, result[1]) if is_pair else group
+
+    async def _opd_collected(self, collect: Any, item: Any) -> Any:
+        """Return what `collect_trajectories` returns, and count an item without a group."""
+        if self._opd_without_group["items"] >= self._opd_most_items:
+            raise NoGroupsError(f"process ends: {self._opd_reason()}")
+        result = await collect(item)
+        if not result[0]:
+            self._opd_count_item()
+        return result
+
+    def _opd_count_equal(self, count: int) -> None:
+        for counts in (self.opd_counts, self._opd_without_group) if count else ():
+            counts["equal_scores"] += count
+
+    def _opd_count_item(self) -> None:
+        """Count an item without a group; after `_WARNED_ITEMS` in a row the log says why."""
+        self._opd_without_group["items"] += 1
+        if self._opd_without_group["items"] == _WARNED_ITEMS:
+            logger.warning("%s", self._opd_reason())
+
+    def _opd_reason(self) -> str:
+        """Return why the last items have no group, and what to do."""
+        items, equal = self._opd_without_group["items"], self._opd_without_group["equal_scores"]
+        if not items:
+            return "get_next_item returned no item"
+        text = f"the last {items} items have no group that Atropos keeps"
+        if not equal:
+            return f"{text}; the environment's own log may say why collect_trajectories returns none"
+        return (
+            f"{text}; {equal} groups were dropped because all their scores are equal. Hints can be learned from such "
+            "groups too: set env.ensure_scores_are_not_same to False"
+        )
+
     async def _opd_distiller(self) -> PolicyDistiller:
         """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call."""
         async with self._opd_connecting:
@@ -213,7 +321,13 @@ class Hindsight(BaseEnv):
                     tokenizer_name=self.config.tokenizer_name,
                     retry_s=self._opd_config.server_retry_s,
                 )
-                self._opd_distillers.append(await self._opd_stack.enter_async_context(connected))
+                distiller = await self._opd_stack.enter_async_context(connected)
+                info = distiller.policy.info
+                if config.model_name != UNNAMED_MODEL:
+                    await check_model(distiller.policy.http, info, config.model_name, "openai.model_name")
+                if config.model_name == UNNAMED_MODEL or names_the_same(config.model_name, info.model):
+                    config.model_name = info.model  # vLLM knows a folder by the path that it was given only.
+                self._opd_distillers.append(distiller)
         return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
 
     async def _opd_distill(self, group: dict[str, Any], item: Any) -> None:
@@ -269,6 +383,13 @@ def _as_list(servers: Any) -> list[APIServerConfig]:
     is_named = any(flag.startswith("--openai.") for flag in sys.argv)
     kept: list[APIServerConfig] = servers[:1] if is_named else servers
     return [one.model_copy(update={"server_type": "vllm"}) for one in kept]
+
+
+def _with_tokenizer(servers: Any, name: str) -> Any:
+    """Return the settings of servers with this tokenizer, if they name none."""
+    if isinstance(servers, list):
+        return [_with_tokenizer(server, name) for server in cast(list[Any], servers)]
+    return servers.model_copy(update={"tokenizer_name": name}) if servers.tokenizer_name == "none" else servers
 
 
 def _return_lists(tokenizer: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from agentic_opd.core.text import read_json
 from agentic_opd.gateway.errors import ClientError
 
-_LONGEST_NAME = 256
+LONGEST_NAME = 256
+"""Maximum number of characters of the name of a session or a group."""
 _SESSION_HEADERS = ("x-claude-code-session-id", "thread-id", "session-id", "session_id", "x-session-affinity")
 """Headers in which agents send an id of their session: Claude Code, Codex (a thread; two spellings), OpenCode."""
 _PARENT_HEADERS = ("x-parent-session-id", "x-codex-parent-thread-id")
@@ -57,7 +58,7 @@ class Client:
     def with_cache_key(self, key: object) -> "Client":
         """Return the client with the session in `prompt_cache_key`, if this agent makes one a session."""
         is_needed = not self.agent_session and self.agent.startswith(_CACHE_KEY_IS_SESSION)
-        is_name = isinstance(key, str) and 0 < len(key) <= _LONGEST_NAME
+        is_name = isinstance(key, str) and 0 < len(key) <= LONGEST_NAME
         return replace(self, agent_session=key) if is_needed and is_name else self
 
 
@@ -91,7 +92,7 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
 
 def _first(headers: Mapping[str, str], names: Sequence[str]) -> str | None:
     """Return the first of these headers that holds an id."""
-    return next((one for name in names if (one := headers.get(name)) and len(one) <= _LONGEST_NAME // 2), None)
+    return next((one for name in names if (one := headers.get(name)) and len(one) <= LONGEST_NAME // 2), None)
 
 
 def _session_in_json(text: str) -> str | None:
@@ -100,13 +101,13 @@ def _session_in_json(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     found = read.get("session_id") if isinstance(read, dict) else None
-    return found if isinstance(found, str) and 0 < len(found) <= _LONGEST_NAME else None
+    return found if isinstance(found, str) and 0 < len(found) <= LONGEST_NAME else None
 
 
 def _name(name: str | None, header: str) -> str | None:
     """Return the name of a session or group; raises ClientError (400) if its length is not 1 to 256."""
-    if name is not None and not 0 < len(name) <= _LONGEST_NAME:
-        raise ClientError(400, f"a name has 1 to {_LONGEST_NAME} characters", header)
+    if name is not None and not 0 < len(name) <= LONGEST_NAME:
+        raise ClientError(400, f"a name has 1 to {LONGEST_NAME} characters", header)
     return name
 
 

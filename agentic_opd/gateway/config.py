@@ -56,7 +56,7 @@ class GatewayConfig(DistillConfig, RendererConfig):
         default=1,
         ge=1,
         description="Number of sessions that form a group, which GRPO compares. Clients give the sessions of a "
-        "group the same X-Group-Id.",
+        "group the same X-Group-Id, or the same group at their end.",
     )
     journal_path: Annotated[Path | None, RUN_ONLY] = Field(
         default=None,

@@ -317,12 +317,28 @@ class Gateway:
         """Refuse a group name that the session can't belong to, with a ClientError."""
         if group is None:
             return
-        if self.config.group_size == 1:
-            raise ClientError(
-                400, "sessions form no groups here: env.group_size of the gateway is 1", "X-Group-Id", "no_groups"
-            )
+        self._check_group_size("X-Group-Id")
         if session is not None and session.row.parent is None and session.row.group_name != group:
-            raise ClientError(409, "the session was opened in another group, or in none", "X-Group-Id")
+            raise ClientError(
+                409,
+                "the session was opened in another group, or in none (one in none may join one at its end)",
+                "X-Group-Id",
+            )
+
+    def _check_end_group(self, group: str | None, row: SessionRow) -> None:
+        """Refuse a group name at a session's end that the session can't belong to, with a ClientError."""
+        if group is None:
+            return
+        self._check_group_size("group")
+        if row.parent is not None:
+            raise ClientError(409, "a sub-agent's session is in no group; name it when its parent ends", "group")
+        if row.group_name not in (None, group):
+            raise ClientError(409, "the session was opened in another group", "group")
+
+    def _check_group_size(self, parameter: str) -> None:
+        if self.config.group_size == 1:
+            message = "sessions form no groups here: env.group_size of the gateway is 1"
+            raise ClientError(400, message, parameter, "no_groups")
 
     async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
         """Add a turn to the journal, then to its session."""
@@ -338,18 +354,25 @@ class Gateway:
     # ----------------------------------------------------------------------------------------------------- sessions
 
     async def end(
-        self, owner: str, name: str, reward: float | None = None, feedback: str | None = None
+        self,
+        owner: str,
+        name: str,
+        reward: float | None = None,
+        feedback: str | None = None,
+        group: str | None = None,
     ) -> SessionStatus:
-        """End a session after its pending answers.
+        """End a session after its pending answers. A session that was opened in no group joins `group`.
 
         Raises:
-            ClientError: 404, this client has no open session of this name.
+            ClientError: 404, this client has no open session of this name; 400, sessions form no groups here; 409,
+                the session is in another group, or is a sub-agent's.
             OutputError: the end could not be written to the journal; the session stays open.
         """
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
             raise _unknown_session()
-        turns = await self._close(session, StopReason.CLOSED, reward, feedback)
+        self._check_end_group(group, session.row)
+        turns = await self._close(session, StopReason.CLOSED, reward, feedback, group)
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
@@ -412,28 +435,34 @@ class Gateway:
         return SessionStatus(row.session_id, row.name, row.state, turns)
 
     async def _close(
-        self, session: OpenSession, stop: StopReason, reward: float | None = None, feedback: str | None = None
+        self,
+        session: OpenSession,
+        stop: StopReason,
+        reward: float | None = None,
+        feedback: str | None = None,
+        group: str | None = None,
     ) -> int:
         """Close a session and its sub-agents' after their pending answers; returns its number of turns."""
         session.is_ending = True
-        ending = Ending(stop, self._writer.join(session.row), reward, feedback)
+        row = replace(session.row, group_name=group or session.row.group_name)
+        ending = Ending(stop, self._writer.join(row), reward, feedback)
         try:
             for other in self._sessions.under(session):
                 if not other.is_ending:
                     await self._close(other, stop)
             await session.quiet.wait()
-            await to_its_end(self._closed(session, ending))
+            await to_its_end(self._closed(session, replace(row, state=SessionState.CLOSED, ending=ending)))
         finally:
             if session in self._sessions:
                 session.is_ending = False
-                self._writer.leave(session.row, ending.group_id)
+                self._writer.leave(row, ending.group_id)
         return len(session.tree.turns)
 
-    async def _closed(self, session: OpenSession, ending: Ending) -> None:
-        """Record the end, and submit the session for its group. On OutputError the session stays open."""
-        self._log_without_lesson(session, ending)
-        row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
-        await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
+    async def _closed(self, session: OpenSession, row: SessionRow) -> None:
+        """Record the end in `row`, and submit the session for its group. On OutputError the session stays open."""
+        assert row.ending is not None
+        self._log_without_lesson(session, row.ending)
+        await self._journal.run(lambda: self._journal.close_session(row))
         self._sessions.remove(session)
         self._show_open()
         self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))

@@ -12,9 +12,14 @@ from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
 class GatewaySession:
     """A session of a gateway: give `base_url` and `api_key` to any OpenAI client, then call `end`."""
 
-    def __init__(self, gateway_url: str, api_key: str = "none", name: str | None = None) -> None:
-        """Name the session, by default with a fresh name; the gateway opens it at its first request."""
-        self.name, self.api_key = name or uuid.uuid4().hex, api_key
+    def __init__(
+        self, gateway_url: str, api_key: str = "none", name: str | None = None, group: str | None = None
+    ) -> None:
+        """Name the session, by default with a fresh name; the gateway opens it at its first request.
+
+        Sessions that end with one `group`, such as the name of a task, form groups of the gateway's `env.group_size`.
+        """
+        self.name, self.api_key, self.group = name or uuid.uuid4().hex, api_key, group
         self._url = f"{gateway_url.rstrip('/').removesuffix('/v1')}/sessions/{quote(self.name, safe='')}"
         self.base_url = f"{self._url}/v1"
 
@@ -22,10 +27,12 @@ class GatewaySession:
         """End the session with a reward and evidence in words, so that the gateway makes a group of it.
 
         Raises:
-            ServerRequestError: the gateway refused it, for example because the session has no request (404).
+            ServerRequestError: the gateway refused it, for example because the session has no request (404), or has a
+                group although the gateway makes none (400).
             ServerUnreachableError: the gateway did not answer.
         """
-        body = {name: value for name, value in (("reward", reward), ("feedback", feedback)) if value is not None}
+        values = {"reward": reward, "feedback": feedback, "group": self.group}
+        body = {name: value for name, value in values.items() if value is not None}
         headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
         try:
             with urlopen(Request(f"{self._url}/end", json.dumps(body).encode(), headers), timeout=timeout_s):

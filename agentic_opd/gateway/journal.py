@@ -264,12 +264,15 @@ class Journal:
         )
         return done.rowcount > 0
 
-    def close_session(self, session_id: str, ending: Ending) -> None:
-        """Mark an open session as closed, so that its group will be built."""
+    def close_session(self, session: SessionRow) -> None:
+        """Mark an open session as closed with its ending and its group's name, so that its group will be built."""
+        ending = session.ending
+        assert ending is not None
+        values = (ending.stop.value, ending.reward, ending.feedback, ending.group_id, session.group_name)
         self._db.execute(
-            "UPDATE sessions SET state = 'closed', stop = ?, reward = ?, feedback = ?, group_id = ? "
+            "UPDATE sessions SET state = 'closed', stop = ?, reward = ?, feedback = ?, group_id = ?, group_name = ? "
             "WHERE session_id = ? AND state = 'open'",
-            (ending.stop.value, ending.reward, ending.feedback, ending.group_id, session_id),
+            (*values, session.session_id),
         )
 
     def finish_sessions(self, states: Mapping[str, SessionState], error: str | None = None) -> None:

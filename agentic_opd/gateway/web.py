@@ -28,7 +28,7 @@ from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.choice import Finished, Piece
-from agentic_opd.gateway.client import read_client
+from agentic_opd.gateway.client import LONGEST_NAME, read_client
 from agentic_opd.gateway.config import is_loopback
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
@@ -58,6 +58,7 @@ class _Ending(ClosedModel):
 
     reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
     feedback: Annotated[str, Field(max_length=100_000)] | None = None
+    group: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
 
 
 class _TurnFeedback(ClosedModel):
@@ -270,7 +271,8 @@ class _Routes:
     async def end(self, request: Request, owner: str) -> Response:
         """Answer `POST /sessions/{name}/end`: end the session and return its status."""
         ending = await self._read(request, _Ending)
-        status = await self._gateway.end(owner, request.path_params["name"], ending.reward, ending.feedback)
+        name = request.path_params["name"]
+        status = await self._gateway.end(owner, name, ending.reward, ending.feedback, ending.group)
         return JSONResponse(_status(status))
 
     async def feedback(self, request: Request, owner: str) -> Response:

@@ -103,7 +103,7 @@ async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: st
             models = read_answer(_Models, await http.get("/v1/models"), http.base_url, "a list of models")
             entries = [entry for entry in models.data if isinstance(entry, dict)]
             served += [str(entry[key]) for entry in entries for key in ("id", "root") if entry.get(key)]
-    if any(_names_the_same(name, served_name) for served_name in served):
+    if any(names_the_same(name, served_name) for served_name in served):
         return
     names = ", ".join(map(repr, dict.fromkeys(served)))
     raise ServerMismatchError(
@@ -112,7 +112,7 @@ async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: st
     )
 
 
-def _names_the_same(name: str, served: str) -> bool:
+def names_the_same(name: str, served: str) -> bool:
     """Whether two names are equal, or paths of one folder."""
     return name == served or Path(name).absolute() == Path(served).absolute()
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from pathlib import Path
 from typing import Any, Literal
 
 from renderers import (
@@ -40,10 +41,11 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
     """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except Exception as error:  # A broken file of a tokenizer may raise any exception.
+        reason = str(error).strip().partition("\n")[0].rstrip(" .:")
         raise ConfigError(
-            f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {error}). Set "
-            "env.tokenizer_name to the policy's model, as a hub name or a folder."
+            f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {reason}). Set env.tokenizer_name to the "
+            f"policy's model, as a hub name or a folder; a relative folder is looked for in {str(Path.cwd())!r}."
         ) from error
 
 

@@ -13,7 +13,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 from agentic_opd.cli.validate import main as validate
-from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.errors import NoGroupsError, ServerMismatchError, ServerUnreachableError
 from agentic_opd.env import Hindsight
 from agentic_opd.env.hindsight import hindsight_settings
 from tests.support.fake_plugin import FakePlugin, fake_plugin
@@ -151,6 +151,81 @@ class UnreadableWithHindsight(Hindsight, UnreadableEnv):
     pass
 
 
+class EqualEnv(MathsEnv):
+    """Builds its group in `score`, as most archived environments do, which returns None if all scores are equal."""
+
+    items = 3
+
+    async def get_next_item(self) -> str | None:  # type: ignore[override]
+        self.items -= 1
+        return await super().get_next_item() if self.items >= 0 else None
+
+    async def rollouts(self, item: str) -> list[dict[str, Any]]:
+        return [(await self.collect_trajectory(item))[0] for _ in range(self.config.group_size)]
+
+    async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup | None, list[str]]:
+        return await self.score(await self.rollouts(item)), []
+
+    async def score(self, rollouts: list[dict[str, Any]]) -> ScoredDataGroup | None:
+        group = ScoredDataGroup(tokens=[], masks=[], scores=[])  # type: ignore[typeddict-item]
+        for rollout in rollouts:
+            for name in ("tokens", "masks", "scores"):
+                group[name].append(rollout[name])
+        if all(group["scores"][0] == score for score in group["scores"]):
+            return None
+        return group
+
+
+class EqualInCollectEnv(EqualEnv):
+    """Drops the group in `collect_trajectories`, from a dictionary of its own."""
+
+    async def collect_trajectories(self, item: str) -> tuple[Any, list[str]]:
+        rollouts = await self.rollouts(item)
+        scored = {name: [rollout[name] for rollout in rollouts] for name in ("tokens", "masks", "scores")}
+        if len(set(scored["scores"])) == 1:
+            return None, []
+        return scored, []
+
+
+class EqualInHelperEnv(EqualEnv):
+    """Calls a method of another name from `score`."""
+
+    _score_by_rules = EqualEnv.score
+
+    async def score(self, rollouts: list[dict[str, Any]]) -> ScoredDataGroup | None:
+        return await self._score_by_rules(rollouts)
+
+
+class EqualAfterwardsEnv(EqualEnv):
+    """Drops the group after it was collected."""
+
+    async def collect_trajectories(self, item: str) -> Any:
+        rollouts = await self.rollouts(item)
+        return {name: [rollout[name] for rollout in rollouts] for name in ("tokens", "masks", "scores")}, []
+
+    async def postprocess_histories(self, trajectories: Any) -> Any:
+        return None if len(set(trajectories["scores"])) == 1 else trajectories
+
+
+class NoGroupEnv(EqualEnv):
+    """Gives no group, for a reason of its own."""
+
+    items = 1000
+
+    async def rollouts(self, item: str) -> list[dict[str, Any]]:
+        return []
+
+    async def score(self, rollouts: list[dict[str, Any]]) -> ScoredDataGroup | None:
+        return None
+
+
+class AlwaysEqualEnv(EqualEnv):
+    items = 1000
+
+    async def rollouts(self, item: str) -> list[dict[str, Any]]:
+        return [{"tokens": [5, 6], "masks": [-100, 6], "scores": 0.0}] * 2
+
+
 @pytest.fixture(scope="module")
 def policy() -> Generator[FakePlugin]:
     with fake_plugin() as server:
@@ -246,6 +321,114 @@ def test_without_messages_or_a_template_it_says_how_to_get_them(
     assert "the 2 tokens before it, \"&'\", open no assistant's message" in caplog.text
     assert "let the environment return each rollout's conversation as 'messages'" in caplog.text
     assert "hindsight: groups 2, unmatched_sequences 4" in caplog.text
+
+
+@pytest.mark.parametrize("env", [EqualEnv, EqualInCollectEnv, EqualInHelperEnv, EqualAfterwardsEnv])
+def test_a_group_that_the_environment_drops_for_its_equal_scores_is_distilled(
+    env: type[BaseEnv], policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opd(Hindsight, env):  # type: ignore[misc, valid-type]
+        def verdicts(self, group: Mapping[str, Any]) -> list[str | None]:
+            return ["Wrong: the answer is 42."] * len(group["scores"])
+
+    more = ("--env.ensure_scores_are_not_same", "False")
+    groups = process(Opd, policy.base_url, tmp_path / "groups.jsonl", monkeypatch, more)
+    assert [group["scores"] for group in groups] == [[-1.0, -1.0]] * 2
+    assert [outcomes(group) for group in groups] == [[["scored"], ["scored"]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        (
+            AlwaysEqualEnv,
+            "100 groups were dropped because all their scores are equal.*set env.ensure_scores_are_not_same",
+        ),
+        (NoGroupEnv, "the environment's own log may say why collect_trajectories returns none"),
+    ],
+)
+def test_a_process_without_groups_ends_with_the_reason(
+    env: type[EqualEnv], reason: str, policy: FakePlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = environment(env, policy.base_url)
+    with pytest.raises(NoGroupsError, match=f"process ends: the last 100 items have no group.*{reason}"):
+        asyncio.run(made.process_manager())
+    assert 1000 - made.items == 101
+    assert caplog.text.count("the last 20 items have no group that Atropos keeps") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        (EqualEnv, "the last 3 items have no group that Atropos keeps; 3 groups were dropped"),
+        (MathsEnv, "the last 2 items"),
+    ],
+)
+def test_a_process_that_wrote_nothing_has_not_succeeded(
+    env: type[BaseEnv], reason: str, policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`MathsEnv` returns its groups of equal scores, which Atropos drops."""
+    out = tmp_path / "groups.jsonl"
+    more = ("--env.ensure_scores_are_not_same", "True")
+    monkeypatch.setattr(
+        sys, "argv", ["env", "process", "--env.data_path_to_save_groups", str(out), *flags(policy.base_url), *more]
+    )
+    with pytest.raises(SystemExit) as ended:
+        type("Opd", (Hindsight, env), {}).cli()
+    assert f"error: process wrote no group: {reason}" in str(ended.value.code)
+
+
+def environment(env: type[BaseEnv], url: str, **server: Any) -> Any:
+    """The environment behind the mixin, as a program creates it."""
+    config = BaseEnvConfig(group_size=2, tokenizer_name=MODEL, use_wandb=False)
+    server = {"server_type": "vllm", "base_url": f"{url}/v1", "model_name": MODEL, "api_key": "x", **server}
+    made: Any = type("Opd", (Hindsight, env), {})(config, [APIServerConfig(**server)])
+    made.n_groups_to_process, made.group_size_to_process = 2, 2
+    return made
+
+
+def test_a_served_environment_warns_that_its_scores_are_equal(
+    policy: FakePlugin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def manage(env: Any) -> None:
+        for index in range(25):
+            env.running_items[index] = {"item": "one"}
+            await env.handle_env(index)
+
+    monkeypatch.setattr(BaseEnv, "env_manager", manage)
+    made = environment(AlwaysEqualEnv, policy.base_url)
+    asyncio.run(made.env_manager())
+    assert caplog.text.count("the last 20 items have no group that Atropos keeps; 20 groups were dropped") == 1
+    assert made.opd_counts == {"equal_scores": 25}
+
+
+@pytest.mark.parametrize("name", ["runs/no/policy", "../policy", "/no/policy", "BROKEN"])
+def test_a_name_that_is_no_tokenizer_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "No"}}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    name = name.replace("BROKEN", str(tmp_path))
+    for setting in ("--env.tokenizer_name", "--openai.tokenizer_name"):
+        monkeypatch.setattr(sys, "argv", ["env", "process", *flags("http://127.0.0.1:9"), setting, name])
+        with pytest.raises(SystemExit) as ended:
+            GameWithHindsight.cli()
+        assert str(ended.value.code).startswith(f"error: the tokenizer {name!r} can't be loaded (")
+        assert "\n" not in str(ended.value.code)
+
+
+def test_a_served_models_name_need_be_no_tokenizers(policy: FakePlugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer is the environment's, and a name that is not served is refused with those that are."""
+    made = environment(AlwaysEqualEnv, policy.base_url, model_name="runs/no/policy")
+    with pytest.raises(ServerMismatchError, match=r"openai\.model_name is 'runs/no/policy': name what is served"):
+        asyncio.run(made.process_manager())
+    made = environment(EqualEnv, policy.base_url, model_name="default")
+
+    async def manage(env: Any) -> None: ...
+
+    monkeypatch.setattr(BaseEnv, "env_manager", manage)
+    asyncio.run(made.env_manager())
+    assert made.server.servers[0].config.model_name == MODEL
 
 
 def game(url: str) -> GameWithHindsight:

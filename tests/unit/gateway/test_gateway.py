@@ -13,7 +13,7 @@ import pytest
 from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
 from agentic_opd.gateway import GatewaySession
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.journal import SessionRow
+from agentic_opd.gateway.journal import Journal, SessionRow
 from agentic_opd.gateway.sessions import Sessions
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
@@ -746,3 +746,85 @@ def test_sessions_of_one_name_stay_two_in_their_group(tokenizer: Any, tmp_path: 
     ids, (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2)
     assert [about["session_id"] for about in group["overrides"]] == ids
     assert len({*ids}) == 2
+
+
+def test_sessions_join_a_group_at_their_end(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        sessions = [GatewaySession(at.url, name=f"rollout {number}", group="a task") for number in range(4)]
+        for number, session in enumerate(sessions):
+            headers = {"X-Group-Id": "a task"} if number == 3 else {}  # One is opened in the group too.
+            headers["Authorization"] = f"Bearer {session.api_key}"
+            await at.http.post(f"{session.base_url}/chat/completions", json={"messages": [USER]}, headers=headers)
+            await asyncio.to_thread(session.end, float(number))
+        return await at.groups()
+
+    groups = checked(run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2))
+    assert [group["scores"] for group in groups] == [[0.0, 1.0], [2.0, 3.0]]
+    names = [[about["session_id"] for about in group["overrides"]] for group in groups]
+    assert names == [["rollout 0", "rollout 1"], ["rollout 2", "rollout 3"]]
+
+
+@pytest.mark.parametrize(
+    ("opened_in", "body", "size", "status", "param"),
+    [
+        (None, {"group": "a"}, 1, 400, "group"),
+        ("b", {"group": "a"}, 2, 409, "group"),
+        (None, {"group": ""}, 2, 400, "group"),
+        (None, {"group": "a" * 257}, 2, 400, "group"),
+        (None, {"group": 3}, 2, 400, "group"),
+    ],
+)
+def test_a_group_that_a_session_can_not_join_leaves_it_open(
+    tokenizer: Any, tmp_path: Path, opened_in: str | None, body: dict[str, Any], size: int, status: int, param: str
+) -> None:
+    async def talk(at: Running) -> Any:
+        await at.say(USER, session_id="s", headers={"X-Group-Id": opened_in} if opened_in else {})
+        refused = await at.end("s", **body)
+        assert (await at.http.get(f"{at.url}/sessions/s")).json()["state"] == "open"
+        return refused, (await at.end("s")).status_code
+
+    refused, ended = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=size)
+    assert (refused.status_code, refused.json()["error"]["param"], ended) == (status, param, 200)
+
+
+def test_a_group_of_ends_is_restored_from_the_journal(tokenizer: Any, tmp_path: Path) -> None:
+    """One gateway ends the first session, the next one the second; the sub-agent's session stays outside."""
+    vllm, agent = ScriptedVllm(tokenizer), {"X-Claude-Code-Session-Id": "s1"}
+
+    async def first(at: Running) -> Any:
+        for name in ("s1", "s2"):
+            await at.say(USER, headers={"X-Claude-Code-Session-Id": name})
+        await at.say(MORE, headers={**agent, "X-Claude-Code-Agent-Id": "a"})
+        refused = await at.end("s1%2Fa", group="a task")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (409, "group")
+        await at.end("s1", reward=0.0, group="a task")
+        return await at.groups()
+
+    async def second(at: Running) -> Any:
+        await at.end("s2", reward=1.0, group="a task")
+        return await at.groups()
+
+    alone = checked(run(tmp_path, vllm, first, group_size=2))
+    assert [group["group_overrides"]["session_id"] for group in alone] == ["s1/a"]
+    _, group = checked(run(tmp_path, vllm, second, group_size=2))
+    assert group["scores"] == [0.0, 1.0]
+
+
+def test_a_session_whose_end_is_not_written_stays_in_no_group(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(journal: Journal, session: SessionRow) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def talk(at: Running) -> Any:
+        for name in ("s1", "s2"):
+            await at.say(USER, session_id=name)
+        with monkeypatch.context() as broken:
+            broken.setattr(Journal, "close_session", refuse)
+            assert (await at.end("s1", group="a task")).status_code == 502
+        await at.end("s1", reward=0.0, group="another")
+        await at.end("s2", reward=1.0, group="another")
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2))
+    assert group["scores"] == [0.0, 1.0]

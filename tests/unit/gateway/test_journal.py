@@ -57,10 +57,10 @@ def test_a_session_is_closed_once_and_found_by_its_name(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     journal.add_turns([(SESSION, TURN)])
     ending = Ending(StopReason.CLOSED, "group-1", 0.5, "Good.")
-    journal.close_session("session-1", ending)
-    journal.close_session("session-1", Ending(StopReason.IDLE, "group-2"))
+    journal.close_session(replace(SESSION, ending=ending, group_name="a task"))
+    journal.close_session(replace(SESSION, ending=Ending(StopReason.IDLE, "group-2")))
     (row,) = journal.sessions(SessionState.CLOSED)
-    assert row.ending == ending
+    assert (row.ending, row.group_name) == (ending, "a task")
     journal.finish_sessions({"session-1": SessionState.WRITTEN})
     assert journal.sessions(SessionState.OPEN, SessionState.CLOSED) == []
     for name in ("mine", "session-1"):
@@ -76,7 +76,7 @@ def test_a_group_is_kept_until_its_session_is_deleted(tmp_path: Path) -> None:
     rollout = ScoredRollout([1, 2], [-100, 2], [1.0, -0.5], 0.5, messages=({"role": "user", "content": "é"},))
     group = ScoredGroup((rollout,), item_id="session-1", group_id="group-1")
     journal.add_turns([(SESSION, TURN)])
-    journal.close_session("session-1", Ending(StopReason.CLOSED, "group-1"))
+    journal.close_session(replace(SESSION, ending=Ending(StopReason.CLOSED, "group-1")))
     asyncio.run(journal.keep_group(group))
     kept = asyncio.run(journal.group("group-1"))
     assert kept is not None
