@@ -18,7 +18,7 @@ from agentic_opd.core.errors import (
     ServerTooSlowError,
     ServerUnreachableError,
 )
-from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
+from agentic_opd.core.http import NoAnswerError, RetryWindow, key_advice, may_pass
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.distill.config import DistillConfig
@@ -83,6 +83,7 @@ class OpenAIJudge:
     ) -> None:
         self.base_url, self.model = base_url, model
         self._key = api_key.get_secret_value() if api_key else ""
+        self._key_setting = "env.judge_api_key" if config.judge_base_url else "openai.api_key"
         # Without a key the client would read one from the environment and send it to base_url.
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
         self._temperature, self._max_tokens = config.judge_temperature, config.judge_max_tokens
@@ -219,7 +220,8 @@ class OpenAIJudge:
         reason = reason.replace(self._key, "***") if self._key else reason
         if may_pass(status):
             return NoAnswerError(reason[:300])
-        refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
+        advice = key_advice(status, reason, bool(self._key), self._key_setting)
+        refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}{advice}"
         return ServerRequestError(refused, status, reason)
 
 

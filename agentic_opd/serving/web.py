@@ -194,7 +194,8 @@ async def check_key(request: Request, keys: Sequence[str]) -> None:
     """
     if not _has_key(request.headers, keys):
         await discard(request, request.stream())
-        raise RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+        problem = "this is not the server's API key" if "Authorization" in request.headers else "an API key is needed"
+        raise RouteError("Authorization", f"{problem}: send 'Authorization: Bearer KEY'", 401)
 
 
 def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
@@ -218,7 +219,7 @@ class KeyGuard:
         if self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await WebSocketClose(1008, "this server wants its API key")(scope, receive, send)
+            await WebSocketClose(1008, "the API key is missing or wrong")(scope, receive, send)
         else:
             try:
                 await check_key(Request(scope, receive), api_keys(scope["app"].state.args))

@@ -355,8 +355,12 @@ def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
     with_judge(Script({"object": "list", "data": []}), lambda judge: judge.check())
     with_judge(Script(404), lambda judge: judge.check())
-    with pytest.raises(ServerRequestError, match="401"):
+    with pytest.raises(
+        ServerRequestError, match=r"401.*An API key was sent.* does not accept it: check openai\.api_key"
+    ):
         with_judge(Script(401), lambda judge: judge.check())
+    with pytest.raises(ServerRequestError, match=r"check env\.judge_api_key"):
+        with_judge(Script(401), lambda judge: judge.check(), judge_base_url="http://judge/v1")
 
 
 def test_half_a_surrogate_pair_in_an_answer_is_replaced() -> None:
