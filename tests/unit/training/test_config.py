@@ -97,7 +97,7 @@ def test_a_checkpoint_is_not_compared_with_settings_that_came_later() -> None:
         ("model: m\nlr: -1\nbatch_size: 0", "(?s)batch_size.*lr|lr.*batch_size"),
         ("model: m\nloss: {forward_kl: 0}", "one of the loss weights must be above 0"),
         ("model: m\nwarmup_steps: 100", "must be below total_steps"),
-        ("- a list", "must hold settings"),
+        ("- a list", "must hold the settings of a trainer"),
         ("model: m\nbatch_sice: 4", "did you mean 'batch_size'"),
         ("model: m\nloss: {forward_k: 1}", "loss.forward_k is unknown; did you mean 'loss.forward_kl'"),
         ("model: m\nloss: {grpo: 1, clip_low: 2}", "loss.clip_low: .*got 2"),
