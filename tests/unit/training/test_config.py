@@ -1,13 +1,14 @@
 """The trainer's settings: from a file and flags, every wrong one named, each described. Without torch."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings.flags import parse
-from agentic_opd.training.command import build_parser
+from agentic_opd.training.command import build_parser, main
 from agentic_opd.training.config import LossConfig, TrainerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
@@ -141,3 +142,11 @@ def test_help_says_what_each_setting_is() -> None:
     assert "This environment's own" not in text
     for model in (TrainerConfig, LossConfig):
         assert [name for name, info in model.model_fields.items() if not info.description] == []
+
+
+def test_a_trainer_without_its_libraries_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "agentic_opd.training.trainer", None)
+    assert main(["--model", "scripts/demo_policy/policy"]) == 2
+    assert capsys.readouterr().err.endswith("The trainer needs the extra: pip install 'agentic-opd[train]'\n")
