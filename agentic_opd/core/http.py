@@ -243,10 +243,10 @@ class JsonClient:
 
     def _refusal(self, path: str, status: int, text: str) -> NoAnswerError | ServerRequestError:
         if may_pass(status):
-            return NoAnswerError(f"HTTP {status}: {text[:300]}")
+            return NoAnswerError(f"HTTP {status}: {_on_a_line(text, 300)}")
         advice = key_advice(status, text, bool(self.api_key), self.key_setting)
         return ServerRequestError(
-            f"{self.base_url}{path} refused the request: HTTP {status}: {text[:1000]}{advice}", status, text
+            f"{self.base_url}{path} refused the request: HTTP {status}: {_on_a_line(text, 1000)}{advice}", status, text
         )
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], reuse: bool) -> Any:
@@ -287,6 +287,13 @@ class JsonClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _on_a_line(text: str, most: int) -> str:
+    """Return a response's text on one line, at most `most` characters; a web page is only named."""
+    if text.lstrip()[:15].lower().startswith(("<!doctype html", "<html")):
+        return "a web page"
+    return " ".join(text.split())[:most]
 
 
 async def _may_connect(_session: object, context: Any, _params: object) -> None:

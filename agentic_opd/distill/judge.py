@@ -83,6 +83,8 @@ class OpenAIJudge:
     ) -> None:
         self.base_url, self.model = base_url, model
         self._key = api_key.get_secret_value() if api_key else ""
+        self._setting = "env.judge_base_url" if config.judge_base_url else "openai.base_url"
+        self._model_setting = "env.judge_model_name" if config.judge_base_url else "openai.model_name"
         self._key_setting = "env.judge_api_key" if config.judge_base_url else "openai.api_key"
         # Without a key the client would read one from the environment and send it to base_url.
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
@@ -116,12 +118,30 @@ class OpenAIJudge:
         return JudgeReply(tuple(texts[:num_votes]), latency)
 
     async def check(self) -> None:
-        """List the endpoint's models, to find a wrong address or key before the first episode."""
+        """List the endpoint's models, to find a wrong address, key or model before the first episode.
+
+        A model that is not listed is asked one question, because endpoints take names that they do not list.
+
+        Raises:
+            ServerRequestError: the endpoint refuses the key.
+            ServerUnreachableError: no usable answer within the retry window.
+            ServerMismatchError: the endpoint does not have the model.
+        """
+        client = self._client.with_options(timeout=self._pace.patience_s)
+        names: list[str] = []
         try:
-            await self._retried(self._client.with_options(timeout=self._pace.patience_s).models.list)
+            listed = await self._retried(client.models.list)
+            names = [str(model.id) for model in listed.data or () if getattr(model, "id", None)]
+            if names and self.model not in names:
+                await self._request([{"role": "user", "content": "Hello"}], 1)
         except ServerRequestError as error:
             if error.status in (401, 403):
                 raise
+            if names and error.status == 404:
+                raise ServerMismatchError(
+                    f"the judge at {self.base_url} serves {', '.join(map(repr, names[:8]))}, and {self._model_setting} "
+                    f"is {self.model!r}: name what is served."
+                ) from error
 
     async def close(self) -> None:
         await self._client.close()
@@ -202,7 +222,8 @@ class OpenAIJudge:
             return await self._window.ask(lambda: self._once(call), self._retry_s)
         except NoAnswerError as error:
             raise ServerUnreachableError(
-                f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error}"
+                f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error} "
+                f"Does it run at this address ({self._setting})?"
             ) from error
 
     async def _once(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:

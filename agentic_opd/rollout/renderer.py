@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from renderers import (
     CustomRendererConfig,
     DefaultRendererConfig,
@@ -100,6 +101,9 @@ def load_renderer(
         renderer = _of_family(tokenizer, config)
     except ConfigError:
         raise
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+        raise ConfigError(f"{problem}: {wrong}") from error
     except Exception as error:  # A custom class may raise any exception.
         raise ConfigError(f"{problem}: {error}") from error
     stopping: Any = StoppingAt(renderer, stop_ids)

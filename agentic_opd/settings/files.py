@@ -116,7 +116,17 @@ def read_yaml(path: Path, kind: SettingsKind) -> dict[str, Any]:
                     "a file of tasks is named in env.dataset_name, and `agentic-opd distill` takes one of logs"
                 )
             data = parse_yaml(first + rest) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {str(path)!r} (the current folder is {Path.cwd()})") from error
+    except OSError as error:
+        raise ConfigError(f"the file {str(path)!r} can't be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = ", ".join(text for text in (error.context, error.problem) if text)
+        raise ConfigError(f"the file {str(path)!r} is not YAML{line}: {problem}") from error
+    except yaml.YAMLError as error:
         raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
     if not isinstance(data, dict):
         expected = SETTINGS_FILES[kind].content

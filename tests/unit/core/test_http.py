@@ -135,6 +135,22 @@ def test_a_wrong_key_is_told_from_a_missing_one(status: int, answer: str, has_ke
     assert str(caught.value).endswith(f"HTTP {status}: {answer}{advice}")
 
 
+def test_a_web_page_in_a_refusal_is_only_named() -> None:
+    async def page(request: web.Request) -> web.Response:
+        text = "<!DOCTYPE HTML>\n<html>\n<body><h1>Error response</h1></body></html>"
+        return web.Response(status=404, text=text, content_type="text/html")
+
+    with pytest.raises(ServerRequestError, match=r"refused the request: HTTP 404: a web page$") as caught:
+        asked("/x", page, lambda client: client.get("/x"))
+    assert "<h1>" in caught.value.answer
+
+    async def lines(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="several\n  lines")
+
+    with pytest.raises(ServerRequestError, match=r"HTTP 400: several lines$"):
+        asked("/x", lines, lambda client: client.get("/x"))
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
 def test_a_refusal_holds_its_status(status: int) -> None:
     with pytest.raises(ServerRequestError, match=f"HTTP {status}") as caught:

@@ -15,7 +15,7 @@ from agentic_opd.worlds.coding.tools import TOOL_SPECS
     ("name", "options", "message"),
     [
         ("qwen33", {}, "No renderer config"),
-        ("qwen3", {"enable_thinkin": False}, "enable_thinkin"),
+        ("qwen3", {"enable_thinkin": False}, "enable_thinkin: Extra inputs are not permitted$"),
         ("default", {}, "tool_parser"),
         ("auto", {}, "Name the model family"),
     ],

@@ -99,3 +99,25 @@ def test_settings_of_tasks_are_not_the_gateways_and_the_reverse(tmp_path: Path) 
     path.write_text(yaml.safe_dump({"env": {"port": 8080, "session_idle_s": 60}}))
     with pytest.raises(ConfigError, match=r"env\.port, env\.session_idle_s: known to `agentic-opd gateway`, and not"):
         read_as("environment", path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "env:\n  group_size: 2\n group: 3\n",
+            "is not YAML, line 3: while parsing a block mapping, expected <block end>",
+        ),
+        ("env: {group_size: 2\n", "is not YAML, line 2: while parsing a flow mapping"),
+        ("env:\n\tgroup_size: 2\n", "is not YAML, line 2: while scanning for the next token, found character '\\\\t'"),
+        ("env: {a: 1, a: 2}\n", "can't be read: 'a' is set in line 1 and again in line 1"),
+        (None, "there is no file '.*' \\(the current folder is /"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_in_a_line(text: str | None, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "env.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=problem) as error:
+        read_yaml(path, "environment")
+    assert "\n" not in str(error.value)
