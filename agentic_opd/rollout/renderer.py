@@ -9,6 +9,7 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -38,7 +39,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def explained_tokenizer_errors(name: str) -> Generator[None]:
-    """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do."""
+    """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do.
+
+    A name that is no folder is logged: a hub that can't be reached is asked for a minute.
+    """
+    if not Path(name).is_dir():
+        logger.info("the tokenizer %r is no folder here: it is loaded from the hub or its cache", name)
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,6 +1,5 @@
 """YAML of files and flags; a key that occurs twice in one mapping is an error, and so is a file of another command."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal, NamedTuple, cast
 import yaml
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.text import well_formed
+from agentic_opd.core.text import read_json, well_formed
 
 
 class FileKind(NamedTuple):
@@ -139,7 +138,7 @@ def read_yaml(path: Path, kind: SettingsKind) -> dict[str, Any]:
 def _json_row(line: str) -> dict[str, Any]:
     """Return the line as a row of JSONL; empty if it is none."""
     with suppress(ValueError, RecursionError):
-        row = json.loads(line)
+        row = read_json(line)
         if isinstance(row, dict):
             return cast(dict[str, Any], row)
     return {}
