@@ -149,9 +149,9 @@ def _check_kind(path: Path, data: Mapping[str, Any], kind: SettingsKind) -> None
     expected = SETTINGS_FILES[kind]
     if expected.keys & data.keys():
         return
-    for other in (*SETTINGS_FILES.values(), *_OTHER_FILES):
-        if other.keys & data.keys():
+    for file in (*SETTINGS_FILES.values(), *_OTHER_FILES):
+        if file.keys & data.keys():
             raise ConfigError(
-                f"the file {str(path)!r} holds {other.content}, and this command needs {expected.content}: "
-                f"{other.command.replace('FILE', str(path))}"
+                f"the file {str(path)!r} holds {file.content}, and this command needs {expected.content}: "
+                f"{file.command.replace('FILE', str(path))}"
             )

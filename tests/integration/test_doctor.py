@@ -55,15 +55,15 @@ def test_a_judge_that_talks_nonsense_fails(vllm_server: Any) -> None:
     assert (code, statuses(findings, "failed")) == (1, {"judge"})
     assert "I like turtles." in findings["judge"][1]
     with judge_server(lambda body: ["\\boxed{-1}", "hm", "hm"]) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
     assert (code, findings["judge"][0]) == (0, "warning")
     assert "1 of 3 votes" in findings["judge"][1]
     with judge_server(lambda body: ["\\boxed{-1}"] * body["n"]) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
     assert (code, findings["judge"][0]) == (0, "ok")
     assert "3 of 3 votes in the protocol" in findings["judge"][1]
     with judge_server(lambda body: 401) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
     assert (code, findings["judge"][0]) == (1, "failed")
 
 
