@@ -109,7 +109,8 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
     key = args.api_key or os.environ.get("VLLM_API_KEY")
-    async with JsonClient(args.server, key, retry_s=5.0) as client:
+    setting = "--api-key or the variable VLLM_API_KEY"
+    async with JsonClient(args.server, key, retry_s=5.0, key_setting=setting) as client:
         with _opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)

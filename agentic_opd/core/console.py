@@ -158,5 +158,7 @@ def set_up_logging(*, verbose: bool) -> None:
     logging.getLogger("agentic_opd").setLevel(logging.INFO)
     logging.captureWarnings(True)
     if not verbose:
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # transformers sets its level at import, possibly later.
+        for library in ("transformers", "huggingface_hub"):
+            logging.getLogger(library).setLevel(logging.ERROR)
+        # These set their levels at import, possibly later. The hub's client reports each of its retries.
+        os.environ["TRANSFORMERS_VERBOSITY"] = os.environ["HF_HUB_VERBOSITY"] = "error"

@@ -133,6 +133,23 @@ def may_pass(status: int) -> bool:
     return status >= 500 or status in (408, 429)
 
 
+def key_advice(status: int, answer: str, has_key: bool, setting: str) -> str:
+    """Return what to do about the API key after a refusal; empty if the refusal is about something else.
+
+    Args:
+        status: HTTP status of the refusal.
+        answer: Text of the response.
+        has_key: Whether the request had a key.
+        setting: Name of the key's setting.
+    """
+    # The plugin's own refusals with 403 name the wrong field.
+    if status not in (401, 403) or (status == 403 and '"field"' in answer):
+        return ""
+    if not has_key:
+        return f" No API key was sent: set {setting}."
+    return f" An API key was sent, and this server does not accept it: check {setting}." if status == 401 else ""
+
+
 def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> ModelT:
     """Validate the JSON response of `url` as a pydantic model or dataclass.
 
@@ -160,6 +177,7 @@ class JsonClient:
         retry_s: Seconds to keep asking a server that refuses connections, resets them, times out or answers 5xx, 408 or
             429; see `RetryWindow`.
         hint: Advice for an unreachable server; ends the error's message.
+        key_setting: Name of the key's setting, for the error of a server that refuses the key or wants one.
     """
 
     base_url: str
@@ -167,6 +185,7 @@ class JsonClient:
     timeout_s: float = 600.0
     retry_s: float = 60.0
     hint: str = "scripts/serve_vllm MODEL starts one."
+    key_setting: str = "openai.api_key or the variable VLLM_API_KEY"
     connections: int = field(default=0, init=False)
     """Number of connections opened so far. While it does not change, the same process answers."""
     _query: str = field(init=False, repr=False)
@@ -272,9 +291,10 @@ class JsonClient:
         status = answer.status
         if may_pass(status):
             pause_s = pause_asked(answer.headers, text, is_limit=status == 429)
-            return NoAnswerError(f"HTTP {status}: {text[:300]}", pause_s)
+            return NoAnswerError(f"HTTP {status}: {_on_a_line(text, 300)}", pause_s)
+        advice = key_advice(status, text, bool(self.api_key), self.key_setting)
         return ServerRequestError(
-            f"{self.base_url}{path} refused the request: HTTP {status}: {text[:1000]}", status, text
+            f"{self.base_url}{path} refused the request: HTTP {status}: {_on_a_line(text, 1000)}{advice}", status, text
         )
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], reuse: bool) -> Any:
@@ -315,6 +335,13 @@ class JsonClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _on_a_line(text: str, most: int) -> str:
+    """Return a response's text on one line, at most `most` characters; a web page is only named."""
+    if text.lstrip()[:15].lower().startswith(("<!doctype html", "<html")):
+        return "a web page"
+    return " ".join(text.split())[:most]
 
 
 async def _may_connect(_session: object, context: Any, _params: object) -> None:

@@ -65,9 +65,11 @@ async def connect(
     policy_info = await _policy_info(policy, retry_s) if separate or config.teachers else None
     async with AsyncExitStack() as undo:
 
-        async def connected(server: TeacherServer, known: ServerInfo | None, read_by: ReadBy) -> PluginClient:
+        async def connected(
+            server: TeacherServer, known: ServerInfo | None, read_by: ReadBy, key_setting: str
+        ) -> PluginClient:
             teacher = await connect_teacher(
-                JsonClient(server.base_url, _plain(server.api_key), retry_s=retry_s),
+                JsonClient(server.base_url, _plain(server.api_key), retry_s=retry_s, key_setting=key_setting),
                 tokenizer,
                 top_k=config.logprobs_asked,
                 max_token_length=max_token_length,
@@ -80,11 +82,20 @@ async def connect(
             return teacher
 
         own = TeacherServer(base_url=policy.base_url, model_name=config.teacher_model_name, api_key=policy.api_key)
-        teacher = await connected(separate or own, policy_info if separate else None, READ_BY[config.teacher])
+        own_key, teacher_key = JsonClient.key_setting, "env.teacher_api_key"
+        teacher = await connected(
+            separate or own,
+            policy_info if separate else None,
+            READ_BY[config.teacher],
+            teacher_key if separate else own_key,
+        )
         is_policy = not separate and config.teacher == "live"
         has_student = config.distill_support != "teacher" and bool(config.teachers or not is_policy)
-        student = await connected(own, None, "policy") if has_student else None
-        teachers = {kind: await connected(server, policy_info, "policy") for kind, server in config.teachers.items()}
+        student = await connected(own, None, "policy", own_key) if has_student else None
+        teachers = {
+            kind: await connected(server, policy_info, "policy", f"env.teachers: {kind}: api_key")
+            for kind, server in config.teachers.items()
+        }
         judge = make_judge(config, policy, retry_s)
         undo.push_async_callback(judge.close)
         if config.asks_judge:

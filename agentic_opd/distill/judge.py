@@ -21,7 +21,7 @@ from agentic_opd.core.errors import (
     ServerTooSlowError,
     ServerUnreachableError,
 )
-from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
+from agentic_opd.core.http import NoAnswerError, RetryWindow, key_advice, may_pass
 from agentic_opd.core.rate_limits import pause_asked
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
@@ -114,6 +114,9 @@ class OpenAIJudge:
         ]
         is_azure = bool(self._key) and "api-version" in query
         self._headers = {"api-key": self._key, "Authorization": openai.Omit()} if is_azure else None
+        self._setting = "env.judge_base_url" if config.judge_base_url else "openai.base_url"
+        self._model_setting = "env.judge_model_name" if config.judge_base_url else "openai.model_name"
+        self._key_setting = "env.judge_api_key" if config.judge_base_url else "openai.api_key"
         # Without a key the client would read one from the environment and send it to base_url.
         self._client = openai.AsyncOpenAI(
             base_url=self.base_url,
@@ -156,13 +159,30 @@ class OpenAIJudge:
         return JudgeReply(tuple(texts[:num_votes]), latency)
 
     async def check(self) -> None:
-        """List the endpoint's models, to find a wrong address or key before the first episode."""
+        """List the endpoint's models, to find a wrong address, key or model before the first episode.
+
+        A model that is not listed is asked one question, because endpoints take names that they do not list.
+
+        Raises:
+            ServerRequestError: the endpoint refuses the key.
+            ServerUnreachableError: no usable answer within the retry window.
+            ServerMismatchError: the endpoint does not have the model.
+        """
         models = self._client.with_options(timeout=self._pace.patience_s).models.with_raw_response
+        names: list[str] = []
         try:
-            await self._paced(lambda: self._retried(lambda: models.list(extra_headers=self._headers)))
+            listed = await self._paced(lambda: self._retried(lambda: models.list(extra_headers=self._headers)))
+            names = _names_of(listed.get("data"))
+            if names and self.model not in names:
+                await self._request([{"role": "user", "content": "Hello"}], 1)
         except ServerRequestError as error:
             if error.status in (401, 403):
                 raise
+            if names and error.status == 404:
+                raise ServerMismatchError(
+                    f"the judge at {self.base_url} serves {', '.join(map(repr, names[:8]))}, and {self._model_setting} "
+                    f"is {self.model!r}: name what is served."
+                ) from error
 
     async def close(self) -> None:
         await self._pace.close()
@@ -282,7 +302,8 @@ class OpenAIJudge:
             return await self._window.ask(lambda: self._once(call), self._retry_s)
         except NoAnswerError as error:
             raise ServerUnreachableError(
-                f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error}"
+                f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error} "
+                f"Does it run at this address ({self._setting})?"
             ) from error
 
     async def _once(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
@@ -317,8 +338,9 @@ class OpenAIJudge:
         pause_s = pause_asked(headers, text, is_limit=status == 429)
         advice = advice_on(error, text, status, is_passing=pause_s is not None)
         refused = f"judge {self.model!r} at {self.base_url} refused the request: {words[:1000]}"
+        about_key = key_advice(status, text, bool(self._key), self._key_setting)
         if advice is not None:
-            return EndpointRefusedError(f"{refused}. {advice}", status, self._masked(text))
+            return EndpointRefusedError(f"{refused}.{about_key} {advice}", status, self._masked(text))
         if status == 429 or (may_pass(status) and pause_s is not None):
             return RateLimitError(
                 f"judge {self.model!r} at {self.base_url} is over its rate limit ({words[:300]}): lower "
@@ -327,12 +349,18 @@ class OpenAIJudge:
             )
         if may_pass(status):
             return NoAnswerError(words[:300])
-        return ServerRequestError(refused, status, self._masked(text))
+        return ServerRequestError(f"{refused}{about_key}", status, self._masked(text))
 
     def _masked(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _names_of(models: object) -> list[str]:
+    """Return the names in an endpoint's list of models; empty if it has another form."""
+    entries = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+    return [str(entry["id"]) for entry in entries if entry.get("id")]
 
 
 class _Answer(NamedTuple):

@@ -19,7 +19,7 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
 from agentic_opd.env.config import default_settings
-from agentic_opd.plugin.info import fetch_model_path
+from agentic_opd.plugin.info import check_model, fetch_info, fetch_model_path
 from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.flags import HelpFormatter, add_settings, parse
@@ -81,11 +81,20 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
 
 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
-    """Ask each server without a configured model for its model, and set it."""
+    """Ask each server for its model: set it where none is configured, and check a configured name.
+
+    The name is checked here because the environment loads its tokenizer, possibly from a hub, before it connects.
+
+    Raises:
+        ServerMismatchError: a server serves other models than the configured one.
+        ServerRequestError, ServerUnreachableError: a server refuses the key, or none answers.
+    """
     for server in servers:
-        if server.model_name == UNNAMED_MODEL:
-            async with JsonClient(server.base_url, server.api_key, retry_s=retry_s) as client:
+        async with JsonClient(server.base_url, server.api_key, retry_s=retry_s) as client:
+            if server.model_name == UNNAMED_MODEL:
                 server.model_name = await fetch_model_path(client)
+            else:
+                await check_model(client, await fetch_info(client), server.model_name, "openai.model_name")
     return servers
 
 

@@ -4,11 +4,12 @@ They are declared without atroposlib, whose import takes seconds, so that help a
 reads only their fields.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from agentic_opd.distill.config import DistillConfig
+from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
@@ -79,6 +80,9 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
 
 class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
     """All settings of `AgenticOPDEnv`."""
+
+    settings_elsewhere: ClassVar = dict.fromkeys(GatewayConfig.model_fields, "`agentic-opd gateway`")
+    """Command of each setting that other commands have."""
 
     @model_validator(mode="after")
     def _check_siblings(self) -> "AgenticOPDEnvConfig":

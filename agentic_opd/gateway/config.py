@@ -8,8 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.rollout.config import RendererConfig
+from agentic_opd.rollout.config import RendererConfig, RolloutConfig
+from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.fields import GATEWAY, MOST_USED, RUN_ONLY
+from agentic_opd.worlds.coding.config import CodingConfig
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
 """Environment variable with the clients' key, for settings without `api_keys`. Other users can read a command line."""
@@ -24,6 +26,11 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
     model_config = ConfigDict(frozen=True)
     setting_group: ClassVar = GATEWAY
+    settings_elsewhere: ClassVar = dict.fromkeys(
+        {*RunConfig.model_fields, *RolloutConfig.model_fields, *CodingConfig.model_fields, "world", "world_options"},
+        "`agentic-opd process`, `serve` and `evaluate`",
+    )
+    """Command of each setting that other commands have; these come with a task."""
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."

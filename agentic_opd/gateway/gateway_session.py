@@ -7,6 +7,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
+from agentic_opd.core.http import key_advice
 
 
 class GatewaySession:
@@ -39,6 +40,8 @@ class GatewaySession:
                 pass
         except HTTPError as error:
             text = error.read().decode(errors="replace")
-            raise ServerRequestError(f"{self._url}/end: HTTP {error.code}: {text[:1000]}", error.code, text) from error
+            advice = key_advice(error.code, text, self.api_key != "none", "GatewaySession(api_key=...)")
+            refusal = f"{self._url}/end: HTTP {error.code}: {text[:1000]}{advice}"
+            raise ServerRequestError(refusal, error.code, text) from error
         except OSError as error:
             raise ServerUnreachableError(f"the gateway does not answer at {self._url}: {error}") from error

@@ -440,9 +440,8 @@ def digest_of_key(key: str) -> str:
 async def no_key(request: Request) -> ClientError:
     """Return the 401 error for a request without a known key, after discarding its body."""
     await _discard(request.stream())
-    return ClientError(
-        401, "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key"
-    )
+    problem = "this key is not one of the gateway's" if bearer(request) else "a key is needed"
+    return ClientError(401, f"{problem}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key")
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:

@@ -12,6 +12,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from renderers import (
     CustomRendererConfig,
     DefaultRendererConfig,
@@ -38,7 +39,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def explained_tokenizer_errors(name: str) -> Generator[None]:
-    """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do."""
+    """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do.
+
+    A name that is no folder is logged: a hub that can't be reached is asked for a minute.
+    """
+    if not Path(name).is_dir():
+        logger.info("the tokenizer %r is no folder here: it is loaded from the hub or its cache", name)
     try:
         yield
     except Exception as error:  # A broken file of a tokenizer may raise any exception.
@@ -102,6 +108,9 @@ def load_renderer(
         renderer = _of_family(tokenizer, config)
     except ConfigError:
         raise
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+        raise ConfigError(f"{problem}: {wrong}") from error
     except Exception as error:  # A custom class may raise any exception.
         raise ConfigError(f"{problem}: {error}") from error
     stopping: Any = StoppingAt(renderer, stop_ids)

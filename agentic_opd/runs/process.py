@@ -158,7 +158,9 @@ class RunProgress(LiveBar):
         self.show(self.groups, counts)
         if not self.is_live:
             shown = ", ".join(f"{score:.2f}" for score in scores)
-            self.say(f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown}; {counts}")
+            self.say(
+                f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown} (all so far: {counts})"
+            )
 
     def group_failed(self, item_id: str, error: Exception) -> None:
         self.console.print(Text(f"group {printable_line(item_id)} failed:", "red"), end=" ")

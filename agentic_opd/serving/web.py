@@ -226,7 +226,8 @@ def refusal(request: HTTPConnection, access: Access) -> RouteError | None:
         matches = [secrets.compare_digest(token.encode(), key.encode()) for key in access.keys]
         if scheme.lower() == "bearer" and any(matches):
             return None
-        return RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+        problem = "this is not the server's API key" if scheme else "an API key is needed"
+        return RouteError("Authorization", f"{problem}: send 'Authorization: Bearer KEY'", 401)
     host = request.headers.get("Host")
     if host is not None and not access.is_socket and not _is_own_name(_name_of(f"//{host}"), access):
         return RouteError(

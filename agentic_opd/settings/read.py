@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,12 @@ def validated(model: type[BaseModel], section: str, values: dict[str, Any], wron
     nested = {name: info.annotation for name, info in model.model_fields.items()}
     known = [*nested, *(f"{outer}.{name}" for outer, inner in nested.items() for name in _fields(inner))]
     before = f"{section}." if section else ""
-    wrong += [f"{before}{name} is unknown{nearest(name, known)}" for name in values if name not in nested]
+    unknown = [name for name in values if name not in nested]
+    elsewhere: Mapping[str, str] = getattr(model, "settings_elsewhere", {})
+    for command in dict.fromkeys(elsewhere[name] for name in unknown if name in elsewhere):
+        names = ", ".join(f"{before}{name}" for name in unknown if elsewhere.get(name) == command)
+        wrong.append(f"{names}: known to {command}, and not to this command")
+    wrong += [f"{before}{name} is unknown{nearest(name, known)}" for name in unknown if name not in elsewhere]
     try:
         return model.model_validate({name: value for name, value in values.items() if name in nested})
     except ValidationError as error:
@@ -96,7 +101,7 @@ def _wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> 
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the file's settings of the environment and of each server; without servers, one empty entry."""
     try:
-        sections = read_yaml(path, "the sections env and openai") if path else {}
+        sections = read_yaml(path, "environment") if path else {}
     except ConfigError as error:
         wrong.append(str(error))
         sections = {}

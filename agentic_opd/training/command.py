@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.training.config import DEFAULTS, read_config
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def train() -> int:
         config = read_config(arguments)
-        from agentic_opd.training.trainer import Trainer
+        try:
+            from agentic_opd.training.trainer import Trainer
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{error}. The trainer needs the extra: pip install 'agentic-opd[train]'") from error
 
         asyncio.run(_run(Trainer(config)))
         return EXIT_OK

@@ -476,7 +476,7 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     """
     wrong = list(arguments.misunderstood)
     try:
-        values = read_yaml(arguments.config, "settings") if arguments.config else {}
+        values = read_yaml(arguments.config, "trainer") if arguments.config else {}
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *wrong])) from error
     values |= flag_values(arguments, "", TrainerConfig, wrong)

@@ -63,7 +63,11 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False) ->
         else:
             model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # The last two: a file that is cut off.
-        raise ConfigError(f"the model {config.model!r} can't be loaded: {error}") from error
+        problem = str(error)
+        is_path = config.model.startswith(("/", ".", "~")) or config.model.count("/") > 1
+        if is_path and not Path(config.model).is_dir():
+            problem = f"there is no such folder (the current one is {Path.cwd()})"
+        raise ConfigError(f"the model {config.model!r} can't be loaded: {problem}") from error
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()

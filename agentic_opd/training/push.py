@@ -97,7 +97,10 @@ class WeightPusher:
         self._sender: WeightSender | None = None
         given = config.vllm_api_key
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
-        self._connections = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
+        self._connections = [
+            JsonClient(url, key, retry_s=config.server_retry_s, key_setting="vllm_api_key or the variable VLLM_API_KEY")
+            for url in config.vllm_urls
+        ]
 
     async def push(
         self,

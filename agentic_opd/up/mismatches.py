@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from agentic_opd.up.config import ServerConfig, UpConfig
 
 _USUAL_SHARE = 0.9
 """Share of a GPU's memory that vLLM takes without --gpu-memory-utilization."""
+_LIBRARIES = {
+    "vllm": ("vllm",),
+    "train": ("torch", "peft", "safetensors"),
+    "gateway": ("prometheus_client", "starlette", "uvicorn"),
+}
+"""Libraries of each extra that its part imports."""
 _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -29,6 +36,21 @@ def mismatches(
     for name, env in environments.items():
         yield from (f"{name}: {problem}" for problem in _of_environment(env, config, training))
     yield from _of_devices(config, gpus)
+    yield from missing_libraries(config, environments)
+
+
+def missing_libraries(config: UpConfig, environments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each part whose libraries are not installed here."""
+    needs = dict.fromkeys(config.servers, "vllm") | {"trainer": "train"}
+    for name, environment in config.environments.items():
+        if environment.mode == "gateway" or getattr(environments.get(name), "agent_command", None) is not None:
+            needs[name] = "gateway"
+    for name, extra in needs.items():
+        if missing := [library for library in _LIBRARIES[extra] if find_spec(library) is None]:
+            yield (
+                f"{name}: {', '.join(missing)} is not installed here: it needs the extra, pip install "
+                f"'agentic-opd[{extra}]'"
+            )
 
 
 def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iterator[str]:

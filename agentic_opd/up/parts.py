@@ -154,7 +154,7 @@ def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: Train
     in_file: object = {}
     if environment.config is not None:
         with suppress(ConfigError):  # `_refusal` reports it.
-            in_file = read_yaml(environment.config, "the sections env and openai").get("env")
+            in_file = read_yaml(environment.config, "environment").get("env")
     set_names = {f"env.{name}" for name in in_file} if isinstance(in_file, dict) else set[str]()
     if set_names | environment.flags.keys() >= {"env.teacher_base_url"}:
         settings.pop("env.teacher", None)

@@ -150,7 +150,10 @@ class FakePlugin:
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
             if self.key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {self.key}":
-                raise Refused("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+                problem = (
+                    "this is not the server's API key" if "Authorization" in request.headers else "an API key is needed"
+                )
+                raise Refused("Authorization", f"{problem}: send 'Authorization: Bearer KEY'", 401)
             return await handler(request)
         except Refused as refused:
             return web.json_response(refused.answer, status=refused.status)

@@ -32,11 +32,7 @@ def judge_server(answer: Callable[[dict[str, Any]], list[str] | int | None]) -> 
             {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
         )
 
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "judge", "object": "model"}]})
-
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
-    app.router.add_get("/v1/models", models)
     with on_loopback(app) as url:
         yield f"{url}/v1"

@@ -85,9 +85,12 @@ class DoctorSetup(Setup):
             await http.close()
 
 
-def connection(config: AgenticOPDEnvConfig, url: str, key: str | None = None) -> JsonClient:
+def connection(
+    config: AgenticOPDEnvConfig, url: str, key: str | None = None, key_setting: str = JsonClient.key_setting
+) -> JsonClient:
     """Return a connection with short time limits."""
-    return JsonClient(url, key, timeout_s=_TIMEOUT_S, retry_s=min(config.server_retry_s, _RETRY_S))
+    retry_s = min(config.server_retry_s, _RETRY_S)
+    return JsonClient(url, key, timeout_s=_TIMEOUT_S, retry_s=retry_s, key_setting=key_setting)
 
 
 async def check_versions(setup: DoctorSetup) -> Note:
@@ -204,7 +207,12 @@ async def check_teacher(setup: DoctorSetup) -> Note:
     found: list[str] = []
     for kind, server in separate.items():
         teacher = await connect_teacher(
-            connection(config, server.base_url, server.api_key.get_secret_value() if server.api_key else None),
+            connection(
+                config,
+                server.base_url,
+                server.api_key.get_secret_value() if server.api_key else None,
+                f"env.teachers: {kind}: api_key" if kind else "env.teacher_api_key",
+            ),
             setup.tokenizer,
             top_k=config.logprobs_asked,
             max_token_length=config.max_token_length,

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
+from agentic_opd.core.text import text_lines
+
 _ESCAPE = re.compile(r"#\s*escape\s*=\s*`\s*", re.IGNORECASE)
 _HEREDOC = re.compile(r"(?:^|\s)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1")
 _WITH_HEREDOC = ("RUN", "COPY", "ADD")
@@ -73,7 +75,7 @@ def _sources(rest: str) -> Iterator[str]:
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each instruction's keyword and the rest, on one line; without comments and the lines of here-documents."""
-    lines = text.removeprefix("\ufeff").splitlines()
+    lines = [line.removesuffix("\r") for line in text_lines(text.removeprefix("\ufeff"))]
     directives = takewhile(lambda line: line.startswith("#"), lines)
     escape = "`" if any(_ESCAPE.fullmatch(line) for line in directives) else "\\"
     last_index = {line.strip("\t"): index for index, line in enumerate(lines)}

@@ -110,7 +110,7 @@ class Images:
         if inspected is None:
             return None
         labels = (inspected.get("Config") or {}).get("Labels") or {}
-        recorded = json.loads(labels.get(_BASES, "{}"))
+        recorded = read_json(labels.get(_BASES, "{}"))
         for base, digest in (await self._digests(bases)).items():
             if recorded.get(base) != digest:
                 logger.warning("the base image %s of %s is another than when it was built", base, tag)
@@ -124,7 +124,7 @@ class Images:
 
     async def _inspect(self, name: str) -> dict[str, Any] | None:
         result = await self._engine.run("image", "inspect", name)
-        return json.loads(result.text)[0] if result.exit_code == 0 else None
+        return read_json(result.text)[0] if result.exit_code == 0 else None
 
     async def _built(self, task: HarborTask, build: Build, tag: str, bases: Sequence[str]) -> Image:
         logger.warning("building the image of task %s (it is kept as %s)", task.folder.name, tag)
@@ -134,7 +134,7 @@ class Images:
             if base not in digests:
                 pulled = await engine.run("pull", base, timeout_s=task.build_timeout_s, most=_MOST_OUTPUT)
                 if pulled.exit_code != 0:
-                    lines = pulled.text.strip().splitlines() or ["no answer"]
+                    lines = text_lines(pulled.text.strip()) or ["no answer"]
                     why = f"no end in {task.build_timeout_s:g} s" if pulled.timed_out else lines[-1][-_MOST_OF_PULL:]
                     raise WorldError(
                         f"{task.folder.name}: the image {base!r} that {path} builds on is not on this machine and "

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentic_opd.core.errors import DatasetError
-from agentic_opd.core.text import well_formed
+from agentic_opd.core.text import text_lines, well_formed
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.harbor.compose import COMPOSE_FILE, Service, read_compose
 
@@ -388,7 +388,7 @@ def _named_line(message: str, text: str) -> str:
     match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", message, re.DOTALL)
     if match is None:
         return f"task.toml: {message}"
-    line = match[2] or len(text.splitlines()) or 1
+    line = match[2] or len(text_lines(text)) or 1
     return f"task.toml, line {line}: {match[1][0].lower()}{match[1][1:]}"
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
-from agentic_opd.core.http import JsonClient, NoAnswerError, RetryWindow
+from agentic_opd.core.http import JsonClient, NoAnswerError, RetryWindow, key_advice
 from tests.unit.distill.fakes import Script, served
 
 
@@ -107,6 +107,48 @@ async def not_text(request: web.Request) -> web.Response:
 def test_what_may_pass_is_an_unreachable_server_in_the_end(answer: Any) -> None:
     with pytest.raises(ServerUnreachableError, match=r"/x gave no usable answer for 0 s: .+ Is the server up"):
         asked("/x", answer, lambda client: client.get("/x"))
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "has_key", "advice"),
+    [
+        (401, "", False, " No API key was sent: set mine.key."),
+        (401, "a key is needed", True, " An API key was sent, and this server does not accept it: check mine.key."),
+        (403, "", False, " No API key was sent: set mine.key."),
+        (403, "this account may not use the model", True, ""),
+        (403, '{"error": {"field": "path", "message": "outside of the weights root"}}', False, ""),
+        (400, "", False, ""),
+    ],
+)
+def test_a_wrong_key_is_told_from_a_missing_one(status: int, answer: str, has_key: bool, advice: str) -> None:
+    assert key_advice(status, answer, has_key, "mine.key") == advice
+
+    async def refusing(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=answer)
+
+    async def use(client: JsonClient) -> None:
+        client.key_setting, client.api_key = "mine.key", "key" if has_key else None
+        await client.get("/x")
+
+    with pytest.raises(ServerRequestError, match=f"HTTP {status}") as caught:
+        asked("/x", refusing, use)
+    assert str(caught.value).endswith(f"HTTP {status}: {answer}{advice}")
+
+
+def test_a_web_page_in_a_refusal_is_only_named() -> None:
+    async def page(request: web.Request) -> web.Response:
+        text = "<!DOCTYPE HTML>\n<html>\n<body><h1>Error response</h1></body></html>"
+        return web.Response(status=404, text=text, content_type="text/html")
+
+    with pytest.raises(ServerRequestError, match=r"refused the request: HTTP 404: a web page$") as caught:
+        asked("/x", page, lambda client: client.get("/x"))
+    assert "<h1>" in caught.value.answer
+
+    async def lines(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="several\n  lines")
+
+    with pytest.raises(ServerRequestError, match=r"HTTP 400: several lines$"):
+        asked("/x", lines, lambda client: client.get("/x"))
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])

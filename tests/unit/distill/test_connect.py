@@ -217,7 +217,7 @@ def test_a_separate_judge_gets_its_own_key() -> None:
     async def run() -> DistillServers:
         async with served(server()) as url, served({"/v1/models": judge}) as judge_url:
             config = DistillConfig(
-                judge_base_url=f"{judge_url}/v1", judge_model_name="j", judge_api_key=SecretStr("judge-key")
+                judge_base_url=f"{judge_url}/v1", judge_model_name="demo", judge_api_key=SecretStr("judge-key")
             )
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))

@@ -357,8 +357,58 @@ def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
     with_judge(Script({"object": "list", "data": []}), lambda judge: judge.check())
     with_judge(Script(404), lambda judge: judge.check())
-    with pytest.raises(ServerRequestError, match="401"):
+    with pytest.raises(
+        ServerRequestError, match=r"401.*An API key was sent.* does not accept it: check openai\.api_key"
+    ):
         with_judge(Script(401), lambda judge: judge.check())
+    with pytest.raises(ServerRequestError, match=r"check env\.judge_api_key"):
+        with_judge(Script(401), lambda judge: judge.check(), judge_base_url="http://judge/v1")
+
+
+@pytest.mark.parametrize(
+    ("models", "answer", "refusal"),
+    [
+        ([{"id": "m", "object": "model"}], Script(500), None),
+        ([{"id": "other", "object": "model"}], Script(obedient), None),  # An endpoint need not list its aliases.
+        ([], Script(404), None),
+        (
+            [{"id": "large", "object": "model"}, {"id": "small", "object": "model"}],
+            Script(404),
+            r"serves 'large', 'small', and env\.judge_model_name is 'm': name what is served",
+        ),
+    ],
+)
+def test_check_finds_a_model_that_the_endpoint_does_not_have(
+    models: list[Any], answer: Script, refusal: str | None
+) -> None:
+    async def run() -> None:
+        listed = Script({"object": "list", "data": models})
+        async with served({"/v1/models": listed, "/v1/chat/completions": answer}) as url:
+            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig(judge_base_url=f"{url}/v1"), 0.0)
+            try:
+                await judge.check()
+            finally:
+                await judge.close()
+
+    if refusal is None:
+        asyncio.run(run())
+    else:
+        with pytest.raises(ServerMismatchError, match=refusal):
+            asyncio.run(run())
+
+
+def test_a_judge_that_is_not_there_is_named_with_its_setting() -> None:
+    async def ask(**settings: Any) -> None:
+        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, DistillConfig(**settings), 0.0)
+        try:
+            await judge.check()
+        finally:
+            await judge.close()
+
+    with pytest.raises(ServerUnreachableError, match=r"Does it run at this address \(env\.judge_base_url\)"):
+        asyncio.run(ask(judge_base_url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ServerUnreachableError, match=r"Does it run at this address \(openai\.base_url\)"):
+        asyncio.run(ask())
 
 
 def test_half_a_surrogate_pair_in_an_answer_is_replaced() -> None:

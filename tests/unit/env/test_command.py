@@ -1,15 +1,18 @@
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import Field
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.exit_codes import EXIT_USAGE
 from agentic_opd.env import command
 from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import Settings, read_settings
+from tests.unit.distill.fakes import Script, served
 
 ENV, SERVERS = AgenticOPDEnv.config_init()
 
@@ -206,3 +209,19 @@ def test_a_file_that_cannot_be_written_is_named_before_a_server_is_asked(
     error = capsys.readouterr().err
     assert "Is a directory" in error
     assert "127.0.0.1:9" not in error
+
+
+def test_a_model_that_is_not_served_is_refused_before_its_tokenizer_is_loaded() -> None:
+    """A hub that can't be reached would be asked for the tokenizer for half a minute."""
+
+    models = {"data": [{"id": "demo", "root": "a/demo", "max_model_len": 9}]}
+
+    async def name(model: str) -> list[Any]:
+        async with served({"/v1/opd/info": Script(404), "/v1/models": Script(models)}) as url:
+            return await command.name_models([PolicyServerConfig(base_url=f"{url}/v1", model_name=model)], 0.0)
+
+    with pytest.raises(ServerMismatchError, match=r"serves 'demo', 'a/demo', and openai\.model_name is 'big'"):
+        asyncio.run(name("big"))
+    for model in ("demo", "a/demo"):
+        (server,) = asyncio.run(name(model))
+        assert server.model_name == model

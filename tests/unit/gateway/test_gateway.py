@@ -252,6 +252,8 @@ def test_sessions_of_different_keys_never_meet(tokenizer: Any, tmp_path: Path) -
         none = await at.chat(USER)
         assert [stolen.status_code, wrong.status_code, none.status_code] == [404, 401, 401]
         assert wrong.json()["error"]["code"] == "invalid_api_key"
+        assert wrong.json()["error"]["message"].startswith("this key is not one of the gateway's")
+        assert none.json()["error"]["message"].startswith("a key is needed")
         assert (await at.http.get(f"{at.url}/metrics")).status_code == 401
         assert (await at.http.get(f"{at.url}/health")).status_code == 200
 

@@ -1,5 +1,6 @@
 """Renderers that keep what was sampled are found by name; others are refused at start-up."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_rendere
 
 from agentic_opd.core.errors import ConfigError, RendererError
 from agentic_opd.rollout.chat_format import ChatFormat
-from agentic_opd.rollout.renderer import check_round_trip, load_renderer
+from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 
@@ -15,7 +16,7 @@ from agentic_opd.worlds.coding.tools import TOOL_SPECS
     ("name", "options", "message"),
     [
         ("qwen33", {}, "No renderer config"),
-        ("qwen3", {"enable_thinkin": False}, "enable_thinkin"),
+        ("qwen3", {"enable_thinkin": False}, "enable_thinkin: Extra inputs are not permitted$"),
         ("default", {}, "tool_parser"),
         ("auto", {}, "Name the model family"),
     ],
@@ -36,3 +37,18 @@ def test_the_round_trip_check_passes_and_fails(tokenizer: Any) -> None:
     blind = ChatFormat(create_renderer(tokenizer, DefaultRendererConfig()), tokenizer, TOOL_SPECS)
     with pytest.raises(RendererError, match="does not read back"):
         check_round_trip(blind)
+
+
+def test_a_tokenizer_of_a_hub_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    """A hub that can't be reached is asked for a minute, in which nothing else is logged."""
+    caplog.set_level(logging.INFO)
+    with (
+        pytest.raises(ConfigError, match="the tokenizer 'a/name' can't be loaded"),
+        explained_tokenizer_errors("a/name"),
+    ):
+        raise OSError("no network")
+    assert caplog.messages == ["the tokenizer 'a/name' is no folder here: it is loaded from the hub or its cache"]
+    caplog.clear()
+    with explained_tokenizer_errors("scripts/demo_policy/policy"):
+        pass
+    assert caplog.messages == []

@@ -45,7 +45,7 @@ def test_without_a_terminal_each_group_is_a_line() -> None:
     with RunProgress(2, 1, counts, Console(file=text, width=40)) as progress:
         progress.group_done("t#0", [0.5])
     assert text.getvalue().splitlines() == [
-        "group 2/2 t#0: scores 0.50; 1 rollouts, 100% passed, 0 hints, 0 of 1 turns scored"
+        "group 2/2 t#0: scores 0.50 (all so far: 1 rollouts, 100% passed, 0 hints, 0 of 1 turns scored)"
     ]
 
 

@@ -222,6 +222,12 @@ def test_commands_that_need_a_gpu_are_those_listed() -> None:
     assert {start for start in of_a_hub if not Path(models[start]).exists()} == NEEDS_A_GPU
 
 
+def test_every_config_is_named_on_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    configs = [str(path) for path in sorted(Path("configs").rglob("*")) if path.is_file()]
+    assert [path for path in configs if path not in text] == []
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=str)
 def test_every_setting_that_is_named_exists(path: Path) -> None:
     env, servers = default_settings()

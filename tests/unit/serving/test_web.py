@@ -33,6 +33,8 @@ def test_no_route_answers_without_the_key(
     reply = client_of(engine, "secret").request(method, path, json=body, headers=headers)
     assert reply.status_code == 401
     assert reply.json()["error"]["field"] == "Authorization"
+    problem = "this is not the server's API key" if authorization else "an API key is needed"
+    assert reply.json()["error"]["message"].startswith(problem)
     assert "secret" not in reply.text
     assert engine.requests == engine.calls == []
 

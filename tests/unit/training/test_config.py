@@ -1,13 +1,14 @@
 """The trainer's settings: from a file and flags, every wrong one named, each described. Without torch."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings.flags import parse
-from agentic_opd.training.command import build_parser
+from agentic_opd.training.command import build_parser, main
 from agentic_opd.training.config import LossConfig, TrainerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +98,7 @@ def test_a_checkpoint_is_not_compared_with_settings_that_came_later() -> None:
         ("model: m\nlr: -1\nbatch_size: 0", "(?s)batch_size.*lr|lr.*batch_size"),
         ("model: m\nloss: {forward_kl: 0}", "one of the loss weights must be above 0"),
         ("model: m\nwarmup_steps: 100", "must be below total_steps"),
-        ("- a list", "must hold settings"),
+        ("- a list", "must hold the settings of a trainer"),
         ("model: m\nbatch_sice: 4", "did you mean 'batch_size'"),
         ("model: m\nloss: {forward_k: 1}", "loss.forward_k is unknown; did you mean 'loss.forward_kl'"),
         ("model: m\nloss: {grpo: 1, clip_low: 2}", "loss.clip_low: .*got 2"),
@@ -141,3 +142,11 @@ def test_help_says_what_each_setting_is() -> None:
     assert "This environment's own" not in text
     for model in (TrainerConfig, LossConfig):
         assert [name for name, info in model.model_fields.items() if not info.description] == []
+
+
+def test_a_trainer_without_its_libraries_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "agentic_opd.training.trainer", None)
+    assert main(["--model", "scripts/demo_policy/policy"]) == 2
+    assert capsys.readouterr().err.endswith("The trainer needs the extra: pip install 'agentic-opd[train]'\n")

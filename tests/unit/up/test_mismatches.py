@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.up.command import main, read
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.mismatches import mismatches
+from agentic_opd.up.mismatches import mismatches, missing_libraries
 from agentic_opd.up.parts import parts_of
 
 from .conftest import POLICY
@@ -170,3 +171,23 @@ def test_doctor_names_the_section_of_the_brake(
 def test_the_recipes_fit(name: str) -> None:
     config = read(Path(f"configs/{name}.yaml"))
     assert parts_of(config)
+
+
+def test_parts_whose_libraries_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"starlette", "torch", "peft", "safetensors"}
+    monkeypatch.setattr("agentic_opd.up.mismatches.find_spec", lambda name: name if name in installed else None)
+    config = UpConfig.model_validate(
+        {
+            "servers": {"policy": {"model": POLICY}},
+            "environments": {"talk": {"mode": "gateway"}, "agent": {}, "tasks": {}},
+        }
+    )
+    environments = {"agent": SimpleNamespace(agent_command="opencode run"), "tasks": SimpleNamespace()}
+    assert list(missing_libraries(config, environments)) == [
+        "policy: vllm is not installed here: it needs the extra, pip install 'agentic-opd[vllm]'",
+        *(
+            f"{name}: prometheus_client, uvicorn is not installed here: it needs the extra, pip install "
+            "'agentic-opd[gateway]'"
+            for name in ("talk", "agent")
+        ),
+    ]

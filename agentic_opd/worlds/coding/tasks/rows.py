@@ -10,6 +10,7 @@ A name is the first of these that applies:
     OWNER/NAME, OWNER/NAME:CONFIG       a dataset on the hub, and one of its configurations
 """
 
+import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.json_rows import NotJsonError, json_rows
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
+
+logger = logging.getLogger(__name__)
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -165,6 +168,8 @@ def _read_hub(name: str, config: str | None, split: str, in_folder: str = "") ->
     shown = f"{name}:{config}" if config else name
     what = f"dataset {shown!r}, split {split!r}, cannot be loaded" + ("" if in_folder else " from the hub")
     there_is = in_folder or "There is no file or folder of that name here either."
+    if not in_folder:
+        logger.info("dataset %r is no file or folder here: it is loaded from the hub or its cache", shown)
     loaded = _load(lambda: datasets.load_dataset(name, config, split=split), what, there_is)
     return _rows(loaded, Path(name).name if in_folder else shown)
 
