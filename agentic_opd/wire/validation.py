@@ -97,7 +97,7 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
         text = data.decode()
         if not text.strip():
             continue
-        digest = blake2b(data.rstrip(b"\r\n"), digest_size=16).digest()
+        digest = line_digest(data)
         group, violations = None, list[str]()
         if (first := seen.setdefault(digest, number)) != number:
             violations.append(f"line {number}: the same as line {first}")
@@ -118,6 +118,11 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
         if (name := _name(group)) is not None and (first := seen.setdefault(name, number)) != number:
             violations.append(f"line {number}: {name[0]} {name[1]!r} stands in line {first} too")
         yield CheckedLine(number, start, len(data), digest, group, violations)
+
+
+def line_digest(data: bytes) -> bytes:
+    """Return the digest of a line, with or without its newline."""
+    return blake2b(data.rstrip(b"\r\n"), digest_size=16).digest()
 
 
 def _pictures(group: ScoredGroup | None) -> Iterator[tuple[int, str]]:
