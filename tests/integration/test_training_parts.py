@@ -118,10 +118,11 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     batch = make_rollout(model)
     for _ in range(2):
         train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
-    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, DistContext("cpu"))
+    at = Resumed(2, 9, config.recipe, {"files": [["a.jsonl", "00"]], "seed": 3})
+    save_checkpoint(tmp_path, at, parts, DistContext("cpu"))
     straight = train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, DistContext("cpu")) == (2, 9, config.recipe)
+    assert load_checkpoint(tmp_path, resumed_parts, DistContext("cpu")) == at
     assert train_step(TrainedPolicy(resumed_model), resumed_optimizer, batch, config, DistContext("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
