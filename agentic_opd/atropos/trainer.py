@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from agentic_opd.atropos.api import TrainerDescription, TrajectoryApi, UnknownTrainerError
-from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import ScoredGroup
@@ -39,20 +41,45 @@ class TrainerClient:
     becomes an empty step; `lost_batches` counts them.
     """
 
-    def __init__(self, url: str, trainer: TrainerDescription, *, is_known: bool = False) -> None:
+    def __init__(self, url: str, trainer: TrainerDescription) -> None:
         """Create a client of the API at `url`; no request is sent yet.
 
-        `register` replaces the `starting_step` of `trainer`. `is_known`: the run is resumed with the same number of
-        steps; a registration at the API that matches step and settings is then the run's own, and is kept.
+        `register` replaces the `starting_step` of `trainer`.
         """
         self._trainer = trainer
-        self._is_known = is_known
+        self._is_known = False
         self._is_registered = False
         self.duplicates = 0
         self.lost_batches = 0
         self._notices = Notices()
         self._seen: dict[str, None] = {}
         self._api = TrajectoryApi(url)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """Nothing: the API has the queue."""
+        return {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"duplicates": self.duplicates, "lost_batches": self.lost_batches}
+
+    def resume(self, total_steps: int, state: Mapping[str, Any]) -> None:
+        """Continue the run of a checkpoint.
+
+        If that run had the same number of steps, a registration at the API that matches step and settings is the run's
+        own, and is kept.
+
+        Raises:
+            ConfigError: that run took its batches from files.
+        """
+        if state:
+            raise ConfigError(
+                f"the checkpoint's run trained on the files {[path for path, _ in state['files']]}. Name them with "
+                "groups to continue it, or start another run in another output_dir, with model set to the folder of "
+                "its weights."
+            )
+        self._is_known = total_steps == self._trainer.num_steps
 
     async def register(self, step: int) -> None:
         """Register this trainer, which is at `step`. The first request for a batch opens the API to environments.

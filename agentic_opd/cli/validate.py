@@ -6,54 +6,17 @@ Prints counts of the file's contents and the first violations of the wire format
 
 import argparse
 import asyncio
-import gzip
 import os
 import sys
 import zlib
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
 
-from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.core.files import check_regular
-from agentic_opd.core.text import printable_line, read_json, refuse_constant
-from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
-
-SHOWN = 20
-"""Number of printed violations; the others are only counted."""
-
-
-class FileContents(NamedTuple):
-    """Counts of a file's contents, its first violations, and the total number of violations."""
-
-    counts: dict[str, int]
-    shown: list[str]
-    violations: int
-
-
-def validate(path: Path) -> FileContents:
-    """Read `path` (JSONL, or gzipped if its name ends in .gz) line by line and check every group.
-
-    Raises:
-        OSError, EOFError, zlib.error, UnicodeDecodeError: the file can't be read.
-    """
-    checker = GroupChecker()
-    shown: list[str] = []
-    violations = 0
-    with _opened(path) as lines:
-        for violation in _violations(lines, checker, ImageFolder.beside(path)):
-            violations += 1
-            if len(shown) < SHOWN:
-                shown.append(violation)
-    counts = dict(checker.counts)
-    if checker.top_k is not None:
-        counts["entries of a row (K)"] = checker.top_k
-    return FileContents(counts, shown, violations)
+from agentic_opd.wire.validation import FileContents, opened, validate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +74,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("VLLM_API_KEY")
     setting = "--api-key or the variable VLLM_API_KEY"
     async with JsonClient(args.server, key, retry_s=5.0, key_setting=setting) as client:
-        with _opened(path) as lines:
+        with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
             found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
@@ -131,67 +94,6 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
         usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"
         print(f"more than --tolerance {usual}: other weights, or another teacher?")
     return EXIT_FAILED if differs else EXIT_OK
-
-
-def _violations(lines: IO[str], checker: GroupChecker, folder: ImageFolder) -> Iterator[str]:
-    is_empty = True
-    pictures: dict[str, str | None] = {}
-    """Digest of a picture -> the problem of its file."""
-    seen: dict[object, int] = {}
-    """Digest of a line, or the identity of its group -> its line number."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        is_empty = False
-        if (first := seen.setdefault(blake2b(line.encode(), digest_size=16).digest(), number)) != number:
-            yield f"line {number}: the same as line {first}"
-            continue
-        try:
-            group = read_json(line, parse_constant=refuse_constant)
-        except (ValueError, RecursionError) as error:
-            yield f"line {number}: not JSON: {error}"
-            continue
-        checked = checker.read(group)
-        yield from (problem.at(f"line {number}") for problem in checked.problems)
-        for index, digest in _pictures(checked.group):
-            if digest not in pictures:
-                pictures[digest] = _picture_problem(folder, digest)
-            if (problem := pictures[digest]) is not None:
-                yield f"line {number}, sequence {index}: {problem}"
-        # A restarted `serve` repeats its items, but gives each group a new id.
-        if (name := _name(checked.group)) is not None and (first := seen.setdefault(name, number)) != number:
-            yield f"line {number}: {name[0]} {name[1]!r} stands in line {first} too"
-    if is_empty:
-        yield "line 1: the file holds no group"
-
-
-def _pictures(group: ScoredGroup | None) -> Iterator[tuple[int, str]]:
-    """Yield the index of the sequence and the digest for each picture of a group."""
-    for index, rollout in enumerate(() if group is None else group.rollouts):
-        yield from ((index, digest) for digest in dict.fromkeys(one.digest for one in rollout.images))
-
-
-def _picture_problem(folder: ImageFolder, digest: str) -> str | None:
-    try:
-        folder.read(digest)
-    except PlaceError as error:
-        return str(error)
-    return None
-
-
-def _name(group: ScoredGroup | None) -> tuple[str, str] | None:
-    """Return the identity of a group, which must be unique in its file; None if the group has none."""
-    if group is None or (group.group_id or group.item_id) is None:
-        return None
-    return ("group_id", group.group_id) if group.group_id else ("item_id", group.item_id or "")
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[IO[str]]:
-    check_regular(path, is_read=True)
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="\n") as file:
-        yield file
 
 
 def _show(path: Path, report: FileContents) -> None:

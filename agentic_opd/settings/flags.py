@@ -40,6 +40,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """Write brackets only around optional values."""
+        if action.nargs == "*":
+            return f"{action.metavar} [{action.metavar} ...]"
         if action.const == NO_VALUE:
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
@@ -70,12 +72,13 @@ def add_settings(
         for flag, name in written.items():
             is_shown = name in in_help
             info = type(defaults).model_fields[name]
+            const = "true" if info.annotation is bool else NO_VALUE
+            values: dict[str, Any] = {"nargs": "*"} if info.annotation == list[Path] else {"nargs": "?", "const": const}
             place.add_argument(
                 f"--{flag}",
-                nargs="?",
-                const="true" if info.annotation is bool else NO_VALUE,
                 metavar=value_kind(info.annotation),
                 help=describe(defaults, name).replace("%", "%%") if is_shown else argparse.SUPPRESS,
+                **values,
             )
 
 
@@ -144,6 +147,8 @@ def value_kind(annotation: Any) -> str:
         return "URL"
     if origin is Literal:
         return "{" + ",".join(map(str, kinds)) + "}"
+    if annotation == list[Path]:
+        return "FILE"
     if origin in (list, tuple):
         return f"[{value_kind(kinds[0])}, ...]"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
@@ -157,16 +162,23 @@ def value_kind(annotation: Any) -> str:
 def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseModel], wrong: list[str]) -> dict[str, Any]:
     """Return the values of the given flags; add flags without their value to `wrong`."""
     given = {name: getattr(arguments, _written(prefix, name)) for name in model.model_fields}
-    wrong += [f"--{_written(prefix, name)} needs a value" for name, value in given.items() if value == NO_VALUE]
+    wrong += [f"--{_written(prefix, name)} needs a value" for name, value in given.items() if value in (NO_VALUE, [])]
     return {
         name: _flag_value(model.model_fields[name].annotation, value)
         for name, value in given.items()
-        if value not in (None, NO_VALUE)
+        if value not in (None, NO_VALUE, [])
     }
 
 
-def _flag_value(annotation: Any, text: str) -> Any:
-    """Return a flag's value: the text for text fields (a key may look like a number), else the parsed YAML."""
+def _flag_value(annotation: Any, text: str | list[str]) -> Any:
+    """Return a flag's value: the text for text fields (a key may look like a number), else the parsed YAML.
+
+    A list of files is given as several arguments, or as one YAML list.
+    """
+    if isinstance(text, list):
+        if len(text) > 1 or not text[0].startswith("["):
+            return text
+        text = text[0]
     kinds = get_args(annotation) or (annotation,)
     if text.lower() in ("null", "none") and type(None) in kinds:
         return None

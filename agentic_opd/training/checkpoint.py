@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ class Resumed(NamedTuple):
     """The run's `total_steps` at that time."""
     recipe: Mapping[str, Any]
     """The run's `TrainerConfig.recipe`."""
+    source: Mapping[str, Any] = MappingProxyType({})
+    """State of the run's `BatchSource`."""
 
 
 def save_checkpoint(
@@ -52,7 +55,7 @@ def save_checkpoint(
         with _no_warning_of_one_process():
             save(saved, checkpoint_id=fresh, no_dist=world.size == 1)
         if world.is_first:
-            (fresh / "step.json").write_text(json.dumps(at._asdict()) + "\n")
+            (fresh / "step.json").write_text(json.dumps({**at._asdict(), "source": dict(at.source)}) + "\n")
             shutil.rmtree(target, ignore_errors=True)
             fresh.rename(target)
             for old in _saved(folder)[:-_KEPT]:

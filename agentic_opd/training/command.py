@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
+        prog="agentic-opd train",
+        description="Train on scored groups: those that environments send to the trajectory API (api_url), or with "
+        "--groups those of files that process, distill and the gateway wrote, which needs no server. "
+        "--resume continues either kind of run.",
+        allow_abbrev=False,
     )
     add_settings(parser, DEFAULTS)
     parser.epilog = str(parser.epilog).replace(EXIT_CODES, TRAINING_EXIT_CODES)

@@ -267,10 +267,22 @@ class TrainerConfig(BaseModel):
     )
     seed: int = Field(default=0, ge=0, description="Seed of the order of minibatches and of new adapters' weights.")
 
-    api_url: Url = Field(default="http://127.0.0.1:8001", description="Trajectory API (run-api).")
+    groups: list[Path] = Field(
+        default_factory=list[Path],
+        description="Files of scored groups to train on, in place of the trajectory API, as process, distill and the "
+        "gateway write them; .gz is unpacked. A batch has whole groups, in an order set by the seed, and at most "
+        "batch_size sequences; the last batch of a pass has the groups that are left.",
+    )
+    groups_epochs: int = Field(
+        default=1, ge=1, description="Passes over groups, each in another order; a set total_steps ends them earlier."
+    )
+    api_url: Url = Field(
+        default="http://127.0.0.1:8001", description="Trajectory API (run-api), if groups names no files."
+    )
     vllm_urls: list[Url] = Field(
         default_factory=lambda: ["http://127.0.0.1:8000"],
-        description="vLLM servers that receive the new weights. Empty: weights are only saved.",
+        description="vLLM servers that receive the new weights. Empty, as by default with groups: weights are only "
+        "saved.",
     )
     vllm_api_key: SecretStr | None = Field(
         default=None, description="API key of the vLLM servers. Unset: the variable VLLM_API_KEY, or none."
@@ -304,7 +316,7 @@ class TrainerConfig(BaseModel):
         "its precision.",
     )
 
-    total_steps: int = Field(default=100, ge=1, description="Number of batches to train on.")
+    total_steps: int = Field(default=100, ge=1, description="Number of batches to train on. Unset with groups: all.")
     batch_size: int = Field(
         default=32,
         ge=1,
@@ -430,9 +442,17 @@ class TrainerConfig(BaseModel):
         shares = {"constant": 1.0, "linear": left, "cosine": (1.0 - math.cos(math.pi * left)) / 2.0}
         return self.lr * shares[self.lr_schedule]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _serve_no_files(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("groups"):
+            return {"vllm_urls": [], **cast(dict[str, Any], values)}
+        return values
+
     @model_validator(mode="after")
     def _check_together(self) -> "TrainerConfig":
-        if self.warmup_steps >= self.total_steps:
+        # Files determine how many steps there are; `open_source` compares them.
+        if self.warmup_steps >= self.total_steps and not self.groups:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
         is_whole_average = self.ema_decay is not None and self.lora_rank is None
         if is_whole_average != bool(self.teacher_urls):

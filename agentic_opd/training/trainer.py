@@ -1,4 +1,4 @@
-"""The reference trainer: take batches from the trajectory API, minimise the combined loss, push weights to vLLM.
+"""The reference trainer: take batches from the trajectory API or files, minimise the combined loss, push to vLLM.
 
 agentic-opd train --config configs/train_demo.yaml
 """
@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.atropos.api import TrainerDescription
-from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ConfigError, OPDError, RolledBackError, TrainingError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
@@ -47,6 +45,7 @@ from agentic_opd.training.model import (
 )
 from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
+from agentic_opd.training.sources import open_source
 from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
 from agentic_opd.wire.files import JsonLines
 from agentic_opd.wire.group import ScoredGroup
@@ -58,20 +57,22 @@ class Trainer:
     """Trains one model, in one process or in all processes that torchrun started."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Load the model, and with `resume` the last checkpoint.
+        """Check the files of groups, and load the model, and with `resume` the last checkpoint.
 
         Raises:
-            ConfigError: the model can't be loaded, the device is missing, or the checkpoint's run had other defaults.
-            PlaceError: there is no checkpoint to resume from; or `output_dir` holds an earlier run, and neither
-                `resume` nor `overwrite` is set.
+            ConfigError: the model can't be loaded, the device is missing, or the checkpoint's run had other defaults
+                or another source of batches.
+            PlaceError: there is no checkpoint to resume from; `output_dir` holds an earlier run, and neither
+                `resume` nor `overwrite` is set; or a file of groups can't be used, or is not the checkpoint's.
             OutputError: the checkpoint does not match the model.
         """
-        self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
         if not (config.resume or config.overwrite):
             check_new(config.output_dir)
         self.world = join_processes(pick_device(config.device))
         self.world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
+        self.source, config = open_source(config, self.world)
+        self.config = config
         torch.manual_seed(config.seed)
         if self.world.device == "cpu":
             leave_cores_to_others()
@@ -93,6 +94,8 @@ class Trainer:
         earlier = load_checkpoint(self.checkpoints, self.parts, self.world) if config.resume else None
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
+        if earlier is not None:
+            self.source.resume(earlier.total_steps, earlier.source)
         self.step, self._saved_step = (earlier.step, earlier.step) if earlier else (0, -1)
         self._unpushed: Probe | None = None  # The probe of the next push; None if no update awaits a push.
         self._skipped_steps = 0  # Consecutive steps of which every update was skipped.
@@ -103,8 +106,6 @@ class Trainer:
         self._withdrawn = 0  # Groups left out, since the start.
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
-        is_known = earlier is not None and earlier.total_steps == config.total_steps
-        self.client = TrainerClient(config.api_url, registration(config), is_known=is_known)
         self.pusher = WeightPusher(config, self.world)
         teacher = {"vllm_urls": config.teacher_urls, "weights_dir": config.weights_dir / "teacher"}
         teacher_config = config.model_copy(update={**teacher, "weight_transfer": "files"})
@@ -157,12 +158,12 @@ class Trainer:
         finally:
             if self._lines is not None:
                 self._lines.close()
-            await self.client.close()
+            await self.source.close()
             await self.pusher.close()
             await self.teacher_pusher.close()
 
     async def _begin(self) -> None:
-        """Push the weights, evaluate them if they are not known to be good, and register at the trajectory API."""
+        """Push the weights, evaluate them if they are not known to be good, and prepare the source of batches."""
         if (begun := self.world.share(self.brake.rolling)) is not None:
             await self._roll_back(begun)
         else:
@@ -175,7 +176,7 @@ class Trainer:
             await self._act_on(found)
             self._is_busy = False
         if self.world.is_first:
-            await self.client.register(self.step)
+            await self.source.register(self.step)
 
     async def _push(self, probe: Probe | None, withdrawn_from: int | None = None) -> Pushed | None:
         """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
@@ -263,7 +264,7 @@ class Trainer:
         if self._is_stopping:
             return None
         try:
-            received = await self.client.batch(self.step)
+            received = await self.source.batch(self.step)
         except asyncio.CancelledError:
             if not self._is_stopping:
                 raise
@@ -292,7 +293,7 @@ class Trainer:
     async def _save(self, kept: Collection[int] | None = None) -> None:
         """Save a checkpoint if this step has none; `kept` are the brake's versions, by default those that it keeps."""
         if self._saved_step < self.step:
-            at = Resumed(self.step, self.config.total_steps, self.config.recipe)
+            at = Resumed(self.step, self.config.total_steps, self.config.recipe, self.source.state)
             kept = self.brake.numbers if kept is None else kept
             await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts, self.world, kept)
             self._saved_step = self.step
@@ -304,8 +305,7 @@ class Trainer:
         """
         config = self.config
         metrics = await self._train(groups) if groups else {}
-        metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
-        metrics["lost_batches"] = self.client.lost_batches
+        metrics |= {"groups": len(groups), **self.source.metrics}
         if self.brake.withdrawn:
             metrics["withdrawn"] = self._withdrawn
         self.step += 1
@@ -466,20 +466,6 @@ def special_ids(model: str) -> list[int]:
         return AutoTokenizer.from_pretrained(model).all_special_ids
     except (OSError, ValueError) as error:
         raise ConfigError(f"loss.skip_special_tokens needs the tokenizer of {model!r}: {error}") from error
-
-
-def registration(config: TrainerConfig) -> TrainerDescription:
-    """Return the run's registration at the trajectory API, from step 0."""
-    return TrainerDescription(
-        wandb_group=config.wandb_group,
-        wandb_project=config.wandb_project,
-        batch_size=config.batch_size,
-        max_token_len=config.max_token_len,
-        checkpoint_dir=str(config.output_dir),
-        save_checkpoint_interval=config.save_every,
-        starting_step=0,
-        num_steps=config.total_steps,
-    )
 
 
 def _staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:

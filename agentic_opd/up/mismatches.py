@@ -33,6 +33,11 @@ def mismatches(
         num_gpus: GPUs of this machine; None: those that the driver lists.
     """
     gpus = _num_gpus() if num_gpus is None else num_gpus
+    if training.groups:
+        yield (
+            "trainer: groups names files, so the trainer would take no batch of the environments: leave it out, or "
+            "train on the files with `agentic-opd train`, which needs no other part"
+        )
     for name, env in environments.items():
         yield from (f"{name}: {problem}" for problem in _of_environment(env, config, training))
     yield from _of_devices(config, gpus)

@@ -309,7 +309,7 @@ def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, t
     trainer = Trainer(make_config(**settings))
     group = make_group(trainer.model)
     probe = Probe.of(make_batch([group]))
-    trainer.client = ScriptedClient(trainer.config, [[group]] * 4)
+    trainer.source = ScriptedClient(trainer.config, [[group]] * 4)
     asyncio.run(trainer.run())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["push_difference"] for line in lines) < 1e-3

@@ -53,7 +53,7 @@ def test_at_learning_rate_0_the_servers_compute_what_they_did(
     places = {"output_dir": tmp_path, "weights_dir": rooted.root}
     config = make_config(**places, **urls, **settings, lr=0.0, weight_decay=0.1, total_steps=STEPS, loss=LOSS)
     trainer = Trainer(config)
-    trainer.client = ScriptedClient(config, [[make_group(trainer.model)]] * STEPS)
+    trainer.source = ScriptedClient(config, [[make_group(trainer.model)]] * STEPS)
     asyncio.run(trainer.run())
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert min(step["grad_norm"] for step in steps) > 1e-3, "there was something to learn"

@@ -100,7 +100,7 @@ def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(
     )
     trainer = Trainer(config)
     group = make_group(trainer.model)
-    trainer.client = ScriptedClient(trainer.config, [[group], [group], [], [group], []])
+    trainer.source = ScriptedClient(trainer.config, [[group], [group], [], [group], []])
     asyncio.run(trainer.run())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["groups"], "push_difference" in line) for line in lines] == [

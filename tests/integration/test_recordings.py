@@ -119,7 +119,7 @@ def test_a_training_run_is_resumed(recording: Path) -> None:
         trainer = Trainer(config)
         assert trainer.step == 2
         before = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-        trainer.client = ScriptedClient(config, [[], [], [lesson(2)], [lesson(3)]])
+        trainer.source = ScriptedClient(config, [[], [], [lesson(2)], [lesson(3)]])
         asyncio.run(trainer.run())
         after = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
         assert (after - before).abs().max() > 1e-4

@@ -240,7 +240,10 @@ class Loop:
 
 
 def trainer_client(url: str, steps: int, batch_size: int = BATCH_SIZE, *, is_known: bool = False) -> TrainerClient:
-    return TrainerClient(url, TrainerDescription("g", "p", batch_size, 16384, "", 1, 0, steps), is_known=is_known)
+    client = TrainerClient(url, TrainerDescription("g", "p", batch_size, 16384, "", 1, 0, steps))
+    if is_known:
+        client.resume(steps, {})
+    return client
 
 
 def registrations(proxy: RecordingProxy) -> int:

@@ -61,7 +61,7 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
     group = make_group(trainer.model)
     record = TurnRecord((10, 11), TurnOutcome.SCORED, "tool", control=ControlReading("neutral", "", (), (control,)))
     group = replace(group, rollouts=tuple(replace(one, turns=(record,)) for one in group.rollouts))
-    trainer.client = ScriptedClient(config, [[group]])
+    trainer.source = ScriptedClient(config, [[group]])
     tokens = list(group.rollouts[1].tokens_T)
     before = own_logprobs(trainer.model, tokens)[9]
     asyncio.run(trainer.run())
@@ -83,7 +83,7 @@ def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path) ->
     rows = [[float("nan") for _ in row] for row in whole.rollouts[0].rows.logprobs_TK]
     rows = DistillArrays(whole.rollouts[0].rows.token_ids_TK, rows)
     broken = replace(whole, rollouts=(replace(whole.rollouts[0], rows=rows), *whole.rollouts[1:]))
-    trainer.client = ScriptedClient(config, [[one] for one in (broken, whole, broken, broken, broken, whole)])
+    trainer.source = ScriptedClient(config, [[one] for one in (broken, whole, broken, broken, broken, whole)])
     weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
     with pytest.raises(TrainingError, match="step 5: no update of the last 3 steps"):
         asyncio.run(trainer.run())
@@ -118,10 +118,11 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     batch = make_rollout(model)
     for _ in range(2):
         train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
-    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, DistContext("cpu"))
+    at = Resumed(2, 9, config.recipe, {"files": [["a.jsonl", "00"]], "seed": 3})
+    save_checkpoint(tmp_path, at, parts, DistContext("cpu"))
     straight = train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, DistContext("cpu")) == (2, 9, config.recipe)
+    assert load_checkpoint(tmp_path, resumed_parts, DistContext("cpu")) == at
     assert train_step(TrainedPolicy(resumed_model), resumed_optimizer, batch, config, DistContext("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -140,7 +141,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
     config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=passes)
     trainer = Trainer(config)
     client = ScriptedClient(trainer.config, [[make_group(trainer.model)]])
-    trainer.client = client
+    trainer.source = client
 
     async def run() -> None:
         running = asyncio.create_task(trainer.run())
@@ -235,7 +236,7 @@ def test_a_resumed_run_updates_with_the_settings_that_it_logs(tmp_path: Path) ->
     batches = [[make_group(first.model)]] * 2
     save_checkpoint(tmp_path / "checkpoints", Resumed(1, 2, first.config.recipe), first.parts, first.world)
     trainer = Trainer(make_config(**config, resume=True, weight_decay=0.1, adam_betas=(0.8, 0.9)))
-    trainer.client = ScriptedClient(trainer.config, batches)
+    trainer.source = ScriptedClient(trainer.config, batches)
     asyncio.run(trainer.run())
     (used,) = trainer.optimizer.param_groups
     assert (used["weight_decay"], used["betas"]) == (0.1, (0.8, 0.9))
@@ -327,7 +328,7 @@ def test_a_checkpoint_names_the_precision_in_which_it_is_written(tmp_path: Path)
     assert next(copy.parameters()).dtype == torch.float32
     config = make_config(model=str(source), output_dir=tmp_path / "run", vllm_urls=[], total_steps=1, lr=1e-6)
     trainer = Trainer(config)
-    trainer.client = ScriptedClient(config, [[make_group(trainer.model)]])
+    trainer.source = ScriptedClient(config, [[make_group(trainer.model)]])
     asyncio.run(trainer.run())
     folders = {"bfloat16": source, "float32": tmp_path / "run" / "final"}
     for name, folder in folders.items():

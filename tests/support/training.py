@@ -11,7 +11,7 @@ from demo_policy import POLICY_DIR
 from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.trainer import registration
+from agentic_opd.training.sources import registration
 from agentic_opd.wire.group import ScoredGroup
 
 from .environment import read_lines

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentic_opd.core.errors import WorldError
+from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.protocol import CommandResult
 from agentic_opd.worlds.harbor.dockerfile import base_images

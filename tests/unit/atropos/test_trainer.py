@@ -40,7 +40,8 @@ def batches(*answers: Any, count: int = 1, **routes: Any) -> tuple[list[list[Sco
 
     async def run() -> tuple[list[list[ScoredGroup]], TrainerClient]:
         async with served(script) as url, asyncio.timeout(20):
-            client = TrainerClient(url, TrainerDescription("g", "p", 2, 64, "", 1, 0, 9), is_known=True)
+            client = TrainerClient(url, TrainerDescription("g", "p", 2, 64, "", 1, 0, 9))
+            client.resume(9, {})
             try:
                 await client.register(0)
                 return [await client.batch(0) for _ in range(count)], client

@@ -224,7 +224,7 @@ class Run:
             async with served(self.server.handlers) as url:
                 trainer = Trainer(config.model_copy(update={"vllm_urls": [url]}))
                 self.trainer = trainer
-                trainer.client = ScriptedClient(config, batches)
+                trainer.source = ScriptedClient(config, batches)
                 signed = trainer.config.lr_at
                 object.__setattr__(
                     trainer.config, "lr_at", lambda step: signed(step) * (-1 if step >= reversed_from else 1)
@@ -417,7 +417,7 @@ def test_an_evaluation_can_be_interrupted(tmp_path: Path) -> None:
     async def train() -> None:
         async with served(run.server.handlers) as url:
             trainer = Trainer(run.make_config(vllm_urls=[url], brake={"command": command}))
-            trainer.client = ScriptedClient(trainer.config, [run.lessons])
+            trainer.source = ScriptedClient(trainer.config, [run.lessons])
             running = asyncio.create_task(trainer.run())
             async with asyncio.timeout(60):
                 while not started.exists():

@@ -55,6 +55,29 @@ def test_settings_come_from_a_file_and_then_from_flags(tmp_path: Path) -> None:
     assert config.output_dir == Path("7")
 
 
+@pytest.mark.parametrize("flags", [("a.jsonl", "7.jsonl.gz"), ("[a.jsonl, 7.jsonl.gz]",)])
+def test_files_of_groups_need_no_server(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Nor a number of steps, which the warm-up would have to be below."""
+    (tmp_path / "train.yaml").write_text("model: m\nwarmup_steps: 500\n")
+    config = read(tmp_path / "train.yaml", "--groups", *flags)
+    assert config.groups == [Path("a.jsonl"), Path("7.jsonl.gz")]
+    assert config.vllm_urls == []
+    served = read(tmp_path / "train.yaml", "--groups", *flags, "--vllm_urls", "[http://127.0.0.1:8000]")
+    assert served.vllm_urls == ["http://127.0.0.1:8000"]
+    with pytest.raises(ConfigError, match="--groups needs a value"):
+        read(tmp_path / "train.yaml", "--groups")
+    with pytest.raises(ConfigError, match="warmup_steps"):
+        read(tmp_path / "train.yaml")
+
+
+def test_help_explains_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--groups FILE [FILE ...] Files of scored groups to train on, in place of the trajectory API" in text
+    assert "with --groups those of files that process, distill and the gateway wrote, which needs no server" in text
+
+
 def test_a_part_of_the_loss_that_is_set_leaves_the_others_at_0(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("model: m\n")
     assert read(tmp_path / "train.yaml", "--loss.grpo", "2").loss == LossConfig(grpo=2.0)

@@ -246,6 +246,7 @@ def test_special_tokens_add_nothing() -> None:
 
 
 PAGE = (ROOT / "docs" / "trainers.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
@@ -259,7 +260,7 @@ def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest
     lines = [json.dumps(group) for group in eight_groups()]
     (tmp_path / "runs/demo/groups.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
-    program, loop, _, advantages = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    program, loop, _, _, advantages = BLOCKS
     names: dict[str, Any] = {}
     exec(program, names)
     assert (tmp_path / "runs/transformers/final/model.safetensors").exists()
@@ -268,6 +269,12 @@ def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest
     assert float(names["loss"].detach()) > 0
     exec(advantages, names)
     assert names["advantages"].shape == names["batch"].tokens_BT.shape
+    for group in names["groups"]:
+        group["scores"] = [0.5] * len(group["tokens"])
+        group["group_overrides"].pop("rollout_scores", None)
+    exec(advantages, names)
+    assert names["gaps"].any(), "the hints say something"
+    assert not names["advantages"].any(), "but RLSD multiplies by the reward's advantage"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -297,3 +304,56 @@ def test_an_epoch_of_trl_is_an_epoch_of_ours(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
     expected = [ours(own, groups[i : i + 4], LossConfig(), optimizer) for i in (0, 4)]
     assert theirs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_pages_grpo_trainer_has_the_gap_of_each_token_as_its_advantage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block of the page as it stands. One of the two questions gets no hint, so nothing is learned from it."""
+    pytest.importorskip("trl", reason="TRL is not a dependency: pip install --target FOLDER trl, PYTHONPATH=FOLDER")
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(POLICY_DIR)
+    names: dict[str, Any] = {"Dataset": Dataset, "model": model}
+    names["tokenizer"] = AutoTokenizer.from_pretrained(POLICY_DIR)
+    (block,) = (block for block in BLOCKS if "GRPOTrainer" in block)
+    classes, run = block.split("\nquestions = ")
+    exec(classes, names)
+    outputs: list[dict[str, Any]] = []
+    trainer_class, hint_of = names["GapTrainer"], names["hint_of"]
+    names["hint_of"] = lambda row, text: hint_of(row, text) if row["answer"] == "7" else ""
+
+    class Recorded(trainer_class):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            output = super()._generate_and_score_completions(inputs)
+            outputs.append({"rows": inputs, "weights": [one.detach().clone() for one in model.parameters()], **output})
+            return output
+
+    names["GapTrainer"] = Recorded
+    exec(f"questions = {run}", names)
+    assert outputs
+    first = outputs[0]
+    assert first["advantages"].shape == first["completion_ids"].shape
+    now = [one.detach().clone() for one in model.parameters()]
+    assert any(not torch.equal(old, new) for old, new in zip(first["weights"], now, strict=True))
+    with torch.no_grad():
+        for one, old in zip(model.parameters(), first["weights"], strict=True):
+            one.copy_(old)
+    model.eval()
+    tokenizer = names["tokenizer"]
+    for i, row in enumerate(first["rows"]):
+        ids = first["completion_ids"][i][first["completion_mask"][i].bool()].tolist()
+        readings = []
+        for hint in (names["hint_of"](row, tokenizer.decode(ids, skip_special_tokens=True)), ""):
+            prompt = tokenizer(hint + row["prompt"], add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                rows = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            readings.append(rows[range(len(ids)), ids])
+        expected = (readings[0] - readings[1]).clamp(-5, 5)
+        assert expected.any() == (row["answer"] == "7")
+        assert torch.allclose(first["advantages"][i][: len(ids)], expected, atol=1e-4)
+        assert not first["advantages"][i][len(ids) :].any()

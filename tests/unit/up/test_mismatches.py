@@ -57,6 +57,11 @@ def test_a_teacher_of_averages_needs_an_average(loop: Loop, tmp_path: Path) -> N
     assert parts(loop, tmp_path)
 
 
+def test_a_loop_does_not_train_on_files(loop: Loop, tmp_path: Path) -> None:
+    loop["trainer"]["flags"] = {"groups": ["a.jsonl", "b.jsonl"]}
+    assert "trainer: groups names files, so the trainer would take no batch" in refusal(loop, tmp_path)
+
+
 def of_devices(
     num_gpus: int, trainer: Loop | None = None, monkeypatch: pytest.MonkeyPatch | None = None, **servers: Loop
 ) -> list[str]:
