@@ -73,7 +73,8 @@ def added_wait(server: LocalServer, send: Callable[[], Reply], status: int, roun
 def send_in_chunks(server: LocalServer, path: str, chunks: Iterator[bytes]) -> Reply:
     """POST a body of no declared length."""
     with closing(http.client.HTTPConnection(urlsplit(server.base_url).netloc, timeout=60)) as connection:
-        connection.request("POST", path, chunks, encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+        headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
+        connection.request("POST", path, chunks, encode_chunked=True, headers=headers)
         answer = connection.getresponse()
         return Reply(answer.status, json.load(answer))
 

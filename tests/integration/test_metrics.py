@@ -57,6 +57,7 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
         "opd/hint_rate": len(hints) / len(turns),
         **{f"opd/{name}": group["group_overrides"]["opd"][name] for name in ("noise_floor", "noise_rms")},
         "train/episodes": len(rollouts),
+        "train/no_verdict": 0,
         "train/percent_correct": fmean(r["verification"]["passed"] == r["verification"]["total"] for r in rollouts),
         "train/reward": fmean(group["scores"]),
         **{f"train/reward_{name}": fmean(reward[name] for reward in rewards) for name in rewards[0]},

@@ -160,7 +160,7 @@ def test_other_weights_have_a_version_and_other_numbers(plugin: Plugin, request:
 
 def test_what_nobody_waits_for_is_not_sampled_on(plugin: Plugin) -> None:
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 8000, "ignore_eos": True}).encode()
-    request = urllib.request.Request(f"{plugin.base_url}/generate", body)
+    request = urllib.request.Request(f"{plugin.base_url}/generate", body, {"Content-Type": "application/json"})
 
     def at_work() -> float:
         return plugin.under_way if isinstance(plugin, FakePlugin) else running_requests(plugin)

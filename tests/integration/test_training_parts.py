@@ -15,8 +15,10 @@ from demo_policy import POLICY_DIR
 
 from agentic_opd.core.errors import ConfigError, OutputError, TrainingError
 from agentic_opd.core.types import DistillArrays, TurnOutcome
+from agentic_opd.training import step as step_module
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.distributed import DistContext
+from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.training.model import MovingAverage, load_model, save_adapter, save_weights
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
@@ -59,8 +61,16 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
     )
     trainer = Trainer(config)
     group = make_group(trainer.model)
-    record = TurnRecord((10, 11), TurnOutcome.SCORED, "tool", control=ControlReading("neutral", "", (), (control,)))
-    group = replace(group, rollouts=tuple(replace(one, turns=(record,)) for one in group.rollouts))
+    hint = {"hint": "Write another token.", "hint_token_ids": (7,), "insert_at": 9}
+    reading = ControlReading("neutral", "Take your time.", (8,), (control,))
+    record = TurnRecord((10, 11), TurnOutcome.SCORED, "tool", control=reading, **hint)
+
+    def turns(length: int) -> tuple[TurnRecord, ...]:
+        before, behind = (TurnRecord(span, TurnOutcome.VOTE_FAILED, "tool") for span in ((8, 10), (11, length)))
+        return before, record, behind
+
+    rollouts = (replace(rollout, turns=turns(len(rollout.tokens_T))) for rollout in group.rollouts)
+    group = replace(group, rollouts=tuple(rollouts))
     trainer.source = ScriptedClient(config, [[group]])
     tokens = list(group.rollouts[1].tokens_T)
     before = own_logprobs(trainer.model, tokens)[9]
@@ -74,16 +84,25 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
         assert moved < -0.1
 
 
-def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path) -> None:
-    """Broken, whole, and then broken three times: what is whole is learned, what is not changes and saves nothing."""
+def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken, whole, and then broken three times: what is whole is learned, what is not changes and saves nothing.
+
+    Groups with rows that are no numbers are refused before a step, so the loss itself is broken.
+    """
     config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, minibatches=1, save_every=2)
     trainer = Trainer(config)
     whole = make_group(trainer.model)
     assert whole.rollouts[0].rows is not None
-    rows = [[float("nan") for _ in row] for row in whole.rollouts[0].rows.logprobs_TK]
+    rows = [[-7.0, -0.01] if row else [] for row in whole.rollouts[0].rows.logprobs_TK]
     rows = DistillArrays(whole.rollouts[0].rows.token_ids_TK, rows)
     broken = replace(whole, rollouts=(replace(whole.rollouts[0], rows=rows), *whole.rollouts[1:]))
-    trainer.source = ScriptedClient(config, [[one] for one in (broken, whole, broken, broken, broken, whole)])
+
+    def loss(inputs: LossInputs, *args: Any) -> Any:
+        total, parts = combined_loss(inputs, *args)
+        return total * (float("nan") if (inputs.teacher_BTK == -7.0).any() else 1.0), parts
+
+    monkeypatch.setattr(step_module, "combined_loss", loss)
+    trainer.source = ScriptedClient(config, [[group] for group in (broken, whole, broken, broken, broken, whole)])
     weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
     with pytest.raises(TrainingError, match="step 5: no update of the last 3 steps"):
         asyncio.run(trainer.run())

@@ -22,9 +22,9 @@ class Reply(NamedTuple):
 
 
 def ask(server: LocalServer, path: str, body: Any = None, key: str | None = None) -> Reply:
-    """POST `body`, a file where it is bytes, or GET where there is none."""
+    """POST `body`, a picture's file to the route of pictures, or GET where there is none."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    kind = "application/octet-stream" if path.endswith("/images") else "application/json"
     headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(server.base_url + path, data, headers)
     try:
