@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from agentic_opd.core.metric import Metric
+from agentic_opd.core.types import NoVerdict
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from tests.support.environment import process, read_lines
@@ -34,8 +35,11 @@ IN_NO_LINE = {
 NOT_OF_THIS_RUN = {
     *("train/left_out_tokens", "opd/gap_mean_reasoning", "opd/gap_mean_answer"),
     *("opd/hint_overlap", "opd/hints_compared", "opd/step_score_hinted", "opd/step_score_unhinted"),
+    *(f"train/no_verdict/{cause.value}" for cause in NoVerdict),
 }
-"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap` and of `step_votes`."""
+"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap`, of `step_votes`, and of
+tests that gave no verdict.
+"""
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
 
