@@ -80,6 +80,7 @@ def test_imports_come_first_and_names_second(files: dict[str, str], needed: list
         "\0" * 2**20,
     ],
 )
+@pytest.mark.slow
 def test_no_source_takes_long(source: str) -> None:
     files = {"solution.py": source, **{f"{number} .py": source[: 2**16] for number in range(200)}, "a.py": source}
     start = time.process_time()

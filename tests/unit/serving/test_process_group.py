@@ -21,6 +21,8 @@ from agentic_opd.serving.process_group import GlooGroup, Group, NcclGroup, free_
 from agentic_opd.training.transfer import WeightSender
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.processes
+
 MEMBER = """
 import os, signal, sys, torch
 from agentic_opd.serving.process_group import GlooGroup

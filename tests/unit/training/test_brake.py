@@ -171,6 +171,7 @@ def test_verdicts_that_can_not_be_compared_do_not_resume(row: str, tmp_path: Pat
         Brake(TrainerConfig(model="", output_dir=tmp_path, resume=True))
 
 
+@pytest.mark.processes
 def test_an_evaluation_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """With what it has started."""
     fifo, children = tmp_path / "fifo", tmp_path / "children"

@@ -124,6 +124,7 @@ REFORMULATED = [
 ]
 
 
+@pytest.mark.slow
 def test_right_answers_are_right_however_they_are_written(shop: Path) -> None:
     asked = questions(shop.parent.parent, "shop", [queries[0] for queries in REFORMULATED])
     assert all(question.is_guarded and not question.cuts_tie for question in asked)
@@ -140,6 +141,7 @@ LOOKUPS = [
 ]
 
 
+@pytest.mark.slow
 def test_values_copied_from_the_result_are_wrong_also_beside_their_key(shop: Path) -> None:
     asked = questions(shop.parent.parent, "shop", [f"SELECT {c} FROM {table} WHERE {key}" for table, c, key in LOOKUPS])
     for question, (table, column, key) in zip(asked, LOOKUPS, strict=True):

@@ -86,6 +86,7 @@ def test_classes_with_too_many_base_classes_are_refused() -> None:
         labels(chain(400))
 
 
+@pytest.mark.slow
 def test_parameters_of_many_tests_are_read_once() -> None:
     rows = "".join(f"ROWS{number} = [1, 2]\n" for number in range(3000))
     tests = "".join(
