@@ -108,7 +108,7 @@ async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: st
     names = ", ".join(map(repr, dict.fromkeys(served)))
     raise ServerMismatchError(
         f"{http.base_url} serves {names}, and {setting} is {name!r}: name what is served. A tokenizer of another "
-        "name is a setting of its own (tokenizer_name)."
+        "name belongs in tokenizer_name."
     )
 
 

@@ -153,7 +153,7 @@ class _AssistantTurn:
     thoughts: list[str] = field(default_factory=list[str])
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     reference: str | None = None
-    """Id of the answer that stands here."""
+    """Id of the answer."""
     is_hosted: bool = False
     """Whether the last text is what a provider's tool did."""
 

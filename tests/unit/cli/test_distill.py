@@ -80,6 +80,7 @@ def test_a_group_without_the_conversation_is_read_from_its_tokens(
     assert "41" in turn["question"]
 
 
+@pytest.mark.slow
 def test_a_wrong_port_ends_it_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
     code, made = distill(tmp_path, "http://127.0.0.1:9/v1", group())

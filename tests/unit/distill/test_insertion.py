@@ -54,6 +54,7 @@ def test_without_a_hint_the_teacher_reads_what_the_student_read() -> None:
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_splicing_keeps_every_token_and_ends_in_the_turn(data: st.DataObject) -> None:
     tokens = tuple(data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=30)))
     start = data.draw(st.integers(1, len(tokens) - 1))

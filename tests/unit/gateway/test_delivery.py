@@ -73,6 +73,7 @@ def test_a_group_that_can_not_be_is_refused(tokenizer: Any, tmp_path: Path, grou
     assert response.json()["error"]["param"] == "X-Group-Id"
 
 
+@pytest.mark.slow
 def test_a_group_waits_for_a_session_that_is_being_closed(tokenizer: Any, tmp_path: Path) -> None:
     """Its answer under way takes longer than a group waits; it is in the group all the same, and in one only."""
     vllm = ScriptedVllm(tokenizer)

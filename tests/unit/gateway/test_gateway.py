@@ -423,6 +423,7 @@ def test_what_comes_together_is_shown_together(tokenizer: Any, tmp_path: Path) -
         assert len(own) < len(ids)
 
 
+@pytest.mark.slow
 def test_a_stream_gives_the_text_in_pieces_and_the_calls_at_its_end(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"I run it and look.\n{CALL}")
 

@@ -115,6 +115,7 @@ def unchunked(body: bytes) -> bytes:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.slow
 def test_a_client_that_closes_its_sending_half_gets_its_answer(
     tokenizer: Any, tmp_path: Path, stream: bool, is_late: bool, loop: Any
 ) -> None:

@@ -431,6 +431,7 @@ def test_a_rows_own_system_prompt_comes_first() -> None:
     assert read_log({"system": "Be brief.", "messages": [own, USER, SAID]}, ()).messages == [own, USER, SAID]
 
 
+@pytest.mark.slow
 def test_a_conversation_longer_than_the_context_keeps_the_turns_that_fit(chat: ChatFormat) -> None:
     log = read_log({"messages": [USER, SAID, NO] + [SAID, NO] * 30}, ())
     whole = rendered_log(log, chat)
