@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="agentic-opd hints",
         description="List the hints of a file of scored groups: how many tokens each hint moved and how far, and, "
-        "if scripts/measure_hints has written groups.hints.json, by how many points it changes the pass rate.",
+        "if scripts/learning/measure_hints has written groups.hints.json, by how many points it changes the pass rate.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from local_server import free_port
+from bench.local_server import free_port
 from numpy.typing import NDArray
 
 from .places import MODEL, ROOT

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from local_server import free_port
+from bench.local_server import free_port
 
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
@@ -77,7 +77,7 @@ def start_backend(name: str, settings: dict[str, Any]) -> Backend:
     """The backend; where it is made of containers, with an image from Debian's packages."""
     if name == "docker":
         settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
-        subprocess.run([ROOT / "scripts/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
+        subprocess.run([ROOT / "scripts/install/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
     backend = Backend(name, settings)
     asyncio.run(check_sandbox(backend.factory()))
     return backend

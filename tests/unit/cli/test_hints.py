@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hint_lifts.written import write_lifts
+from learning.hint_lifts.written import write_lifts
 
 from agentic_opd.cli.hints import main
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path
