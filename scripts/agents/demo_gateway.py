@@ -1,11 +1,14 @@
-"""What scripts/agents/demo_gateway does: a vLLM server, a gateway, a few sessions as any agent would hold them."""
+"""A vLLM server with the demo policy, a gateway, four sessions as any agent would hold them, and their groups, checked.
 
-import argparse
+Takes about a minute on two cores. Further options go to `agentic-opd gateway`.
+"""
+
 import asyncio
 import contextlib
 import json
 import os
 import secrets
+import subprocess
 import sys
 import time
 import urllib.request
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_server import ServerFailedError, child_process, free_port, local_server
+from install.active_environment import command_parser
 from openai import OpenAI
 
 from agentic_opd.core.processes import end_of
@@ -145,7 +149,7 @@ async def demo(served: Served) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/agents/demo_gateway", description=__doc__)
+    parser = command_parser(__doc__, "scripts/agents/demo_gateway")
     parser.add_argument("--keep", action="store_true", help="leave both servers up, and print address and key")
     arguments, flags = parser.parse_known_args(argv)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -163,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ServerFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    command = [sys.executable, "-m", "agentic_opd.validate", str(FOLDER / "groups.jsonl")]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ logprobs are its weights', so that `agentic-opd validate --server` computes each
 client failed, is not one session, or its groups are not valid.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from typing import Any
 
 from bench.local_server import ServerFailedError, local_server
 from demo_policy import POLICY_DIR
+from install.active_environment import command_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -347,7 +347,7 @@ def try_client(name: str, engine: Engine, folder: Path = FOLDER) -> AgentRow:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/agents/try_agents", description=__doc__)
+    parser = command_parser(__doc__, "scripts/agents/try_agents")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"clients (default: all): {', '.join(CLIENTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as an object, by client name")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where clients are installed (%(default)s)")

@@ -4,7 +4,6 @@ The runs are those of a user: `process`, `evaluate` and the gateway on the demo 
 whose checkpoints are small. tests/recordings/README.md says when to add a recording.
 """
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 
 from agents.demo_gateway import gateway
 from bench.local_server import local_server
+from install.active_environment import command_parser
 
 from agentic_opd.wire.group import ScoredGroup
 
@@ -33,7 +33,7 @@ VOCAB = 64
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="scripts/checks/make_recordings", description=__doc__)
+    parser = command_parser(__doc__, "scripts/checks/make_recordings")
     parser.add_argument("name", help="name of the recording, for example today's date and what has changed")
     folder = SHELF / parser.parse_args(argv).name
     folder.mkdir(parents=True)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import aiohttp
 from agents.demo_gateway import ROOT, gateway
 from bench.local_server import ServerFailedError, local_server
+from install.active_environment import command_parser
 
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -247,9 +248,7 @@ async def run(args: argparse.Namespace, own_url: str, model: str, url: str, key:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/checks/routes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__, "scripts/checks/routes")
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=[*PROTOCOLS], help="all")
     parser.add_argument("--exchanges", type=int, default=200, help="of each protocol: 200")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the exchanges that differ, by protocol")

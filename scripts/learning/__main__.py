@@ -64,6 +64,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_server import ServerFailedError, free_port, local_server
+from install.active_environment import command_parser
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
@@ -139,9 +140,7 @@ def main() -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/learn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__, "scripts/learn")
     parser.add_argument("--out", type=Path, help="where everything is written: runs/learn, or runs/objectives")
     parser.add_argument("--world", choices=list(SUBJECTS), default="coding", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help="start; default: the world's demo policy")

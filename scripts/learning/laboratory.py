@@ -30,7 +30,6 @@ from openai import AsyncOpenAI, OpenAIError
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.text import text_lines
 from agentic_opd.env.config import AgenticOPDEnvConfig
-from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
@@ -609,6 +608,8 @@ class Examiner:
         settings |= laboratory.subject.exam
         if options := laboratory.world_options():
             settings["world_options"] = options
+        from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
+
         config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
             builtin_examples=laboratory.examples,
