@@ -19,9 +19,9 @@ from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.calls import Answer, call_problems, is_mistyped, json_schema, type_in_words, verdict
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
 from agentic_opd.worlds.schema import complete_schema, signature
+from agentic_opd_environments.calls import Answer, call_problems, is_mistyped, json_schema, type_in_words, verdict
 
 Function = dict[str, Any]
 _ADD: Function = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.worlds.sql import engine
-from agentic_opd.worlds.sql.engine import QueryError, Result, Value, difference, run_query, schema_text, shown
-from agentic_opd.worlds.sql.query_process import MAX_ROWS
+from agentic_opd_environments.sql import engine
+from agentic_opd_environments.sql.engine import QueryError, Result, Value, difference, run_query, schema_text, shown
+from agentic_opd_environments.sql.query_process import MAX_ROWS
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 

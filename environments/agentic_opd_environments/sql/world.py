@@ -11,10 +11,9 @@ from typing import Any
 from agentic_opd.core.errors import WorldError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError, tool
-from agentic_opd.worlds.sql.config import SqlConfig
-from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
-from agentic_opd.worlds.sql.files import read_questions
-from agentic_opd.worlds.sql.order import Expected, expected, is_ordered
+from agentic_opd_environments.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
+from agentic_opd_environments.sql.files import read_questions
+from agentic_opd_environments.sql.order import Expected, expected, is_ordered
 
 _MOST_KEPT_ROWS = 500_000
 """Rows of expected results that are kept for later verifications, of all questions together."""
@@ -44,12 +43,17 @@ class SqlWorld(CustomWorld):
         "It is judged on other databases of the same schema."
     )
 
-    def __init__(self, config: SqlConfig, *, skip_broken: bool = False) -> None:
+    def __init__(self, file: Path, databases: Path, skip_broken: bool = False) -> None:
         """Store the settings; nothing is read yet.
 
-        With `skip_broken`, wrong entries of the file are left out with a warning.
+        Args:
+            file: JSON file of questions in the format of Spider or BIRD.
+            databases: Folder with `DB_ID/DB_ID.sqlite`. Further .sqlite files beside a database are its hidden
+                databases; without such files, they are copies of it with other values and rows.
+            skip_broken: Leave out wrong entries of the file, and those whose own query cuts a tie, with a warning,
+                instead of failing.
         """
-        self._config, self._skip_broken = config, skip_broken
+        self._file, self._databases, self._skip_broken = file, databases, skip_broken
         self._cases: dict[str, Case] = {}
         self._expected: dict[tuple[str, int], Expected] = {}
         """Results of the right queries, by task and number of the hidden database."""
@@ -57,17 +61,14 @@ class SqlWorld(CustomWorld):
 
     def tasks(self) -> list[Task]:
         """Return the questions of the file."""
-        assert self._config.sql_file is not None
-        assert self._config.sql_databases is not None
-        path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
         return [
             self.make_task(
-                f"{path.stem}/{question.number:05}",
+                f"{self._file.stem}/{question.number:05}",
                 question.text,
                 Case(question.shown, question.hidden, question.sql),
                 question.examples,
             )
-            for question in read_questions(path, folder, skip_broken=self._skip_broken)
+            for question in read_questions(self._file, self._databases, skip_broken=self._skip_broken)
         ]
 
     def start(self, task: Task) -> Desk:

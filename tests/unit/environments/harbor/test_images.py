@@ -11,8 +11,8 @@ import pytest
 
 from agentic_opd.core.errors import WorldError
 from agentic_opd.sandboxes.protocol import CommandResult
-from agentic_opd.worlds.harbor.images import Image, Images, build_failure
-from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
+from agentic_opd_environments.harbor.images import Image, Images, build_failure
+from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
 
 
 class FakeEngine:

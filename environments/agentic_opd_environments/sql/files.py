@@ -20,9 +20,9 @@ from typing import Any
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
-from agentic_opd.worlds.sql.copies import NUM_COPIES, Copies
-from agentic_opd.worlds.sql.engine import QueryError, Source, difference
-from agentic_opd.worlds.sql.order import Expected, expected
+from agentic_opd_environments.sql.copies import NUM_COPIES, Copies
+from agentic_opd_environments.sql.engine import QueryError, Source, difference
+from agentic_opd_environments.sql.order import Expected, expected
 
 _JUDGING = 3
 """Copies that judge an answer, besides the shown database."""

@@ -14,10 +14,10 @@ from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.leaks import leaks
 from agentic_opd.core.types import Task, ToolCall, Verification
 from agentic_opd.env.config import AgentEnvConfig
-from agentic_opd.worlds.calls import verdict
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.custom import HookedWorld
-from agentic_opd.worlds.functions import FunctionsWorld, held_out_ids
+from agentic_opd_environments.calls import verdict
+from agentic_opd_environments.functions import FunctionsWorld, held_out_ids
 
 CONVERT: dict[str, Any] = {
     "name": "convert",

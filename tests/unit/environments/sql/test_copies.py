@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from agentic_opd.worlds.sql.copies import NUM_COPIES, Copies
-from agentic_opd.worlds.sql.engine import Source, difference, run_query
-from agentic_opd.worlds.sql.files import FileQuestion, read_questions
-from agentic_opd.worlds.sql.order import expected, is_ordered
+from agentic_opd_environments.sql.copies import NUM_COPIES, Copies
+from agentic_opd_environments.sql.engine import Source, difference, run_query
+from agentic_opd_environments.sql.files import FileQuestion, read_questions
+from agentic_opd_environments.sql.order import expected, is_ordered
 
 SHOP = """
 CREATE TABLE customers (

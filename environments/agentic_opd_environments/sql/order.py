@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentic_opd.worlds.sql.engine import QueryError, Result, Row, Source, difference, run_query
+from agentic_opd_environments.sql.engine import QueryError, Result, Row, Source, difference, run_query
 
 _TOKENS = re.compile(
     r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*+(?:'|\Z)|"(?:[^"]|"")*+(?:"|\Z)|`[^`]*+(?:`|\Z)|\[[^\]]*+(?:\]|\Z)"""

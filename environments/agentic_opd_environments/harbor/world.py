@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -31,11 +31,10 @@ from agentic_opd.sandboxes.workdir import unpacked
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
-from agentic_opd.worlds.harbor.config import HarborConfig
-from agentic_opd.worlds.harbor.images import Images
-from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
-from agentic_opd.worlds.harbor.verdict import judged, spoken, without_verdict
 from agentic_opd.worlds.split import split_position, split_tasks
+from agentic_opd_environments.harbor.images import Images
+from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
+from agentic_opd_environments.harbor.verdict import judged, spoken, without_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -145,24 +144,41 @@ class HarborWorld:
 
     runs_programs = True
 
-    def __init__(self, config: Any, system_prompt: str | None = None) -> None:
+    def __init__(
+        self,
+        config: CodingConfig,
+        folder: Path,
+        network: bool = False,
+        variables: Mapping[str, str] | None = None,
+        keep_processes: bool = False,
+        limit: int | None = None,
+        skip_broken: bool = False,
+    ) -> None:
         """Store the settings; nothing is started or read yet.
 
-        `config` is a `CodingConfig` that is also a `HarborConfig`.
+        Args:
+            config: Settings of the environment.
+            folder: A task (a folder with task.toml), or a folder with tasks at any depth.
+            network: Network of the tasks whose task.toml has neither network_mode nor allow_internet.
+            variables: Values of ${NAME} in the tables of variables of task.toml. The variables of this process are
+                never read.
+            keep_processes: Let the agent's processes run on while the tests run, for tasks about servers. Off: they
+                are killed before, since such a process can forge the verdict.
+            limit: Use only the first N tasks.
+            skip_broken: Skip tasks that cannot be run, with a warning, instead of failing.
 
         Raises:
             ConfigError: the sandbox backend has no containers on this machine.
         """
-        assert isinstance(config, CodingConfig)
-        assert isinstance(config, HarborConfig)
         if config.sandbox_backend != "docker":
             raise ConfigError(
                 f"the world harbor runs tasks in containers of docker or podman on this machine: set sandbox_backend "
                 f"docker (and sandbox_container_command), got {config.sandbox_backend}"
             )
-        self.config: CodingConfig = config
-        self._harbor: HarborConfig = config
-        self.system_prompt = system_prompt or SYSTEM_PROMPT
+        self.config = config
+        self._folder, self._network, self._variables = folder, network, dict(variables or {})
+        self._keep_processes, self._limit, self._skip_broken = keep_processes, limit, skip_broken
+        self.system_prompt: str = getattr(config, "system_prompt", None) or SYSTEM_PROMPT
         self.tools: Sequence[dict[str, Any]] = _tools()
         self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
         self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
@@ -193,16 +209,10 @@ class HarborWorld:
 
     async def read_tasks(self) -> list[Task]:
         """Return all tasks of the settings."""
-        given = self._harbor
-        assert given.tasks_dir is not None
         tasks = await asyncio.to_thread(
-            read_tasks,
-            given.tasks_dir,
-            given.tasks_variables,
-            has_network=given.tasks_network,
-            skip_broken=self.config.dataset_skip_broken,
+            read_tasks, self._folder, self._variables, has_network=self._network, skip_broken=self._skip_broken
         )
-        self._tasks = tasks[: self.config.dataset_limit]
+        self._tasks = tasks[: self._limit]
         return self._tasks
 
     def session(self, task: Task) -> AbstractAsyncContextManager[HarborSession]:
@@ -242,11 +252,11 @@ class HarborWorld:
         """Run the tests in a container that the agent has left; `public` is all that it has read or written."""
         data: HarborTask = task.data
         logs, tests = container.host_folder(_LOGS), container.host_folder(_TESTS)
-        if not self._harbor.tasks_keep_processes:
+        if not self._keep_processes:
             await container.stop()
         await asyncio.to_thread(_renew_logs, logs)
         await asyncio.to_thread(_fill, tests, data.folder / "tests")
-        if not self._harbor.tasks_keep_processes:
+        if not self._keep_processes:
             await container.start()
             try:
                 await _wait_until_healthy(container, data)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from agentic_opd.core.errors import DatasetError, WorldError
 from agentic_opd.env.config import AgentEnvConfig
-from agentic_opd.worlds.harbor.images import _lock_of
-from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
+from agentic_opd_environments.harbor.images import _lock_of
+from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
 from tests.support.places import ROOT
 
 TASKS = ROOT / "tests" / "harbor_tasks"

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import text_lines, well_formed
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.harbor.compose import COMPOSE_FILE, Service, read_compose
+from agentic_opd_environments.harbor.compose import COMPOSE_FILE, Service, read_compose
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from agentic_opd.core.errors import WorldError
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.protocol import CommandResult
-from agentic_opd.worlds.harbor.dockerfile import base_images
-from agentic_opd.worlds.harbor.tasks import Build, HarborTask
+from agentic_opd_environments.harbor.dockerfile import base_images
+from agentic_opd_environments.harbor.tasks import Build, HarborTask
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from agentic_opd.worlds.harbor.dockerfile import base_images
+from agentic_opd_environments.harbor.dockerfile import base_images
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from aiohttp import web
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import AgenticOPDEnvConfig
-from agentic_opd.gateway.replay import GRADE_PROMPT, Replay
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.custom import HookedWorld
+from agentic_opd_environments.replay import GRADE_PROMPT, Replay
 from tests.unit.distill.fakes import served
-
-from .fakes import AGAIN, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
+from tests.unit.gateway.fakes import AGAIN, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
 
 JUDGE = {"judge_base_url": "http://127.0.0.1:1/v1", "judge_model_name": "j"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.env.config import AgentEnvConfig
-from agentic_opd.worlds.harbor.world import HarborWorld
+from agentic_opd_environments.harbor.world import HarborWorld
 
 SHARES = (0.001, 0.1, 0.34, 0.5, 0.9, 0.999)
 
@@ -17,7 +17,7 @@ SHARES = (0.001, 0.1, 0.34, 0.5, 0.9, 0.999)
 def split(folder: Path, **settings: Any) -> tuple[list[str], list[str]]:
     """Return the ids of the tasks to train and to evaluate on."""
     config = AgentEnvConfig(world="harbor", tasks_dir=folder, sandbox_backend="docker", **settings)
-    train, evaluation = asyncio.run(HarborWorld(config).train_and_eval_tasks())
+    train, evaluation = asyncio.run(HarborWorld(config, folder).train_and_eval_tasks())
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
 

@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
-from agentic_opd.worlds.sql.order import expected, is_ordered
+from agentic_opd_environments.sql.engine import QueryError, difference, run_query
+from agentic_opd_environments.sql.order import expected, is_ordered
 
 ROWS = [(1, "a", 5, "x"), (2, "b", 5, "x"), (3, "c", 3, "y"), (4, "d", 3, "y"), (5, "e", 1, "z")]
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentic_opd.core.types import NoVerdict, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult
-from agentic_opd.worlds.harbor.verdict import judged, spoken
+from agentic_opd_environments.harbor.verdict import judged, spoken
 
 TESTS = """
 def test_total():

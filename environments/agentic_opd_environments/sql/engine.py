@@ -27,9 +27,9 @@ from typing import Any
 
 from agentic_opd.core.text import read_json
 from agentic_opd.sandboxes.host_process import HOST_ENV
-from agentic_opd.worlds.sql import query_process
-from agentic_opd.worlds.sql.matching import Number, has_matching, is_near, is_rounded
-from agentic_opd.worlds.sql.query_process import MAX_RESULT_BYTES, QueryError
+from agentic_opd_environments.sql import query_process
+from agentic_opd_environments.sql.matching import Number, has_matching, is_near, is_rounded
+from agentic_opd_environments.sql.query_process import MAX_RESULT_BYTES, QueryError
 
 MAX_SECONDS = 10.0
 """Wall-clock limit of a query. Unless the machine is busy, the limit of processor time (`query_process.MAX_CPU_S`) is

@@ -30,7 +30,7 @@ from threading import Lock
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.worlds.sql.query_process import quoted
+from agentic_opd_environments.sql.query_process import quoted
 
 NUM_COPIES = 12
 _MOST_ROWS = 2000
