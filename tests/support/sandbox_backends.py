@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ def start_backend(name: str) -> Backend:
 
 
 @contextmanager
-def remote_engine(folder: Path) -> Iterator[Backend]:
+def remote_engine(folder: Path) -> Generator[Backend]:
     """Containers of an engine that is reached by podman's API on a socket in `folder`, as CONTAINER_HOST names it."""
     start_backend("docker")
     socket, log = folder / "podman.sock", folder / "podman.log"
