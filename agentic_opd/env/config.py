@@ -39,15 +39,6 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
     )
 
     @model_validator(mode="after")
-    def _check_program(self) -> "AgentEnvConfig":
-        if self.agent_command is not None and self.sandbox_backend not in ("bubblewrap", "docker"):
-            raise ValueError(
-                f"agent_command needs sandbox_backend bubblewrap or docker, got {self.sandbox_backend}: the others "
-                "give a program no way to the policy"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_world(self) -> "AgentEnvConfig":
         if self.sql_file is not None and self.world != "sql":
             raise ValueError(f"sql_file is set, but the world is {self.world}: set world to sql")

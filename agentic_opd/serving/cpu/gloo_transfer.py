@@ -1,6 +1,6 @@
 """vLLM's weight transfer between CPUs: the worker's side of `process_group.GlooGroup`.
 
-`register_gloo` registers it with vLLM as the backend `gloo` of `--weight-transfer-config`.
+`engine_process.register` registers it with vLLM as the backend `gloo` of `--weight-transfer-config`.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 
-from agentic_opd.serving.cpu_adapters import expand, expand_slice, shrink, skip_tokens_without_adapter
+from agentic_opd.serving.cpu.lora_kernels import expand, expand_slice, shrink, skip_tokens_without_adapter
 
 KERNELS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 VLLMS: dict[str, Any] = {name: getattr(lora_ops, name) for name in KERNELS}

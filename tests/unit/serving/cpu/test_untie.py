@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from agentic_opd.serving.launch import parse_args, untied
-from agentic_opd.serving.untie import CannotUntieError, untied_copy
+from agentic_opd.serving.cpu.untie import CannotUntieError, untied, untied_copy
+from agentic_opd.serving.launch import parse_args
 from tests.support.tiny_model import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

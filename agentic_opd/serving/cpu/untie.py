@@ -5,10 +5,12 @@ logprobs. Files are hard-linked if the file system allows it, and the head is co
 import is needed.
 """
 
+import argparse
 import json
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +41,37 @@ class _Tensor(NamedTuple):
         with self.file.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.size if most is None else min(most, self.size))
+
+
+def untied(args: argparse.Namespace) -> argparse.Namespace:
+    """Replace a model with tied embeddings by its untied copy, served under the original name; print a line about it.
+
+    A model that can't be untied is served unchanged; it accepts adapters only.
+    """
+    folder = args.weights_root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentic_opd"
+    tied = f"the embeddings of {args.model} are tied, and on a CPU vLLM can't take new weights for such a model"
+    try:
+        if (copy := untied_copy(_downloaded(args.model), folder)) is None:
+            return args
+    except CannotUntieError as error:
+        print(f"serve_vllm: {tied}, nor is it untied ({error}): push adapters (--max-lora-rank)", file=sys.stderr)
+        return args
+    except (OSError, ValueError, KeyError) as error:
+        print(f"serve_vllm: whether the embeddings of {args.model} are tied is not known: {error}", file=sys.stderr)
+        return args
+    print(f"serve_vllm: {tied}: an untied copy is served, {copy}", file=sys.stderr)
+    return argparse.Namespace(
+        **{**vars(args), "model": str(copy), "served_model_name": args.served_model_name or args.model}
+    )
+
+
+def _downloaded(model: str) -> Path:
+    """Return the model's folder, downloaded from the hub if needed."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download  # vLLM would otherwise download the same files.
+
+    return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
 
 
 def untied_copy(model: Path, folder: Path) -> Path | None:
