@@ -335,8 +335,8 @@ def read_scores(samples: Path, version: int) -> dict[str, float]:
             sampled_by = row.get("weight_version")
             if sampled_by is not None and (type(sampled_by) is not int or sampled_by != version):
                 raise EvaluationFailedError(
-                    f"version {version} was to be evaluated, and version {short_repr(sampled_by)} answered: does another "
-                    "trainer push to these servers?"
+                    f"version {version} was to be evaluated, and version {short_repr(sampled_by)} answered: does "
+                    "another trainer push to these servers?"
                 )
             # A version whose agent breaks the tests must not hide a fall.
             task, score = row["task_id"], 0.0 if row.get("no_verdict") is not None else row["score"]
