@@ -30,8 +30,7 @@ from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
-from agentic_opd.worlds.harbor.config import HarborConfig
-from agentic_opd.worlds.harbor.world import HarborWorld
+from agentic_opd_environments.harbor.world import HarborWorld
 
 _SHOWN = 20
 _SHOWN_LINES, _SHOWN_LINES_OF_HARBOR = 4, 24
@@ -82,10 +81,10 @@ async def _check(arguments: argparse.Namespace) -> int:
     main_task = asyncio.current_task()
     assert main_task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
-    config, given = _config(arguments), cast(Path | None, arguments.solutions)
     _check_out(arguments)
-    if isinstance(config, HarborCheckConfig):
-        return await _run_harbor(arguments, HarborWorld(config))
+    if arguments.format == "harbor":
+        return await _run_harbor(arguments, _harbor_world(arguments))
+    config, given = _config(arguments), cast(Path | None, arguments.solutions)
     all_tasks = load_tasks(config)
     tasks = all_tasks[: arguments.limit]
     if given is None:
@@ -156,10 +155,6 @@ async def _check_all(
 # ------------------------------------------------------------------------------------------------------- command line
 
 
-class HarborCheckConfig(CodingConfig, HarborConfig):
-    """Settings of `--format harbor`."""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/checks/tasks",
@@ -219,30 +214,28 @@ def _pairs(given: Sequence[str], form: str) -> dict[str, str]:
     return found
 
 
-def _harbor_config(arguments: argparse.Namespace) -> HarborCheckConfig:
+def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
     of_files = ("solutions", "fields")
     if without := [f"--{name}" for name in of_files if getattr(arguments, name)]:
         raise ConfigError(
             f"{' and '.join(without)} do not apply to --format harbor: a task's solution is in its folder"
         )
-    settings: dict[str, Any] = {
-        "tasks_dir": arguments.dataset,
-        "tasks_network": arguments.network,
-        "tasks_variables": _pairs(arguments.variables, "--variables takes NAME=VALUE"),
-        "dataset_skip_broken": arguments.skip_broken,
-        "dataset_limit": arguments.limit,
-        "sandbox_backend": arguments.sandbox or "docker",
-        "sandbox_container_command": arguments.engine,
-    }
+    variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
     wrong: list[str] = []
-    config = validated(HarborCheckConfig, "", settings, wrong)
+    sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
+    config = validated(CodingConfig, "", sandbox, wrong)
     refuse(wrong)
-    return config
+    return HarborWorld(
+        config,
+        Path(arguments.dataset),
+        network=arguments.network,
+        variables=variables,
+        limit=arguments.limit,
+        skip_broken=arguments.skip_broken,
+    )
 
 
 def _config(arguments: argparse.Namespace) -> CodingConfig:
-    if arguments.format == "harbor":
-        return _harbor_config(arguments)
     fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
     settings: dict[str, Any] = {
         "dataset_name": arguments.dataset,

@@ -127,10 +127,6 @@ def test_a_command_that_is_none_is_said(fake_server: FakePlugin, tmp_path: Path)
     assert done.returncode == 1
     assert "made no request on task" in done.stderr
     assert "no-such-agent: command not found" in done.stderr
-    swerex = ("--env.sandbox_swerex_url", "http://127.0.0.1:9", "--env.sandbox_swerex_token", "t")
-    done = process(fake_server.base_url, out, *AGENT, "--env.sandbox_backend", "swerex", *swerex)
-    assert done.returncode == 2
-    assert "agent_command needs sandbox_backend bubblewrap or docker, got swerex" in done.stderr
     done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
     assert done.returncode == 2
     assert "agent_mounts names what is not there: /no/such/folder" in done.stderr

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.cli.hints import points, show_hints
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.errors import OPDError, PlaceError, WireError
@@ -61,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--turns", type=_positive, metavar="N", help="turns to measure, drawn by env.seed (default: all)"
     )
-    add_settings(parser, {"env": env, "openai": servers[0]}, "hints")
+    add_settings(parser, {"env": env, "openai": servers[0]}, "evaluate")
     return parser
 
 
@@ -76,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_flags(arguments, env, servers)
         read_run(arguments.file)  # A file that can't be read is refused before a server is asked.
         keep_torch_out()
-        code = asyncio.run(_measure(settings, arguments.file, arguments.samples, arguments.turns))
-        show_hints(arguments.file)
-        return code
+        return asyncio.run(_measure(settings, arguments.file, arguments.samples, arguments.turns))
 
     return exit_code(run, interrupted="interrupted: nothing was measured")
 
@@ -152,10 +149,11 @@ async def _resample(
         raise result.stopped
     bar.say(f"{len(measured)} of {len(turns)} turns measured: {path}")
     if measured:
-        lift = lift_of(measured)
+        measured_lift = lift_of(measured)
+        with_hint, without, lift = measured_lift.with_hint, measured_lift.without_hint, measured_lift.lift
         bar.say(
-            f"over all of them {lift.with_hint.value:.1%} passed with the hint, {lift.without_hint.value:.1%} without: "
-            f"{points(lift.lift)} points"
+            f"over all of them {with_hint.value:.1%} passed with the hint, {without.value:.1%} without: "
+            f"{100 * lift.value:+.0f} ({100 * lift.low:+.0f} to {100 * lift.high:+.0f}) points"
         )
     if result.stopped is not None:
         why = str(result.stopped) or "interrupted"

@@ -34,7 +34,7 @@ POLICY = str(Path(__file__).parents[3] / "scripts" / "demo_policy" / "policy")
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
 OTHERS = {
-    *("cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "podman", "swerex-remote"),
+    *("cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "podman"),
     *("claude", "codex", "openclaw", "opencode", "pi"),
 }
 """Programs that are not this project's; what is typed for them is not looked at."""
