@@ -34,7 +34,7 @@ def enter(*modules: str) -> Path:
             f"error: {sys.executable} has no {', '.join(missing)}. Activate the environment of your vLLM, in which "
             "this package is installed (README, On a GPU node), or run scripts/setup for one on CPUs."
         )
-    paths = [str(ROOT / "scripts"), str(ROOT)]
+    paths = [str(ROOT / "scripts"), str(ROOT), str(ROOT / "environments")]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *(path for path in inherited if path and path not in paths)])
