@@ -103,10 +103,10 @@ def record_training(folder: Path) -> None:
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Return the settings of the recorded training run, of which the files are in `folder`."""
-    places = {"model": str(folder / "model"), "output_dir": folder / "run", "weights_dir": folder / "weights"}
+    paths = {"model": str(folder / "model"), "output_dir": folder / "run", "weights_dir": folder / "weights"}
     loss = {"forward_kl": 1.0, "grpo": 0.5, "route_by_turn": False}
     numbers = {"total_steps": 4, "save_every": 1, "lr": 1e-3, "loss": loss, "batch_size": 2}
-    return {**places, **numbers, "device": "cpu", "vllm_urls": [], "epochs_per_batch": 1, "minibatches": 1}
+    return {**paths, **numbers, "device": "cpu", "vllm_urls": [], "epochs_per_batch": 1, "minibatches": 1}
 
 
 def save_model(folder: Path) -> None:
