@@ -11,6 +11,7 @@ nothing and raises ConfigError for settings that do not go together.
 """
 
 import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ class WorldSettings(BaseModel):
 
 
 def world_class(name: str) -> type[Any]:
-    """Import the class of a world.
+    """Import the class of a world, whose package may log from now on as this one does.
 
     Raises:
         ConfigError: There is no such world, two packages register it, it can't be imported, or it is not a world.
@@ -56,6 +57,9 @@ def world_class(name: str) -> type[Any]:
     if name == CODING:
         return CodingWorld
     kind = _located(name) if ":" in name else _registered(name)
+    package = logging.getLogger(str(getattr(kind, "__module__", name)).partition(".")[0])
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.getLogger("agentic_opd").level)
     if inspect.isclass(kind) and (issubclass(kind, CustomWorld) or all(hasattr(kind, method) for method in _METHODS)):
         return kind
     raise ConfigError(f"env.world: {name} is {kind!r}, expected a subclass of CustomWorld or a World (docs/worlds.md)")
