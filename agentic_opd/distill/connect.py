@@ -102,6 +102,7 @@ async def connect(
             await judge.check()
         undo.pop_all()
         return DistillServers(
+            policy.base_url,
             JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
             teacher,
             renderer,

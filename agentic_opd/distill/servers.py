@@ -14,9 +14,11 @@ from agentic_opd.plugin.client import PluginClient
 class DistillServers:
     """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
 
-    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
+    `policy_url` is the policy server's. `teacher_is_policy`: without a hint the teacher equals the student, so a noise
+    floor can be measured.
     """
 
+    policy_url: str
     judge: JudgedBy
     teacher: PluginClient
     renderer: Renderer

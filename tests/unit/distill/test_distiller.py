@@ -63,6 +63,7 @@ def make_deps(
 ) -> DistillServers:
     tokenizer = make_qwen_tokenizer()
     return DistillServers(
+        policy_url="http://policy/v1",
         judge=JudgedBy(ScriptedJudge(script), Questions(b"secret"), flags.get("judge_is_policy", False)),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
@@ -731,12 +732,13 @@ FILES = [
 @pytest.mark.parametrize("top_k", [1, 5])
 @pytest.mark.parametrize("answers", [(YES, YES), (YES, NONSENSE), (LEAK, REFUSED), (NO, YES)])
 def test_a_written_group_passes_the_checks_of_a_file(
-    answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any]
+    answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.model_copy(update={"distill_topk": top_k, **settings})
     deps = make_deps({FIRST: answers[0], LAST: answers[1]}, TableTeacher(weight_version=version))
     distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
+    monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
     about = asyncio.run(distiller.close_group([distilled])).about
     group = ScoredGroup((rollout_of(distilled.traces[0]),), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()
