@@ -73,13 +73,18 @@ def test_each_command_line_is_read_once(loop: dict[str, Any], tmp_path: Path, mo
     loop["brake"] = {"config": "configs/demo.yaml"}
     loop["trainer"]["flags"] = {"brake.every": 4, "lora_rank": 8}
     reads: list[str] = []
-    for name in ("read_server", "read_environment", "read_gateway", "read_trainer"):
 
-        def counted(argv: Any, name: str = name, read: Any = getattr(up_parts, name)) -> Any:
+    def count(name: str) -> None:
+        read = getattr(up_parts, name)
+
+        def counted(argv: Any) -> Any:
             reads.append(name)
             return read(argv)
 
         monkeypatch.setattr(up_parts, name, counted)
+
+    for name in ("read_server", "read_environment", "read_gateway", "read_trainer"):
+        count(name)
     made = parts(loop, tmp_path)
     assert sorted(reads) == ["read_environment"] * 2 + ["read_gateway", "read_server", "read_trainer"]
     assert made["trainer"].settings.lora_rank == 8
