@@ -28,7 +28,7 @@ from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.core.text import read_json, refuse_constant, text_lines
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
-from agentic_opd.wire.group import ScoredGroup, short_repr
+from agentic_opd.wire.group import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def compare(now: Version, then: Version) -> Fall:
 
 
 class Brake:
-    """The good versions of a run, its withdrawn ones, and the evaluation that decides between them.
+    """The good versions of a run, and the evaluation that decides between them.
 
     Only the trainer's first process uses it.
     """
@@ -117,8 +117,6 @@ class Brake:
         self._is_interrupted = False
         self.kept: list[Version] = []
         """The last good versions and the best one, in the order of their numbers; `brake.kept` of them at most."""
-        self.withdrawn: list[range] = []
-        """Versions of which nothing may be learned."""
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
@@ -150,18 +148,6 @@ class Brake:
     def numbers(self) -> set[int]:
         """The numbers of the kept versions, which were found good."""
         return {one.number for one in self.kept}
-
-    def is_withdrawn(self, group: ScoredGroup) -> bool:
-        """Return whether a turn of the group was sampled by a withdrawn version.
-
-        Without records only the oldest version is known, so every group that began before the last roll-back counts.
-        """
-        if not self.withdrawn or group.weight_version is None:
-            return False
-        if any(one.turns is None for one in group.rollouts):
-            return group.weight_version < self.withdrawn[-1].stop
-        versions = {turn.weight_version for one in group.rollouts for turn in one.turns or ()}
-        return any(version in bad for version in (*versions, group.weight_version) for bad in self.withdrawn)
 
     async def evaluate(self, number: int) -> Version | None:
         """Evaluate the served weights, which are version `number`; None if `interrupt` ended the evaluation.
@@ -274,7 +260,6 @@ class Brake:
         if row["verdict"] == "rolled_back":
             replaced = row["to"]
             scores = next(one.scores for one in self.kept if one.number == replaced)
-            self.withdrawn.append(range(replaced + 1, number))
             self.kept = [one for one in self.kept if one.number <= replaced]
             self.rolling = None
         others = [one for one in self.kept if one.number != replaced]
