@@ -65,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
-    from agentic_opd.cli.recompute import recompute  # The import of the scoring code takes a second.
     from agentic_opd.core.http import JsonClient
     from agentic_opd.core.precision import tolerance_for
     from agentic_opd.report.read import read_settings, settings_path
+    from agentic_opd.runs.rescore import compare  # The import of the scoring code takes a second.
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
     key = args.api_key or os.environ.get("VLLM_API_KEY")
@@ -77,7 +77,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
-            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
+            found = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
     plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
     overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
     precision = " and ".join(found.precisions)

@@ -22,7 +22,7 @@ from agentic_opd.distill.records import DistilledRecording, DistilledTrace, Dist
 from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.distill.scoring import noise_floor
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.runs.distill import PolicyDistiller
+from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -541,13 +541,8 @@ def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> N
     deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
     one = rollout_of(distill(make_recording(), deps, config).traces[0])
 
-    class Connected(Distiller):
-        def servers_of(self, policy_url: str) -> DistillServers:
-            return deps
-
     def again(config: DistillConfig) -> ScoredRollout:
-        distiller = Connected(config, max_token_length=100, retry_s=1.0)
-        return asyncio.run(PolicyDistiller(None, distiller, deps.teacher, "").scored_again(one))  # type: ignore[arg-type]
+        return asyncio.run(rescored(one, deps, config))
 
     assert again(config) == one
     (plain, _), chosen = again(CONFIG).turns or (), (one.turns or ())[0]
