@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import Task, ToolCall, WorldSession
-from agentic_opd.rollout.first_prompts import first_messages
+from agentic_opd.rollout.loop import first_messages
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
 

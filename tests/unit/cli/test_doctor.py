@@ -107,7 +107,7 @@ def test_packages_that_do_not_fit_are_all_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "requires", lambda name: wanted)
     with pytest.raises(ConfigError) as caught:
         look(machine.check_packages, setup_of())
-    assert "numpy>=99 is asked for" in str(caught.value)
+    assert "numpy>=99 is required" in str(caught.value)
     assert "no-such-package-here is not installed" in str(caught.value)
     assert "openai" not in str(caught.value)
     assert "torch" not in str(caught.value)
