@@ -16,7 +16,7 @@ from tests.support.trajectory import trajectory_api
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sandbox]
 
-SCRIPT = ROOT / "scripts" / "openai_agent.py"
+SCRIPT = ROOT / "scripts" / "agents" / "openai_agent.py"
 AGENT = (
     *("--env.agent_command", f"{sys.executable} {SCRIPT}"),
     *("--env.agent_mounts", json.dumps([sys.prefix, str(SCRIPT.parent)])),

@@ -77,7 +77,7 @@ def start_backend(name: str) -> Backend:
     settings = dict[str, Any]()
     if name == "docker":
         settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
-        subprocess.run([ROOT / "scripts/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
+        subprocess.run([ROOT / "scripts/install/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
     backend = Backend(name, settings)
     asyncio.run(check_sandbox(backend.factory()))
     return backend

@@ -18,7 +18,7 @@ def pinned(path: Path) -> dict[str, Version]:
     return {canonicalize_name(pair[1]): Version(pair[2]) for pair in pairs if pair}
 
 
-CPU, GPU = (pinned(ROOT / "scripts" / f"constraints-{kind}.txt") for kind in ("cpu", "gpu"))
+CPU, GPU = (pinned(ROOT / "scripts" / "install" / f"constraints-{kind}.txt") for kind in ("cpu", "gpu"))
 
 
 def requirements(*extras: str) -> list[Requirement]:
