@@ -12,7 +12,6 @@ import inspect
 import logging
 import pickle
 import sys
-import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,12 +20,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
-from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from agentic_opd.core.authors import MOST_BYTES, Authors
@@ -38,6 +33,7 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.settings.user_code import error_line, load_named, short_path
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
 from agentic_opd.worlds.split import split_tasks
@@ -463,7 +459,7 @@ class HookedWorld:
 
     def locate(self, error: OPDError) -> None:
         """Add the file and line of the world to an error's message, unless a sandbox or a server is at fault."""
-        where = _location(error, self._files)
+        where = error_line(error, self._files)
         if where not in str(error) and not isinstance(error, SandboxError | ServerError):
             error.args = (f"{error}{where}", *error.args[1:])
 
@@ -472,7 +468,7 @@ class HookedWorld:
         return WorldError(f"world {self._name}: {text}{_definition(getattr(self.hooks, name), self._files)}")
 
     def _where(self, name: str, error: BaseException) -> str:
-        return _location(error, self._files) or _definition(getattr(self.hooks, name), self._files)
+        return error_line(error, self._files) or _definition(getattr(self.hooks, name), self._files)
 
 
 def _result_or_error(hook: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -522,29 +518,10 @@ def _files_of(kind: type) -> frozenset[str]:
     return frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
 
 
-def _location(error: BaseException, files: Collection[str] | None) -> str:
-    """Return the deepest line of `files` in the traceback, as ` (FILE:LINE)`; an empty text if there is none.
-
-    None: any file but this one and Python's frozen modules.
-    """
-    where = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if file in files if files is not None else file != __file__ and not file.startswith("<"):
-            where = f" ({_short(file)}:{line})"
-    return where
-
-
 def _definition(hook: Callable[..., Any], files: Collection[str]) -> str:
-    """Return the first line of a hook as `_location` does."""
+    """Return the first line of a hook as `error_line` does."""
     code = getattr(inspect.unwrap(hook), "__code__", None)
-    return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code and code.co_filename in files else ""
-
-
-def _short(file: str) -> str:
-    """Return a file's path, relative to the current directory if it is in it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return f" ({short_path(code.co_filename)}:{code.co_firstlineno})" if code and code.co_filename in files else ""
 
 
 @dataclass
@@ -725,18 +702,10 @@ def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> Cu
         ConfigError: The file, module or class does not exist, importing or constructing it fails, or it is not a
             `CustomWorld`.
     """
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name.isidentifier():
-        raise ConfigError(f"{name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
-    try:
-        kind = getattr(_module(place), class_name, None)
-    except ConfigError:
-        raise
-    except Exception as error:
-        where = _location(error, {str(Path(place).absolute())} if place.endswith(".py") else None)
-        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}{where}") from error
+    kind = load_named("env.world", name, "class")
     if not (inspect.isclass(kind) and issubclass(kind, CustomWorld)):
-        raise ConfigError(f"env.world: {place} has no class {class_name} that is a CustomWorld")
+        source, _, class_name = name.rpartition(":")
+        raise ConfigError(f"env.world: {source} has no class {class_name} that is a CustomWorld")
     return constructed(kind, options or {})
 
 
@@ -755,24 +724,5 @@ def constructed(kind: type[CustomWorld], options: Mapping[str, Any]) -> CustomWo
     except OPDError:
         raise
     except Exception as error:
-        where = _location(error, _files_of(kind))
+        where = error_line(error, _files_of(kind))
         raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
-
-
-def _module(place: str) -> ModuleType:
-    """Import a module, which may import others in the folder of its file, or in the current directory."""
-    path = Path(place)
-    folder = str(path.parent.resolve()) if place.endswith(".py") else str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    if not place.endswith(".py"):
-        return import_module(place)
-    if not path.is_file():
-        raise ConfigError(f"env.world: there is no file {place!r}")
-    spec = spec_from_file_location(f"own_world_{path.stem}", path.absolute())
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
-    spec.loader.exec_module(module)
-    return module

@@ -143,7 +143,7 @@ def test_a_loss_of_rows_alone_needs_a_group_with_rows(tmp_path: Path) -> None:
     plain = {**plain, "group_overrides": {"item_id": "a"}, "overrides": [{}] * len(plain["tokens"])}
     path = write(tmp_path / "groups.jsonl", [plain])
     alone = {part.name for part in TABLE if part.where == "scored"}
-    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "sdar", "rejection"}
+    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon"}
     for part in alone:
         with pytest.raises(ConfigError, match=r"no group has distillation arrays.*agentic-opd distill"):
             GroupFiles(config_of(path, loss={part: 1.0}))
