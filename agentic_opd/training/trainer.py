@@ -3,13 +3,6 @@
 agentic-opd train --config configs/train_demo.yaml
 """
 
-if __name__ == "__main__":  # Before torch is imported: help and errors in settings do not need it.
-    import sys
-
-    from agentic_opd.training.command import main
-
-    sys.exit(main())
-
 import asyncio
 import logging
 import math

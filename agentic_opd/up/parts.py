@@ -188,7 +188,7 @@ def _trainer(config: UpConfig, start: Start) -> LoopPart:
         settings["brake.command"] = shlex.join(_evaluation(config))
     trainer = config.trainer
     file = ("--config", str(trainer.config)) if trainer.config else ()
-    processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
+    processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training")
     return LoopPart(
         "trainer",
         "trainer",

@@ -589,7 +589,7 @@ class Laboratory:
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher_urls"] = f"[{self.average.base_url}]"
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        script = [sys.executable, "-m", "agentic_opd.training.trainer"]
+        script = [sys.executable, "-m", "agentic_opd.training"]
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
 
 
