@@ -81,6 +81,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
+PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "opd": MODES["opd"],
     "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap"}},
@@ -89,13 +90,13 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "union-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
     "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
-    "rlsd": {"loss": {"rlsd": 1.0}},
-    "sdar": {"loss": {"grpo": 1.0, "sdar": 1.0, "route_by_turn": False}},
-    "rlcsd": {"loss": {"rlcsd": 1.0, "contrast": True}, "env": {"control": "other"}},
+    "rlsd": {"loss": {"custom": {f"{PARTS_FILE}:rlsd": 1.0}}},
+    "sdar": {"loss": {"grpo": 1.0, "custom": {f"{PARTS_FILE}:sdar": 1.0}, "route_by_turn": False}},
+    "rlcsd": {"loss": {"custom": {f"{PARTS_FILE}:rlcsd": 1.0}, "contrast": True}, "env": {"control": "other"}},
     "combined": {"loss": {"combined": 1.0}, "env": {"step_votes": 3}},
     "combined-outcome": {"loss": {"combined": 1.0}},
     "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"step_votes": 3}},
-    "rejection": {"loss": {"rejection": 1.0}},
+    "rejection": {"loss": {"custom": {f"{PARTS_FILE}:rejection": 1.0}}},
     "eopd": {"loss": {"reverse_kl": 1.0, "forward_kl": 1.0, "forward_above_entropy": 0.8}},
     "clipped": {"loss": {"forward_kl": 1.0, "entry_clip": 1.0}},
     "by-turn": {"loss": {"forward_kl": 1.0, "mean": "turn"}},
@@ -590,7 +591,7 @@ class Laboratory:
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher_urls"] = f"[{self.average.base_url}]"
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        script = [sys.executable, "-m", "agentic_opd.training.trainer"]
+        script = [sys.executable, "-m", "agentic_opd.training"]
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
 
 

@@ -74,8 +74,8 @@ def words_of(command: str) -> list[str]:
 
 
 def without_torchrun(command: str) -> str:
-    """`torchrun OPTIONS -m agentic_opd.training.trainer FLAGS` starts what `agentic-opd train FLAGS` does."""
-    return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\.trainer\b", "agentic-opd train", command)
+    """`torchrun OPTIONS -m agentic_opd.training FLAGS` starts what `agentic-opd train FLAGS` does."""
+    return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\b", "agentic-opd train", command)
 
 
 @cache
