@@ -54,6 +54,8 @@ CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 _VERSION = 3
 """Version of the tables, stored in `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
+_CLIENT_PROMPT = '"is_plain":true'
+"""Field of a turn that an earlier version sampled from a prompt of `/v1/completions`."""
 
 
 def turn_as_json(turn: RecordedTurn) -> str:
@@ -359,12 +361,21 @@ class Journal:
         """
         query = "SELECT body, answer_id FROM turns WHERE session_id = ? ORDER BY turn_id"
         rows = self._db.execute(query, (session_id,))
+        turns: list[RecordedTurn] = []
         try:
-            # A forgotten answer's id is still in the turn's body.
-            return [replace(_TURN.validate_json(body), answer_id=answer_id) for body, answer_id in rows]
+            for body, answer_id in rows:
+                if _CLIENT_PROMPT in body:
+                    raise OutputError(
+                        f"{str(self.path)!r} holds a turn of {session_id} that answers a prompt of "
+                        "/v1/completions, which this version does not read; delete the session: "
+                        f"agentic-opd sessions delete {session_id}"
+                    )
+                # A forgotten answer's id is still in the turn's body.
+                turns.append(replace(_TURN.validate_json(body), answer_id=answer_id))
         except ValidationError as error:
             # Pydantic's message would quote the conversation.
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
+        return turns
 
     def count_turns(self, session_id: str) -> int:
         return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]

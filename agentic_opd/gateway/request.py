@@ -201,8 +201,6 @@ class Asked:
     """Id of the answer whose conversation `messages` continue."""
     num_instructions: int = 0
     """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
-    prompt: str | tuple[int, ...] | None = None
-    """A prompt that is not rendered from messages, as text or token ids; None: `messages` are rendered."""
     at: str = "messages"
     """Name of the body's field with the conversation."""
     echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -291,7 +289,7 @@ def make_asked(
             **rest,
         )
         refers = any(REFERENCE in message for message in messages)
-        is_whole = asked.previous is None and asked.prompt is None and not refers
+        is_whole = asked.previous is None and not refers
         return with_messages(asked, messages, is_whole=is_whole)
     except RecursionError as error:
         raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error

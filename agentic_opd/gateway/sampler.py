@@ -8,10 +8,10 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,6 @@ from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, answer_or_calls, answer_schema, call_form, call_grammar
 from agentic_opd.gateway.images import image_digests
-from agentic_opd.gateway.plain import PlainFormat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import OpenSession, Place
 from agentic_opd.gateway.telemetry import Telemetry
@@ -107,16 +106,9 @@ class Sampler:
             raise _too_long(asked, f"at least {tokens}", context)
 
     def settled(self, asked: Asked) -> Asked:
-        """Return the request with what depends on the model: effective template options, and a given prompt's text."""
+        """Return the request with the template options that change this model's prompts."""
         template = self._chats.effective(asked.template)
-        asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
-        if asked.prompt is None:
-            return asked
-        text, parts, size = asked.prompt, 1, len(asked.prompt)
-        if isinstance(asked.prompt, tuple):
-            self._chats.check_ids(asked.prompt)
-            text, parts, size = self._chats.base.text(asked.prompt), len(asked.prompt), 0
-        return replace(asked, messages=({"role": "user", "content": text},), parts=parts, size=size)
+        return replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
 
     async def count(self, asked: Asked, context: int, images: ImageTokens | None = None) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message."""
@@ -159,8 +151,7 @@ class Sampler:
         conversation, path = await asyncio.get_running_loop().run_in_executor(
             self._aside, self._prompted_aside, place, asked, images
         )
-        if asked.prompt is None:
-            conversation.chat = chat
+        conversation.chat = chat
         return conversation, path
 
     def _prompted_aside(
@@ -325,10 +316,6 @@ class _ChatFormats:
     def call_form(self) -> CallForm | None:
         return call_form(self.base)
 
-    @cached_property
-    def _plain(self) -> PlainFormat:
-        return PlainFormat(self._renderer, self._tokenizer)
-
     def copy(self) -> "_ChatFormats":
         """Return an empty cache with copies of the renderer and the tokenizer."""
         return _ChatFormats(*deepcopy((self._renderer, self._tokenizer)))
@@ -342,19 +329,8 @@ class _ChatFormats:
         except ConfigError as error:
             raise ClientError(400, str(error), "chat_template_kwargs") from error
 
-    def check_ids(self, prompt: Sequence[int]) -> None:
-        """Raise ClientError (400) if an id is not in the vocabulary."""
-        if (wrong := max(prompt)) >= len(self._tokenizer):
-            raise ClientError(
-                400, f"prompt: {wrong} is no token of the model, which has {len(self._tokenizer)}", "prompt"
-            )
-
     def of(self, asked: Asked) -> ChatFormat:
-        """Return the chat of a request; for a prompt that is not rendered, one that writes this prompt."""
-        if asked.prompt is not None:
-            chat = copy(self._plain)
-            chat.given = None if isinstance(asked.prompt, str) else list(asked.prompt)
-            return chat
+        """Return the chat of a request's tools and template options."""
         key = asked.prompt_key
         chat = self._by_key.pop(key, None)
         if chat is None:

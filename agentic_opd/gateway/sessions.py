@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.history_index import Found, HistoryIndex, PlainIndex
+from agentic_opd.gateway.history_index import Found, HistoryIndex
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import REFERENCE, Asked, prompt_key, with_messages
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
@@ -124,7 +124,6 @@ class Sessions:
         """Turns by owner and tool call id; None for an id of several turns, as in journals of earlier versions."""
         self._index = ConversationIndex[TurnKey]()
         self._histories = HistoryIndex[TurnKey]()
-        self._plain = PlainIndex[TurnKey]()
 
     def __iter__(self) -> Iterator[OpenSession]:
         return iter(list(self._by_id.values()))
@@ -200,8 +199,6 @@ class Sessions:
             session = self._by_id[key.session_id]
             return key.session_id in family if named is not None else not session.is_ending
 
-        if asked.prompt is not None:
-            return self._plain_place(owner, asked, named, is_meant)
         place = self._place_by_messages(owner, asked, is_meant)
         if place is not None:
             return place
@@ -264,18 +261,6 @@ class Sessions:
         if stop == len(messages) and stop - start > 1 and is_gone and _is_alike(last[0], messages[-1]):
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
-
-    def _plain_place(
-        self, owner: str, asked: Asked, named: OpenSession | None, accept: Callable[[TurnKey], bool]
-    ) -> Place:
-        """Find the position of a prompt that the client rendered, by the text that it begins with."""
-        text = asked.messages[0]["content"]
-        length, known = self._plain.find(text, scope=owner, accept=accept)
-        if not known:
-            return Place(named, (), asked.messages)
-        key = self._best(known)
-        rest: Message = {"role": "user", "content": text[length:]}
-        return Place(self._by_id[key.session_id], self.path(key), (rest,))
 
     def _best(self, known: Sequence[TurnKey]) -> TurnKey:
         return min(known, key=lambda key: (self._is_continued(key), -key.turn_id))
@@ -353,10 +338,6 @@ class Sessions:
         for call in turn.messages[-1].get("tool_calls", ()):
             call_key = (owner, call["id"])
             self._by_call[call_key] = None if call_key in self._by_call else key
-        if turn.is_plain:
-            text = "".join(message["content"] for one in session.tree.path(turn.turn_id) for message in one.messages)
-            self._plain.add(key, text, scope=owner)
-            return
         scope = _scope(owner, prompt_key(turn.tools, turn.template))
         self._index.add(key, turn.messages, before, scope=scope)
         self._histories.add(key, turn.messages, before, scope=owner.encode())
@@ -374,7 +355,7 @@ class Sessions:
             self._by_answer.pop((owner, turn.answer_id), None)
             for call in turn.messages[-1].get("tool_calls", ()):
                 self._by_call.pop((owner, call["id"]), None)
-            for index in (self._index, self._histories, self._plain):
+            for index in (self._index, self._histories):
                 index.discard(key)
 
     def _tree(self, key: TurnKey) -> TurnTree:

@@ -86,8 +86,6 @@ class RecordedTurn:
     """Id of the answer that the client received."""
     num_instructions: int = 0
     """See `Asked`; only of a turn whose prompt was rendered anew."""
-    is_plain: bool = False
-    """Whether the client rendered the prompt itself."""
     images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
     """The pictures in `prompt_ids`, with their positions in the branch."""
 
@@ -374,9 +372,6 @@ def recorded(
     start = path[-1].place.end if path else 0
     known = path[-1].place.message_index + 1 if path else 0
     new = conversation.messages[known : place.message_index]
-    altered = asked.altered
-    if asked.prompt is not None and place.assistant_open == place.start:
-        altered += ("prompt",)  # A hint has no place in it.
     return RecordedTurn(
         turn_id=turn_id,
         parent=path[-1].turn_id if path else None,
@@ -387,11 +382,10 @@ def recorded(
         turn_type=asked.turn_type,
         tools=tuple(conversation.chat.tools),
         sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
-        altered=altered,
+        altered=asked.altered,
         template=asked.template,
         follows=None if path else follows,
         answer_id=asked.answer_id,
         num_instructions=0 if path else asked.num_instructions,
-        is_plain=asked.prompt is not None,
         images=tuple(image for image in conversation.images if start <= image.offset < place.start),
     )

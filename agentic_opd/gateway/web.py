@@ -151,7 +151,10 @@ def chat_app(chat: "ChatRoutes", *prefixes: str) -> Starlette:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    refused = ClientError(status, "there is no such route, or not with this method")
+    routes = ", ".join(protocol.path for protocol in PROTOCOLS)
+    refused = ClientError(
+        status, f"there is no such route, or not with this method; requests are answered at {routes}", code="no_route"
+    )
     return JSONResponse(_protocol_of(request.url.path).error(refused), status)
 
 

@@ -6,8 +6,7 @@ and `choice.Finished` out.
 
 from agentic_opd.gateway.protocols.base import WireProtocol
 from agentic_opd.gateway.protocols.chat import ChatCompletions
-from agentic_opd.gateway.protocols.completions import TextCompletions
 from agentic_opd.gateway.protocols.messages import AnthropicMessages
 from agentic_opd.gateway.protocols.responses import OpenAIResponses
 
-PROTOCOLS: tuple[WireProtocol, ...] = (ChatCompletions(), OpenAIResponses(), AnthropicMessages(), TextCompletions())
+PROTOCOLS: tuple[WireProtocol, ...] = (ChatCompletions(), OpenAIResponses(), AnthropicMessages())

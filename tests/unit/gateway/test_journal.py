@@ -121,6 +121,16 @@ def test_a_turn_that_cannot_be_read_is_said_without_its_text(tmp_path: Path) -> 
     journal.close()
 
 
+def test_a_turn_of_a_prompt_that_its_client_rendered_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.add_turns([(SESSION, TURN)])
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        db.execute('UPDATE turns SET body = replace(body, \'"turn_id"\', \'"is_plain":true,"turn_id"\')')
+    with pytest.raises(OutputError, match="agentic-opd sessions delete session-1"):
+        journal.turns("session-1")
+    journal.close()
+
+
 def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "journal.sqlite"
 

@@ -227,19 +227,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"thinking": {"type": "disabled"}, "service_tier": "auto", "betas": [], "speed": "standard"},
         **{"container": None, "mcp_servers": [], "fallbacks": [], "billing_policy": "x", "n": 1},
     },
-    "/v1/completions": {
-        **{
-            "best_of": 1,
-            "echo": False,
-            "suffix": "",
-            "logprobs": None,
-            "n": 1,
-            "stop": None,
-            "add_special_tokens": True,
-        },
-        **{"use_beam_search": False, "length_penalty": 1, "skip_special_tokens": True, "prompt_embeds": None},
-        **{"response_format": {"type": "text"}, "truncate_prompt_tokens": None, "return_token_ids": None},
-    },
 }
 """Fields at OpenAI's, Anthropic's or vLLM's default values."""
 OF_OTHERS: dict[str, Any] = {
@@ -269,7 +256,7 @@ def test_fields_at_their_defaults_and_fields_that_name_no_sampling_pass(
             answer = await posted(at, path, {**PATHS[path], **body, "session_id": "s"})
             assert answer.status_code == 200, answer.text
         (session,) = await sessions(at)
-        assert [turn.altered for turn in session.tree.turns.values()] == [()] * 3 or path == "/v1/completions"
+        assert [turn.altered for turn in session.tree.turns.values()] == [()] * 3
 
     vllm = ScriptedVllm(tokenizer)
     with caplog.at_level("INFO", "agentic_opd.gateway.request"):
@@ -344,12 +331,10 @@ def test_every_parameter_of_vllm_is_read_or_named(tokenizer: Any, tmp_path: Path
     from vllm import SamplingParams
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
     requests: dict[str, Any] = {
         "/v1/chat/completions": ChatCompletionRequest,
-        "/v1/completions": CompletionRequest,
         "/v1/messages": AnthropicMessagesRequest,
         "/v1/responses": ResponsesRequest,
     }
