@@ -303,9 +303,7 @@ class GroupWriter:
     async def _branches(self, closed: Closed) -> list[Branch]:
         session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback
         if tree is None:
-            tree = TurnTree()
-            for turn in await self._journal.run(partial(self._journal.turns, session_id)):
-                tree.add(turn)
+            tree = TurnTree.of(await self._journal.run(partial(self._journal.turns, session_id)))
             feedback = await self._journal.run(partial(self._journal.feedback, session_id))
         return branches(
             tree,

@@ -7,7 +7,7 @@ continue the same turn do not affect each other.
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import not_
@@ -24,8 +24,8 @@ from agentic_opd.core.types import (
     Trace,
     Turn,
 )
-from agentic_opd.gateway.request import Asked, TurnType
-from agentic_opd.rollout.conversation import Completion, Conversation
+from agentic_opd.gateway.request import TurnType
+from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.conversation_index import identity
 
 
@@ -47,10 +47,11 @@ class Feedback(NamedTuple):
         return {"role": "user", "content": "\n".join([*([self.text] if self.text else []), *rated])}
 
 
-class Follows(NamedTuple):
-    """The turn before a turn whose prompt was rendered anew, and the reply to it in the new prompt."""
+class ClientReply(NamedTuple):
+    """A client's reply to an earlier turn, in the messages of a later request."""
 
     turn_id: int
+    """Id of the earlier turn."""
     start: int
     """Index of the reply's first message."""
     stop: int
@@ -80,12 +81,12 @@ class RecordedTurn:
     """Names of the parameters that changed the sampling distribution."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
-    follows: Follows | None = None
+    follows: ClientReply | None = None
     """The earlier turn that the request answers, if its prompt was rendered anew; None: no such turn is known."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
-    """See `Asked`; only of a turn whose prompt was rendered anew."""
+    """See `Request`; only of a turn whose prompt was rendered anew."""
     images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
     """The pictures in `prompt_ids`, with their positions in the branch."""
 
@@ -109,6 +110,14 @@ class TurnTree:
     _parents: set[int] = field(default_factory=set[int])
     _followed: set[int] = field(default_factory=set[int])
     _origins: dict[int, _Origin] = field(default_factory=dict[int, _Origin])
+
+    @classmethod
+    def of(cls, turns: Iterable[RecordedTurn]) -> "TurnTree":
+        """Build the tree of a session's turns, in order of completion."""
+        tree = cls()
+        for turn in turns:
+            tree.add(turn)
+        return tree
 
     def add(self, turn: RecordedTurn) -> None:
         """Add a turn whose parent, if it has one, is in the tree."""
@@ -355,37 +364,3 @@ def answered(path: Path, new: Sequence[Message]) -> Trace:
 
 
 _CONTEXT = ContextTurn(0, "shared")
-
-
-def recorded(
-    conversation: Conversation,
-    path: Path,
-    turn_id: int,
-    completion: Completion,
-    given: Message,
-    *,
-    asked: Asked,
-    follows: Follows | None,
-) -> RecordedTurn:
-    """Build the record of the turn just added to a conversation."""
-    place = conversation.turns[-1]
-    start = path[-1].place.end if path else 0
-    known = path[-1].place.message_index + 1 if path else 0
-    new = conversation.messages[known : place.message_index]
-    return RecordedTurn(
-        turn_id=turn_id,
-        parent=path[-1].turn_id if path else None,
-        messages=(*new, given),
-        prompt_ids=conversation.trace().tokens_T[start : place.start],
-        completion=completion,
-        place=replace(place, under_grammar=asked.under_grammar),
-        turn_type=asked.turn_type,
-        tools=tuple(conversation.chat.tools),
-        sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
-        altered=asked.altered,
-        template=asked.template,
-        follows=None if path else follows,
-        answer_id=asked.answer_id,
-        num_instructions=0 if path else asked.num_instructions,
-        images=tuple(image for image in conversation.images if start <= image.offset < place.start),
-    )

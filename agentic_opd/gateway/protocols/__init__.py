@@ -1,7 +1,7 @@
 """The protocols that the gateway speaks: one file each, and one line here.
 
-Each translates between its clients' JSON and the same conversation: `request.Asked` in, `sampler.Begun`, `choice.Piece`
-and `choice.Finished` out.
+Each translates between its clients' JSON and the same conversation: `request.Request` in, `exchange.Begun`,
+`choice.Piece` and `choice.Finished` out.
 """
 
 from agentic_opd.gateway.protocols.base import WireProtocol

@@ -14,26 +14,16 @@ from pydantic import Field, model_validator
 
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
+from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, StopString, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text
-from agentic_opd.gateway.request import (
-    HOSTED,
-    Asked,
-    FunctionSpec,
-    OpenModel,
-    StopString,
-    ToolChoice,
-    format_of,
-    ignored,
-    make_asked,
-    read_body,
-    without_billing,
-)
-from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
+from agentic_opd.gateway.request import ReplyFormat, Request, ToolChoice, format_of, make_request, without_billing
+from agentic_opd.gateway.sampler import CONTEXT_FULL
 
 _PING = sse({"type": "ping"}, "ping")
 _KINDS = {
@@ -296,7 +286,7 @@ class _MessagesReply(Reply):
     open_kind: str | None = None
     """Type of the open block; None: no block is open."""
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         finished = self.finished[0]
         reason, sequence = _stop(finished)
         return {**self._head(), "content": _blocks(finished.message), "stop_reason": reason, "stop_sequence": sequence}
@@ -323,7 +313,7 @@ class _MessagesReply(Reply):
         return sse(AnthropicMessages().error(error), "error")
 
     def _head(self) -> dict[str, Any]:
-        head = {"id": self.asked.answer_id, "type": "message", "role": "assistant", "model": self.model}
+        head = {"id": self.request.reply_format.answer_id, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
@@ -394,7 +384,7 @@ class AnthropicMessages(WireProtocol):
     count_path = "/v1/messages/count_tokens"
     reply = _MessagesReply
 
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_MessagesBody, body)
         if read.max_tokens is None and not counts:
             raise ClientError(400, "max_tokens: Field required", "max_tokens")
@@ -407,18 +397,17 @@ class AnthropicMessages(WireProtocol):
         config = read.output_config or _OutputConfig()
         wanted = config.format
         grammar = {} if wanted is None else format_of(wanted.type, wanted.schema_, "output_config.format.schema")
-        return make_asked(
+        return make_request(
             client.with_user_id(metadata.get("user_id")),
             read,
             _conversation(read, images),
             _tools(read.tools or ()),
-            sampling={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
+            parameters={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
             choice=_choice(read.tool_choice),
-            template={"reasoning_effort": config.effort} if config.effort else None,
+            options={"reasoning_effort": config.effort} if config.effort else None,
             max_tokens=read.max_tokens,
-            stream=bool(read.stream),
-            answer_id=new_id("msg_"),
-            images=images.given,
+            reply_format=ReplyFormat(new_id("msg_"), stream=bool(read.stream)),
+            images=images.images,
         )
 
     def error(self, error: ClientError) -> dict[str, Any]:

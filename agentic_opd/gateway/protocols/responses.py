@@ -17,26 +17,25 @@ from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import IMAGE_MARK, Message
+from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
 from agentic_opd.gateway.request import (
-    HOSTED,
     REFERENCE,
-    Asked,
-    FunctionSpec,
-    OpenModel,
+    ChatInput,
+    ReplyFormat,
+    Request,
+    Sampling,
     ToolChoice,
     format_of,
-    ignored,
-    make_asked,
-    read_body,
+    make_request,
     without_billing,
 )
-from agentic_opd.gateway.sampler import Begun
 from agentic_opd.gateway.turns import Path, RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
@@ -349,7 +348,7 @@ class _ResponsesReply(Reply):
     logged: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Logprobs of its text, if the client asked for them."""
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         finished = self.finished[0]
         message = finished.message
         texts = [("reasoning", message.get("reasoning_content")), ("message", message["content"])]
@@ -398,7 +397,7 @@ class _ResponsesReply(Reply):
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
         return {
-            "id": self.asked.answer_id,
+            "id": self.request.reply_format.answer_id,
             "object": "response",
             "created_at": self.created,
             "completed_at": self.created if status == "completed" else None,
@@ -407,20 +406,20 @@ class _ResponsesReply(Reply):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": list(items),
-            **self.asked.echo["response"],
+            **self.request.reply_format.echo["response"],
             "usage": usage if is_over else None,
         }
 
     def _item_id(self, prefix: str) -> str:
-        return f"{prefix}{self.asked.answer_id.removeprefix('resp_')}{new_id('')[:8]}"
+        return f"{prefix}{self.request.reply_format.answer_id.removeprefix('resp_')}{new_id('')[:8]}"
 
     def _text_item(self, kind: str, text: str, status: str) -> dict[str, Any]:
         if kind == "reasoning":
             item = {"id": self._item_id("rs_"), "type": "reasoning", "summary": [], "content": [_part(kind, text, ())]}
-            if self.asked.echo["is_sealed"]:
+            if self.request.reply_format.echo["is_sealed"]:
                 item["encrypted_content"] = base64.b64encode(f"{_SEALED}{text}".encode()).decode()
             return {**item, "status": status}
-        logged = () if self.asked.top_logprobs is None else self.logprobs(self.tokens[0])
+        logged = () if self.request.sampling.top_logprobs is None else self.logprobs(self.tokens[0])
         content = [_part(kind, text, logged)]
         return {
             "id": self._item_id("msg_"),
@@ -432,7 +431,7 @@ class _ResponsesReply(Reply):
 
     def _call_item(self, call: Any) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        kind, _, namespace = self.asked.echo["kinds"].get(name, "").partition(":")
+        kind, _, namespace = self.request.reply_format.echo["kinds"].get(name, "").partition(":")
         if kind == "custom":
             item = {"id": self._item_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
             return {**item, "input": _custom_input(arguments), "status": "completed"}
@@ -452,7 +451,7 @@ class _ResponsesReply(Reply):
         if kind == "reasoning":
             yield self._event("response.reasoning_text.delta", **self._place(), delta=text)
             return
-        logged = [] if self.asked.top_logprobs is None else self.logprobs(tokens)
+        logged = [] if self.request.sampling.top_logprobs is None else self.logprobs(tokens)
         self.logged += logged
         yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logged)
 
@@ -517,13 +516,14 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
     specs = [tool["function"] for tool in turn.tools]
     kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == _CUSTOM}
     tools = [{"type": "function", "strict": None, "parameters": None, **spec} for spec in specs]
-    asked = Asked((), turn.tools, {}, answer_id=turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
-    reply = _ResponsesReply(asked, model, lambda ids: "", created=int(created))
+    reply_format = ReplyFormat(turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
+    request = Request(Client(), ChatInput.of((), turn.tools, {}), Sampling({}), reply_format=reply_format)
+    reply = _ResponsesReply(request, model, lambda ids: "", created=int(created))
     finished = Finished(0, turn.completion, turn.messages[-1], turn.completion.finish_reason, Piece(0, "", "", ()))
     finished = replace(finished, reasoning_tokens=turn.place.reasoning_tokens)
     reply.prompt_tokens = turn.place.start
     reply.take(finished)
-    return reply.whole()
+    return reply.body()
 
 
 _INPUT_ID = "msg_input"
@@ -564,7 +564,7 @@ class OpenAIResponses(WireProtocol):
     def counted(self, input_tokens: int) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": input_tokens}
 
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_ResponsesBody, body)
         include = read.include or ()
         instructions = without_billing(read.instructions or "")
@@ -581,21 +581,23 @@ class OpenAIResponses(WireProtocol):
         text = (read.text and read.text.format) or _TextFormat(type="text")
         effort = read.reasoning and read.reasoning.effort
         wants_logprobs = bool(read.top_logprobs) or "message.output_text.logprobs" in include
-        return make_asked(
+        return make_request(
             client.with_cache_key(read.prompt_cache_key),
             read,
             messages,
             tools,
-            at="input",
-            sampling=format_of(text.type, text.schema_, "text.format.schema"),
+            field_name="input",
+            parameters=format_of(text.type, text.schema_, "text.format.schema"),
             choice=_choice(read),
-            template={"reasoning_effort": effort} if effort else None,
+            options={"reasoning_effort": effort} if effort else None,
             max_tokens=read.max_output_tokens,
             top_logprobs=(read.top_logprobs or 0) if wants_logprobs else None,
-            stream=bool(read.stream),
-            answer_id=new_id("resp_"),
             previous=read.previous_response_id,
             num_instructions=num_instructions,
-            echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
-            images=images.given,
+            reply_format=ReplyFormat(
+                answer_id=new_id("resp_"),
+                stream=bool(read.stream),
+                echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+            ),
+            images=images.images,
         )

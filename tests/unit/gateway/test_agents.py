@@ -495,7 +495,7 @@ def test_the_log_names_a_field_once_and_no_text_of_a_client(
         for _ in range(2):
             await at.say(USER, chat_template_kwargs={"option_of_mine": 1, "a\nsecret of mine": 2})
 
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path, ScriptedVllm(tokenizer), talk)
     assert caplog.text.count("option_of_mine") == 1
     assert "secret of mine" not in caplog.text
