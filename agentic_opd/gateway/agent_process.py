@@ -114,8 +114,8 @@ class _Files:
         authors = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
         changing = [turn for turn in turn_ids if turn in authors]
         left = {authors[change] for change in self._authors.left()}
-        places = frozenset(place for place, turn in enumerate(changing) if turn in left)
-        return changing, places if changing else None
+        indices = frozenset(index for index, turn in enumerate(changing) if turn in left)
+        return changing, indices if changing else None
 
 
 @dataclass(slots=True, eq=False)
@@ -196,8 +196,8 @@ class _Capture:
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
         tree, turns = self.session.tree, self.session.tree.turns
-        found = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
-        rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
+        all_branches = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
+        rooted = [branch for branch in all_branches if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
         if not rooted:
             return None
 
@@ -205,8 +205,8 @@ class _Capture:
             return sum(len(turns[turn_id].completion.token_ids) for turn_id in turn_ids)
 
         best = max(rooted, key=lambda branch: (len(branch.turn_ids), size(branch.turn_ids)))
-        others = [left for branch in found if (left := {*branch.turn_ids} - {*best.turn_ids})]
-        left_out = {"other_sequences": len(others), "other_tokens": size(set[int]().union(*others))}
+        left_out_turns = [left for branch in all_branches if (left := {*branch.turn_ids} - {*best.turn_ids})]
+        left_out = {"other_sequences": len(left_out_turns), "other_tokens": size(set[int]().union(*left_out_turns))}
         paths = [{turn.turn_id for turn in tree.path(leaf.turn_id)} for leaf in tree.leaves()]
         line = set[int]().union(*(path for path in paths if best.turn_ids[-1] in path))
         changing, self.made_by = self.files.changes_of(best.turn_ids, line)
@@ -306,9 +306,9 @@ class AgentProcess:
             attempt += 1
             with self._capture(task, server_url, limits, learn_from_altered) as capture:
                 try:
-                    run, so_far = partial(self._run, task, capture), partial(capture.episode, task)
-                    place = world.program_session(task, mounts)
-                    episode = await verified(run, so_far, place, task, world, self._config)
+                    run, episode_so_far = partial(self._run, task, capture), partial(capture.episode, task)
+                    session = world.program_session(task, mounts)
+                    episode = await verified(run, episode_so_far, session, task, world, self._config)
                     if episode.verification is None:
                         return episode
                     return replace(episode, verification=replace(episode.verification, made_by=capture.made_by))
@@ -368,10 +368,10 @@ class AgentProcess:
             return Episode(task, (), StopReason.SERVER_ERROR, error=capture.failure)
         episode = capture.episode(task, _stop_of(run, capture.refused), run)
         if episode is None:
-            asked = f"{capture.requests} requests" if capture.requests else "no request"
+            count = f"{capture.requests} requests" if capture.requests else "no request"
             how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
             raise AgentError(
-                f"env.agent_command made {asked} on task {task.task_id!r}, of which nothing can be learned ({how}). "
+                f"env.agent_command made {count} on task {task.task_id!r}, of which nothing can be learned ({how}). "
                 f"It printed: {run.output[-1000:]!r}"
             )
         return episode

@@ -138,22 +138,24 @@ class SamplingFields(OpenModel):
         if len(unknown) > _MOST_UNKNOWN:
             raise ClientError(400, f"the body has more than {_MOST_UNKNOWN} unknown fields")
         for name, value in unknown.items():
-            meant = sampling_name(name)
-            if meant is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(meant, ())):
-                hint = f"; did you mean {meant}?" if meant != name and meant in type(self).model_fields else ""
+            parameter = sampling_name(name)
+            if parameter is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(parameter, ())):
+                hint = (
+                    f"; did you mean {parameter}?" if parameter != name and parameter in type(self).model_fields else ""
+                )
                 raise ClientError(
                     400, f"{name}: this field is unknown here, and it would change what is sampled{hint}", name
                 )
         return [*unknown]
 
 
-def read_body(model: type[Model], body: object, *at: str | int) -> Model:
+def read_body(model: type[Model], body: object, *path: str | int) -> Model:
     """Validate JSON as `model`.
 
     Raises:
         ClientError: 400, with the first invalid field.
     """
-    if not at:
+    if not path:
         if not isinstance(body, dict):
             raise ClientError(400, f"the body must be a JSON object, got {type(body).__name__}")
         _check_shape(body)
@@ -161,30 +163,26 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
         return model.model_validate(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
-        places = [(*_path(one["loc"], body),) for one in errors]
-        # An alternative of a type that was read furthest is the one that was meant.
-        _, place, first = max(
-            ((len(place), place, one) for place, one in zip(places, errors, strict=True) if place[:1] == places[0][:1]),
-            key=lambda found: found[0],
-        )
-        name = ".".join(map(str, [*at, *place]))
-        problem = (
-            "this field is unknown here"
-            if first["type"] == "extra_forbidden"
-            else first["msg"].partition(" or instance of")[0]
-        )
+        locations = [(*_path(details["loc"], body),) for details in errors]
+        same_field = [index for index, location in enumerate(locations) if location[:1] == locations[0][:1]]
+        # Of a type's alternatives, report the one that was read furthest.
+        furthest = max(same_field, key=lambda index: len(locations[index]))
+        name = ".".join(map(str, [*path, *locations[furthest]]))
+        problem = errors[furthest]["msg"].partition(" or instance of")[0]
+        if errors[furthest]["type"] == "extra_forbidden":
+            problem = "this field is unknown here"
         raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
     except RecursionError as error:
-        raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
+        raise ClientError(400, "the body is nested too deeply", ".".join(map(str, path)) or None) from error
 
 
 def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
-    """Yield the parts of an error's location that are places of the body, without the names of pydantic's types."""
+    """Yield the parts of an error's location that are keys of the body, without the names of pydantic's types."""
     for index, part in enumerate(location):
-        is_place = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
-        if is_place:
+        is_key = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if is_key:
             body = body[part]  # type: ignore[index]
-        if is_place or (index == len(location) - 1 and isinstance(body, dict) and "[" not in str(part)):
+        if is_key or (index == len(location) - 1 and isinstance(body, dict) and "[" not in str(part)):
             yield part
 
 
@@ -200,8 +198,8 @@ HOSTED = "not offered to the policy, because its provider would run it"
 
 def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
     """Name in the log, once, each field of a request that changes nothing here."""
-    known = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
-    new = known - _named
+    entries = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
+    new = entries - _named
     if new and len(_named) < _MOST_NAMED:
         _named.update(new)
         logger.info("%s: %s", why, ", ".join(sorted(new)))
@@ -211,13 +209,13 @@ def _check_shape(body: object) -> None:
     """Refuse, with a ClientError, a body with too many values to parse quickly or nested too deeply to store."""
     level, values = [body], 0
     for _ in range(_DEEPEST):
-        level = [one for one in level if isinstance(one, dict | list)]
+        level = [value for value in level if isinstance(value, dict | list)]
         values += sum(map(len, level))
         if values > _MOST_VALUES:
             raise ClientError(
                 400, f"the body holds more than {_MOST_VALUES} values: messages, calls, numbers and others"
             )
-        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
+        level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)]
         if not level:
             return
     raise ClientError(400, f"the body is nested more than {_DEEPEST} levels deep")
@@ -269,13 +267,13 @@ def sampling_name(name: str) -> str | None:
     plain = _plain_spelling(name)
     if plain.startswith(_FAMILIES):
         return name
-    meant = _spellings().get(plain)
-    if meant is None and _SHORTEST_LIKE <= len(plain) <= 2 * _SHORTEST_LIKE + 16:
+    parameter = _spellings().get(plain)
+    if parameter is None and _SHORTEST_LIKE <= len(plain) <= 2 * _SHORTEST_LIKE + 16:
         close = get_close_matches(
             plain, [spelling for spelling in _spellings() if len(spelling) >= _SHORTEST_LIKE], 1, _LIKE
         )
-        meant = _spellings()[close[0]] if close else None
-    return meant
+        parameter = _spellings()[close[0]] if close else None
+    return parameter
 
 
 @lru_cache(maxsize=1)

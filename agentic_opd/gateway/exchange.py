@@ -101,7 +101,7 @@ class Exchange:
         """
         chat, previous_session = await self._chat_input(request, owner)
         session_name = self._limits.session or request.client.session or previous_session
-        placed = self._sessions.place(owner, request.client, chat, session_name)
+        placed = self._sessions.assign(owner, request.client, chat, session_name)
         session = placed.session
         session.begin(placed.turn_before)
         try:
@@ -155,15 +155,15 @@ class Exchange:
         """Store a finished choice as a turn of the session."""
         conversation, path = prompted.conversation.fork(), prompted.kept_path
         conversation.add(finished.completion, ParsedTurn(finished.message, ()))
-        place = conversation.turns[-1]
-        start, known = (path[-1].place.end, path[-1].place.message_index + 1) if path else (0, 0)
+        span = conversation.turns[-1]
+        start, num_known = (path[-1].span.end, path[-1].span.message_index + 1) if path else (0, 0)
         turn = RecordedTurn(
             turn_id=next(self._turn_ids),
             parent=path[-1].turn_id if path else None,
-            messages=(*conversation.messages[known : place.message_index], finished.message),
-            prompt_ids=conversation.trace().tokens_T[start : place.start],
+            messages=(*conversation.messages[num_known : span.message_index], finished.message),
+            prompt_ids=conversation.trace().tokens_T[start : span.start],
             completion=finished.completion,
-            place=replace(place, under_grammar=request.has_grammar),
+            span=replace(span, under_grammar=request.has_grammar),
             turn_type=request.client.turn_type,
             tools=tuple(conversation.chat.tools),
             sampling={**sampling.parameters, **({"stop": list(sampling.stop)} if sampling.stop else {})},
@@ -172,7 +172,7 @@ class Exchange:
             follows=None if path else prompted.reply,
             answer_id=request.reply_format.answer_id,
             num_instructions=0 if path else request.num_instructions,
-            images=tuple(image for image in conversation.images if start <= image.offset < place.start),
+            images=tuple(image for image in conversation.images if start <= image.offset < span.start),
         )
         await self._keep(placed.session.row, turn)
         self._sessions.add(placed.session, turn)

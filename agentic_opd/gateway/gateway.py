@@ -108,8 +108,8 @@ class Gateway:
         check_place(config.data_path_to_save_groups, resume=True)
         async with AsyncExitStack() as undo:
             clients = [
-                JsonClient(one.base_url or "", one.api_key or None, float(one.timeout), config.server_retry_s)
-                for one in servers
+                JsonClient(server.base_url or "", server.api_key or None, float(server.timeout), config.server_retry_s)
+                for server in servers
             ]
             for client in clients:
                 undo.push_async_callback(client.close)
@@ -290,7 +290,7 @@ class Gateway:
         """
         turn_id = path[-1].turn_id
         feedback = session.feedback.get(turn_id, ())
-        evidence = [*new, *(one.message() for one in feedback)]
+        evidence = [*new, *(comment.message() for comment in feedback)]
         if not evidence or (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
             return
         judging = self._writer.judge(session.row, path, evidence)
@@ -388,10 +388,10 @@ class Gateway:
             is_known = partial(self._journal.has_turn, *key)
             if key.turn_id in session.tree.turns if session is not None else await self._journal.run(is_known):
                 return key
-        found = await self._journal.run(partial(self._journal.answered, owner, turn))
-        if found is None:
+        answer = await self._journal.run(partial(self._journal.answered, owner, turn))
+        if answer is None:
             raise ClientError(404, "no session has such a turn", "turn", "turn_not_found")
-        row, turn_id = found
+        row, turn_id = answer
         if name is not None and row.session_id != session_id:
             raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
         return TurnKey(row.session_id, turn_id)
@@ -424,9 +424,9 @@ class Gateway:
         row = replace(session.row, group_name=group or session.row.group_name)
         ending = Ending(stop, self._writer.join(row), reward, feedback)
         try:
-            for other in self._sessions.under(session):
-                if not other.is_ending:
-                    await self._close(other, stop)
+            for part in self._sessions.under(session):
+                if not part.is_ending:
+                    await self._close(part, stop)
             await session.quiet.wait()
             await to_its_end(self._closed(session, replace(row, state=SessionState.CLOSED, ending=ending)))
         finally:

@@ -16,7 +16,7 @@ from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.history_index import Found, HistoryIndex
+from agentic_opd.gateway.history_index import HistoryIndex, HistoryMatch
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import ChatInput, prompt_key
 from agentic_opd.gateway.turns import ClientReply, Feedback, Path, RecordedTurn, TurnTree
@@ -112,7 +112,7 @@ class Sessions:
     def __init__(self, servers: Sequence[str], max_open: int, num_keys: int = 1) -> None:
         """Start without sessions. Half of `max_open` is divided among `num_keys` keys, the other half is for any."""
         self._servers, self._max_open, self._num_keys = servers, max_open, num_keys
-        self._own = max(1, max_open // (2 * num_keys))
+        self._share = max(1, max_open // (2 * num_keys))
         """Number of sessions that each key can always open."""
         self._of_owner = Counter[str]()
         self._by_id: dict[str, OpenSession] = {}
@@ -149,7 +149,7 @@ class Sessions:
 
     def under(self, session: OpenSession) -> list[OpenSession]:
         """Return the open sessions of a session's sub-agents."""
-        return [one for one in self if one.row.parent == session.session_id]
+        return [part for part in self if part.row.parent == session.session_id]
 
     def path(self, key: TurnKey) -> Path:
         return self._tree(key).path(key.turn_id)
@@ -172,7 +172,7 @@ class Sessions:
         is_same = identity({**message, "content": sampled["content"]}) == identity(sampled)
         return {**message, "content": sampled["content"]} if is_same else message
 
-    def place(self, owner: str, client: Client, chat: ChatInput, name: str | None) -> Placed:
+    def assign(self, owner: str, client: Client, chat: ChatInput, name: str | None) -> Placed:
         """Find the session of a request, or open one, and the turns that the request continues.
 
         `name` names the session; without it, an agent's id or the messages do. If several turns fit, one without a
@@ -190,10 +190,10 @@ class Sessions:
         if session is not None and name is None:
             family.update(part.session_id for part in self.under(session))
 
-        def is_meant(key: TurnKey) -> bool:
+        def is_accepted(key: TurnKey) -> bool:
             return key.session_id in family if session is not None else not self._by_id[key.session_id].is_ending
 
-        placed = self._placed_by_messages(owner, chat, is_meant)
+        placed = self._placed_by_messages(owner, chat, is_accepted)
         if placed is None:
             if session is None:
                 return self._placed_in_new(owner, client, chat)
@@ -230,13 +230,14 @@ class Sessions:
         if match.values and not _has_turn(rest):
             key = self._best(match.values)
             return Placed(self._by_id[key.session_id], chat, self.path(key), rest)
-        turns = self._histories.find(chat.messages, chat.identities, scope=owner.encode(), accept=is_behind_call)
-        if called is not None and (turns is None or turns.position < called.position):
-            turns = Found[TurnKey](called.position)
-        if turns is not None and turns.position > match.length:
-            key = called.key if called is not None and called.position == turns.position else self._meant(turns)
+        history = self._histories.find(chat.messages, chat.identities, scope=owner.encode(), accept=is_behind_call)
+        if called is not None and (history is None or history.position < called.position):
+            history = HistoryMatch[TurnKey](called.position)
+        if history is not None and history.position > match.length:
+            is_called = called is not None and called.position == history.position
+            key = called.key if called is not None and is_called else self._answered_turn(history)
             if key is not None:
-                return self._following(key, chat, turns)
+                return self._following(key, chat, history)
         if match.values:
             return Placed(self._by_id[self._best(match.values).session_id], chat, (), chat.messages, True)
         return None
@@ -259,31 +260,32 @@ class Sessions:
                 return last
         return last
 
-    def _following(self, key: TurnKey, chat: ChatInput, found: Found[TurnKey]) -> Placed:
-        """Return the place of a request whose messages behind `found` answer a turn of another text or prompt."""
-        session, messages, start = self._by_id[key.session_id], chat.messages, found.position
+    def _following(self, key: TurnKey, chat: ChatInput, match: HistoryMatch[TurnKey]) -> Placed:
+        """Return the place of a request whose messages behind `match` answer a turn of another text or prompt."""
+        session, messages, start = self._by_id[key.session_id], chat.messages, match.position
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
         last = self.path(key)[-1].messages[-2:-1]
-        is_whole = key in (*found.said, *found.prompt)
+        is_whole = key in (*match.same_texts, *match.same_prompt)
         is_gone = is_whole and any(identity(message) not in chat.identities for message in last)
         if stop == len(messages) and stop - start > 1 and is_gone and _is_alike(last[0], messages[-1]):
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Placed(session, chat, (), messages, True, ClientReply(key.turn_id, start, stop))
 
-    def _best(self, known: Sequence[TurnKey]) -> TurnKey:
-        return min(known, key=lambda key: (self._is_continued(key), -key.turn_id))
+    def _best(self, keys: Sequence[TurnKey]) -> TurnKey:
+        """Return the turn that nothing continues, or else the newest."""
+        return min(keys, key=lambda key: (self._is_continued(key), -key.turn_id))
 
-    def _meant(self, found: Found[TurnKey]) -> TurnKey | None:
+    def _answered_turn(self, match: HistoryMatch[TurnKey]) -> TurnKey | None:
         """Return the turn that a changed history answers; None if it may be one of several sessions.
 
         A turn that nothing continues yet is preferred.
         """
-        if found.said:
-            return self._best(found.said)
-        close = [known for known in (found.own, found.prompt) if known]
-        loose = [[key for key in known if not self._is_continued(key)] for known in close]
-        known = next(filter(None, [*loose, *close]))
-        return self._best(known) if len({key.session_id for key in known}) == 1 else None
+        if match.same_texts:
+            return self._best(match.same_texts)
+        candidates = [keys for keys in (match.same_turn, match.same_prompt) if keys]
+        last_turns = [[key for key in keys if not self._is_continued(key)] for keys in candidates]
+        keys = next(filter(None, [*last_turns, *candidates]))
+        return self._best(keys) if len({key.session_id for key in keys}) == 1 else None
 
     def open(
         self, owner: str, name: str | None, group: str | None = None, parent: OpenSession | None = None
@@ -309,13 +311,13 @@ class Sessions:
 
     def _check_room(self, owner: str) -> None:
         """Raise ClientError (429) if a client can't open another session."""
-        own, used = self._of_owner[owner], len(self._by_id)
-        used_by_others = sum(min(count, self._own) for other, count in self._of_owner.items() if other != owner)
-        kept = max(0, self._own * (self._num_keys - 1) - used_by_others)
+        num_owned, used = self._of_owner[owner], len(self._by_id)
+        used_by_others = sum(min(count, self._share) for key, count in self._of_owner.items() if key != owner)
+        reserved = max(0, self._share * (self._num_keys - 1) - used_by_others)
         if used >= self._max_open:
             why = f"{used} sessions are open"
-        elif own >= self._own and used + kept >= self._max_open:
-            why = f"{own} sessions of this key are open, and the last {kept} are kept for other keys"
+        elif num_owned >= self._share and used + reserved >= self._max_open:
+            why = f"{num_owned} sessions of this key are open, and the last {reserved} are kept for other keys"
         else:
             return
         todo = "end some (POST /sessions/NAME/end), or raise env.max_open_sessions"
@@ -329,7 +331,7 @@ class Sessions:
     ) -> OpenSession:
         """Add an open session with its turns and their feedback, for example from the journal."""
         session = OpenSession(row, time.monotonic() - max(0.0, time.time() - row.used))
-        session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
+        session.feedback = {turn_id: [*comments] for turn_id, comments in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1
         self._of_owner[row.owner] += 1
@@ -379,9 +381,9 @@ def _has_turn(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-def _is_alike(one: Message, other: Message) -> bool:
+def _is_alike(first: Message, second: Message) -> bool:
     """Return whether two user messages begin alike, as a client's notes to the model do."""
-    return one["role"] == other["role"] == "user" and one["content"][:16] == other["content"][:16]
+    return first["role"] == second["role"] == "user" and first["content"][:16] == second["content"][:16]
 
 
 def _scope(owner: str, key: bytes) -> bytes:

@@ -45,7 +45,7 @@ from agentic_opd.gateway.turns import Feedback
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Given = TypeVar("Given", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 Owner = Callable[[HttpRequest], Awaitable[str]]
 """Function that returns the digest of a client's key, or raises ClientError for an unknown key."""
 
@@ -162,7 +162,7 @@ async def _no_route(http: HttpRequest, error: Exception) -> Response:
 
 def _protocol_of(path: str) -> WireProtocol:
     """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((one for one in PROTOCOLS if one.path in path), PROTOCOLS[0])
+    return next((protocol for protocol in PROTOCOLS if protocol.path in path), PROTOCOLS[0])
 
 
 class ChatRoutes:
@@ -214,7 +214,7 @@ class ChatRoutes:
         reply = protocol.reply(request, self._answers.model, self._decode)
         events = _timed(self._answers.answer(request, owner), self._telemetry, start)
         if not request.reply_format.stream:
-            await _unless_gone(http, _whole(events, reply))
+            await _unless_gone(http, _read_answer(events, reply))
             write = partial(_written, reply)
             # Logprobs of a long answer take seconds.
             return await asyncio.to_thread(write) if request.sampling.top_logprobs is not None else write()
@@ -282,15 +282,15 @@ class _Routes:
 
     async def feedback(self, http: HttpRequest, owner: str) -> Response:
         """Answer `POST /sessions/{name}/turns/{turn}/feedback`, or without a session, by the answer's id."""
-        given = await self._read(http, _TurnFeedback)
-        if given.reward is None and not (given.text or "").strip():
+        body = await self._read(http, _TurnFeedback)
+        if body.reward is None and not (body.text or "").strip():
             raise ClientError(400, "feedback has a reward, a text or both", "text")
         names = http.path_params
-        feedback = Feedback(given.reward, given.text)
+        feedback = Feedback(body.reward, body.text)
         turn_id = await self._gateway.give_feedback(owner, names.get("name"), names["turn"], feedback)
         return JSONResponse({"turn": turn_id})
 
-    async def _read(self, http: HttpRequest, model: type[Given]) -> Given:
+    async def _read(self, http: HttpRequest, model: type[Body]) -> Body:
         body = await _body(http, self._gateway.config.max_body_bytes, or_nothing=True)
         return await self._chat.parsed(body, partial(read_body, model))
 
@@ -340,7 +340,7 @@ async def _timed(answer: Answer, telemetry: Telemetry, start: float) -> Answer:
     telemetry.answer_s.observe(time.monotonic() - start)
 
 
-async def _whole(events: Answer, reply: Reply) -> None:
+async def _read_answer(events: Answer, reply: Reply) -> None:
     async with aclosing(events):
         async for event in events:
             reply.take(event)
@@ -511,21 +511,21 @@ def _as_refused(error: ClientError | OPDError) -> ClientError:
 
 async def _unless_gone(http: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
     """Return the result of `work`, and cancel it if the client disconnects. The body must have been read before."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(http))
+    task, disconnected = asyncio.create_task(work), asyncio.create_task(_disconnected(http))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnect
     finally:
-        gone.cancel()
+        disconnected.cancel()
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await gone
+            await disconnected
         if not task.done():
             await asyncio.wait((task,))
 
 
-async def _gone(http: HttpRequest) -> None:
+async def _disconnected(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass

@@ -215,10 +215,10 @@ class _ChatBody(CommonBody):
     return_token_ids: bool | None = None
 
     def choice(self) -> ToolChoice:
-        given, parallel = self.tool_choice, self.parallel_tool_calls is not False
-        if isinstance(given, _NamedChoice):
-            return ToolChoice("named", given.function.name, parallel)
-        return ToolChoice(given or "auto", None, parallel)
+        is_parallel = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, _NamedChoice):
+            return ToolChoice("named", self.tool_choice.function.name, is_parallel)
+        return ToolChoice(self.tool_choice or "auto", None, is_parallel)
 
     def functions(self) -> list[FunctionSpec]:
         """Return the tools that the client runs; the log names the others.
@@ -239,9 +239,9 @@ class _ChatBody(CommonBody):
 
     def grammar(self) -> dict[str, Any]:
         """Return vLLM's parameters for `response_format`."""
-        wanted = self.response_format or _ResponseFormat(type="text")
-        schema = wanted.json_schema and wanted.json_schema.schema_
-        return format_of(wanted.type, schema, "response_format.json_schema.schema")
+        answer_format = self.response_format or _ResponseFormat(type="text")
+        schema = answer_format.json_schema and answer_format.json_schema.schema_
+        return format_of(answer_format.type, schema, "response_format.json_schema.schema")
 
 
 @dataclass(slots=True)
@@ -252,12 +252,12 @@ class _ChatReply(Reply):
         choices = [
             {
                 "index": index,
-                "message": {**_message(one), "refusal": None},
+                "message": {**_message(choice), "refusal": None},
                 "logprobs": self._logprobs(self.tokens[index]),
-                "finish_reason": one.finish_reason,
+                "finish_reason": choice.finish_reason,
                 **self._token_ids(self.tokens[index]),
             }
-            for index, one in sorted(self.finished.items())
+            for index, choice in sorted(self.finished.items())
         ]
         ids = {"prompt_token_ids": list(self.prompt_ids)} if self._returns_ids else {}
         return {**self._head("chat.completion"), "choices": choices, "usage": usage(self), **ids}

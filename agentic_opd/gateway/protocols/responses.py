@@ -271,12 +271,14 @@ class _Input:
             ignored("responses", [kind], LEFT_OUT)
 
 
-def _parts(content: _Content, at: str) -> list[str | ImageUri]:
+def _parts(content: _Content, field_name: str) -> list[str | ImageUri]:
     if isinstance(content, str):
         return [content]
     return [
-        part.text or part.refusal if part.image_url is None else ImageUri(part.image_url, f"{at}.{place}.image_url")
-        for place, part in enumerate(content or ())
+        part.text or part.refusal
+        if part.image_url is None
+        else ImageUri(part.image_url, f"{field_name}.{position}.image_url")
+        for position, part in enumerate(content or ())
     ]
 
 
@@ -294,30 +296,30 @@ def _reasoning(item: _ReasoningItem) -> str:
 
 def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, str]]:
     """Return the tools, and `custom` or the namespace of those that are not plain functions."""
-    found: list[FunctionSpec] = []
+    specs: list[FunctionSpec] = []
     kinds: dict[str, str] = {}
     for index, item in enumerate(items):
         if item.type in ("function", "custom"):
             parameters = _CUSTOM if item.type == "custom" else item.parameters
-            given = {"name": item.name, "description": item.description, "parameters": parameters}
-            found.append(read_body(FunctionSpec, given, "tools", index))
+            fields = {"name": item.name, "description": item.description, "parameters": parameters}
+            specs.append(read_body(FunctionSpec, fields, "tools", index))
             if item.type == "custom":
-                kinds[found[-1].name] = "custom"
+                kinds[specs[-1].name] = "custom"
         elif item.type == "namespace":
-            for place, tool in enumerate(item.tools or ()):
-                spec = read_body(FunctionSpec, tool, "tools", index, "tools", place)
-                found.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
-                kinds[found[-1].name] = f"namespace:{item.name}"
+            for position, tool in enumerate(item.tools or ()):
+                spec = read_body(FunctionSpec, tool, "tools", index, "tools", position)
+                specs.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
+                kinds[specs[-1].name] = f"namespace:{item.name}"
         else:
             ignored("responses", [item.type], HOSTED)
-    return found, kinds
+    return specs, kinds
 
 
 def _choice(read: _ResponsesBody) -> ToolChoice:
-    given, parallel = read.tool_choice, read.parallel_tool_calls is not False
-    if isinstance(given, _ChosenTool):
-        return ToolChoice("named", given.name, parallel)
-    return ToolChoice(given or "auto", None, parallel)
+    is_parallel = read.parallel_tool_calls is not False
+    if isinstance(read.tool_choice, _ChosenTool):
+        return ToolChoice("named", read.tool_choice.name, is_parallel)
+    return ToolChoice(read.tool_choice or "auto", None, is_parallel)
 
 
 _ECHOED: dict[str, Any] = {
@@ -332,9 +334,9 @@ _ECHOED: dict[str, Any] = {
 
 def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool = False) -> dict[str, Any]:
     assert isinstance(body, dict)
-    given = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-    given["service_tier"] = "default"
-    return {"response": given, "kinds": kinds, "is_sealed": is_sealed}
+    echoed = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
+    echoed["service_tier"] = "default"
+    return {"response": echoed, "kinds": kinds, "is_sealed": is_sealed}
 
 
 @dataclass(slots=True)
@@ -393,7 +395,9 @@ class _ResponsesReply(Reply):
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.finished.values())},
+            "output_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.finished.values())
+            },
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
         return {
@@ -446,16 +450,16 @@ class _ResponsesReply(Reply):
             yield from self._close()
             self.items.append({**self._text_item(kind, "", "in_progress"), "content": []})
             yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
-            yield self._event("response.content_part.added", **self._place(), part=_part(kind, "", ()))
+            yield self._event("response.content_part.added", **self._position(), part=_part(kind, "", ()))
         self.written += text
         if kind == "reasoning":
-            yield self._event("response.reasoning_text.delta", **self._place(), delta=text)
+            yield self._event("response.reasoning_text.delta", **self._position(), delta=text)
             return
         logged = [] if self.request.sampling.top_logprobs is None else self.logprobs(tokens)
         self.logged += logged
-        yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logged)
+        yield self._event("response.output_text.delta", **self._position(), delta=text, logprobs=logged)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
 
     def _close(self, status: str = "completed") -> Iterator[str]:
@@ -465,13 +469,13 @@ class _ResponsesReply(Reply):
         item, kind = self.items[-1], self.items[-1]["type"]
         part = _part(kind, self.written, self.logged)
         if kind == "reasoning":
-            yield self._event("response.reasoning_text.done", **self._place(), text=self.written)
+            yield self._event("response.reasoning_text.done", **self._position(), text=self.written)
             item = {**self._text_item(kind, self.written, status), "id": item["id"]}
         else:
-            done = {"text": self.written, "logprobs": self.logged}
-            yield self._event("response.output_text.done", **self._place(), **done)
+            fields = {"text": self.written, "logprobs": self.logged}
+            yield self._event("response.output_text.done", **self._position(), **fields)
             item = {**item, "content": [part], "status": status}
-        yield self._event("response.content_part.done", **self._place(), part=part)
+        yield self._event("response.content_part.done", **self._position(), part=part)
         self.items[-1], self.written, self.logged = item, "", []
         yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
@@ -487,9 +491,9 @@ class _ResponsesReply(Reply):
             index = len(self.items) - 1
             yield self._event("response.output_item.added", output_index=index, item=self.items[-1])
             kind = "response.custom_tool_call_input" if name == "input" else "response.function_call_arguments"
-            place = {"item_id": item["id"], "output_index": index}
-            yield self._event(f"{kind}.delta", **place, delta=item[name])
-            yield self._event(f"{kind}.done", **place, **{name: item[name]}, name=item["name"])
+            position = {"item_id": item["id"], "output_index": index}
+            yield self._event(f"{kind}.delta", **position, delta=item[name])
+            yield self._event(f"{kind}.done", **position, **{name: item[name]}, name=item["name"])
             self.items[-1] = item
             yield self._event("response.output_item.done", output_index=index, item=item)
 
@@ -520,8 +524,8 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
     request = Request(Client(), ChatInput.of((), turn.tools, {}), Sampling({}), reply_format=reply_format)
     reply = _ResponsesReply(request, model, lambda ids: "", created=int(created))
     finished = Finished(0, turn.completion, turn.messages[-1], turn.completion.finish_reason, Piece(0, "", "", ()))
-    finished = replace(finished, reasoning_tokens=turn.place.reasoning_tokens)
-    reply.prompt_tokens = turn.place.start
+    finished = replace(finished, reasoning_tokens=turn.span.reasoning_tokens)
+    reply.prompt_tokens = turn.span.start
     reply.take(finished)
     return reply.body()
 

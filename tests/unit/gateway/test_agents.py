@@ -548,7 +548,7 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
         (session,) = await sessions(at)
         turn = session.tree.turns[1]
-        assert (turn.altered, turn.place.under_grammar) == (altered, True)
+        assert (turn.altered, turn.span.under_grammar) == (altered, True)
 
     run(tmp_path, vllm, talk)
     grammar = vllm.asked[0]["structured_outputs"]["structural_tag"]

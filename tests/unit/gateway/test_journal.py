@@ -26,7 +26,7 @@ TURN = RecordedTurn(
     messages=({"role": "user", "content": "é 数"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}),
     prompt_ids=(1, 2, 3),
     completion=Completion((4, 5), (-0.1, -1e-9), "length", weight_version=7),
-    place=Turn(3, 5, 2, 1, 1, truncated=True, weight_version=7),
+    span=Turn(3, 5, 2, 1, 1, truncated=True, weight_version=7),
     turn_type="side",
     tools=({"type": "function", "function": {"name": "f"}},),
     sampling={"top_p": 0.5, "logit_bias": {3: 1.0}},
