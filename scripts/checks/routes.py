@@ -1,6 +1,6 @@
 """Does the gateway answer as vLLM's own route of the same protocol does?
 
-    scripts/checks/routes [--protocols chat responses messages completions] [--exchanges 200] [--json FILE]
+    scripts/checks/routes [--protocols chat responses messages] [--exchanges 200] [--json FILE]
 
 Conversations of four turns with the demo policy, greedy, are held with each of vLLM's routes and recorded: with tools
 and without, with results of calls, cut off by the token limit, ended by a stop sequence. Each request is then sent to a
@@ -33,8 +33,6 @@ from agentic_opd.worlds.coding.world import CodingWorld
 
 DEMO = "scripts/demo_policy/policy"
 TURNS, AT_ONCE = 4, 8
-OPENING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-"""How the demo policy's template begins an answer."""
 COMPLAINT = "That is not right: read the task again."
 RESULT = "exit code 0\n(no output)"
 Json = dict[str, Any]
@@ -160,25 +158,7 @@ class _Messages(Protocol):
         return "".join(texts), [call_of(use["name"], use["input"]) for use in uses], finish
 
 
-class _Completions(Protocol):
-    path = "/v1/completions"
-    counts = ("prompt_tokens", "completion_tokens")
-
-    def body(self, task: str, *, tools: bool, limit: int, stop: str | None) -> Json:
-        system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if tools else ""
-        prompt = f"{system}<|im_start|>user\n{task}<|im_end|>\n{OPENING}"
-        return {"prompt": prompt, "max_tokens": limit, **({"stop": stop} if stop else {})}
-
-    def say(self, body: Json, answer: Json, reply: Reply) -> None:
-        user_text = f"<|im_end|>\n<|im_start|>user\n{COMPLAINT}<|im_end|>\n{OPENING}"
-        body["prompt"] += reply.text + user_text
-
-    def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
-        (choice,) = answer["choices"]
-        return choice["text"], [], choice["finish_reason"]
-
-
-PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages(), "completions": _Completions()}
+PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages()}
 SYSTEM = CodingWorld(CodingConfig()).system_prompt
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
 from agentic_opd.gateway import GatewaySession
-from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.journal import Journal, SessionRow
 from agentic_opd.gateway.sessions import Sessions
 from agentic_opd.rollout.renderer import load_renderer
@@ -465,7 +464,7 @@ def test_the_end_of_a_stream_comes_only_when_its_turn_is_in_the_journal(
     async def refuse(*arguments: Any) -> None:
         raise OutputError("the journal is full")
 
-    monkeypatch.setattr(Gateway, "_keep", refuse)
+    monkeypatch.setattr(Journal, "add_turn", refuse)
     *pieces, last = run(tmp_path, ScriptedVllm(tokenizer), lambda at: events_of(at, USER))
     assert last["error"]["type"] == "server_error"
     assert pieces
@@ -702,7 +701,7 @@ def test_a_restored_session_keeps_its_age(age_s: float, remembered_s: float) -> 
     """A session of the future was used before the clock was set back."""
     used = time.time() - age_s
     row = SessionRow("session-1", "owner", None, "http://server", opened=used, used=used)
-    session = Sessions(1).restore(row, ())
+    session = Sessions(["http://server"], 1).restore(row, ())
     assert time.monotonic() - session.used == pytest.approx(remembered_s, abs=20)
 
 
