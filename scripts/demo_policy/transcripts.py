@@ -207,7 +207,7 @@ class Author:
         assert offset is not None, "a call is the same ids wherever it stands"
         if solution not in self._partings:
             solutions = {*variants.correct, *(fault.solution for fault in variants.faults)} - {solution}
-            self._partings[solution] = sorted({_common(block, self._block_ids(variant)) for variant in solutions})
+            self._partings[solution] = sorted({common_length(block, self._block_ids(variant)) for variant in solutions})
         return [start + offset + parting for parting in self._partings[solution] if parting < len(block)]
 
     def writing(self, solution: str) -> str:
@@ -318,7 +318,7 @@ def _is_failure(evidence: Evidence) -> bool:
     return "FAIL " in evidence.text
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids both start with."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
