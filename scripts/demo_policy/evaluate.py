@@ -97,7 +97,7 @@ class Examiner:
         self.scores = Scores()
 
     def examine(self, episodes: int) -> Scores:
-        """Run everything with so many episodes a task."""
+        """Run everything with `episodes` episodes a task."""
         for examples in (True, False):
             self.act(episodes, examples=examples)
             self.heed_first(episodes, foreign=False, examples=examples)

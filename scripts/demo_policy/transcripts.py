@@ -211,7 +211,7 @@ class Author:
         return [start + offset + parting for parting in self._partings[solution] if parting < len(block)]
 
     def writing(self, solution: str) -> str:
-        """The part of a turn that writes `solution`, which is the same ids wherever it stands."""
+        """Return the part of a turn that writes `solution`; its ids are the same at each position."""
         return Step(State(), State(), "", (write_call(solution),)).completion()
 
     def _block_ids(self, solution: str) -> list[int]:
@@ -271,7 +271,7 @@ class Author:
 
 
 def complaint(report: str, rng: Random) -> str:
-    """What a user says whose tries of a solution fail: the call of one, what came and what should; a fix, never.
+    """Return a complaint about a failed check: the call, the actual and the expected result; never a fix.
 
     Args:
         report: Of the verifier.
@@ -285,7 +285,7 @@ def complaint(report: str, rng: Random) -> str:
 
 
 def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:
-    """What the judge may say of a turn, by what it is shown; empty: it has nothing to say."""
+    """Return the hints that the judge may give about a turn, by its evidence; empty if it may give none."""
     if step.kind in ("read", "run"):
         return ()
     if step.kind == "final":

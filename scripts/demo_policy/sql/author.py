@@ -129,7 +129,7 @@ class SqlAuthor:
         )
 
     def any_clause(self, question: Question, rng: Random) -> tuple[str, ...]:
-        """What may be said of any of its clauses."""
+        """Return the hints about a random clause of the question."""
         return hints(question.query, rng.choice([name for name in clauses(question.query) if name != "join"]))
 
     def play(self, question: Question, written: str, rng: Random) -> Episode:
@@ -207,7 +207,7 @@ def _word(rng: Random) -> str:
 
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
-    """How the SQL world's tools are told to the policy."""
+    """Return the chat format with the SQL world's tools."""
     world = HookedWorld(GeneratedSql(), CodingConfig())
     return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
