@@ -116,7 +116,7 @@ class Brake:
         self._process: Process | None = None
         self._is_interrupted = False
         self.versions: list[Version] = []
-        """The last good versions and the best one, in the order of their numbers; `brake.kept` of them at most."""
+        """The last good versions and the best one, at most `brake.versions_kept`, in the order of their numbers."""
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
@@ -262,7 +262,7 @@ class Brake:
             self.versions = [version for version in self.versions if version.number < row["to"]]
             self.rolling = None
         earlier = [version for version in self.versions if version.number != number]
-        self.versions = with_version(earlier, Version(number, scores), limit=self._settings.kept)
+        self.versions = with_version(earlier, Version(number, scores), limit=self._settings.versions_kept)
 
 
 def best_of(versions: Sequence[Version]) -> Version:

@@ -256,7 +256,7 @@ class BrakeConfig(BaseModel):
         allow_inf_nan=False,
         description="Time limit of one evaluation, in seconds; a longer one is killed and counts as failed.",
     )
-    kept: int = Field(
+    versions_kept: int = Field(
         default=3,
         ge=1,
         description="Number of good versions kept as checkpoints, with the optimizer: the best one and the last ones. "
@@ -434,8 +434,8 @@ class TrainerConfig(BaseModel):
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings that determine how a batch changes the weights, by flag name, as JSON data."""
-        kept = self.model_dump(mode="json", include=set(_RECIPE))
-        return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
+        recipe = self.model_dump(mode="json", include=set(_RECIPE))
+        return {**{f"loss.{name}": value for name, value in recipe.pop("loss").items()}, **recipe}
 
     def check_recipe(self, saved: Mapping[str, Any]) -> list[str]:
         """Compare the recipe with the one in the checkpoint to resume from.
@@ -525,8 +525,8 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     values |= flag_values(arguments, "", TrainerConfig, wrong)
     for section, model in (("loss", LossConfig), ("brake", BrakeConfig)):
         if parts := flag_values(arguments, section, model, wrong):
-            given = values.get(section)
-            values[section] = {**(given if isinstance(given, dict) else {}), **parts}
+            in_file = values.get(section)
+            values[section] = {**(in_file if isinstance(in_file, dict) else {}), **parts}
     config = validated(TrainerConfig, "", values, wrong)
     refuse(wrong)
     return config

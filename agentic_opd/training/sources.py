@@ -256,8 +256,8 @@ class GroupFiles:
         if duplicates:
             logger.warning("%d groups stand in two of the files: each is trained on once in a pass", duplicates)
         if too_long:
-            most = self._config.max_token_len
-            logger.warning("%d groups are left out: a sequence is longer than max_token_len, %d", too_long, most)
+            limit = self._config.max_token_len
+            logger.warning("%d groups are left out: a sequence is longer than max_token_len, %d", too_long, limit)
         if not self._lines:
             raise PlaceError(
                 f"groups: no group remains to train on: all {too_long} have a sequence that is longer than "

@@ -148,7 +148,7 @@ class Trainer:
                 if state.step % config.save_every == 0 or state.step == config.total_steps:
                     await self._save()
                 state.is_busy = False
-            weights = await asyncio.to_thread(self.world.whole, model.state_dict())
+            weights = await asyncio.to_thread(self.world.gather, model.state_dict())
             if self.world.is_first:
                 final = config.output_dir / "final"
                 await asyncio.to_thread(save_weights, model, config.model, final, state=weights)
