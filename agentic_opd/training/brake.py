@@ -161,12 +161,14 @@ class Brake:
         folder.mkdir(parents=True, exist_ok=True)
         log, samples = folder / "log.txt", folder / "samples.jsonl"
         samples.unlink(missing_ok=True)
+        key = self._config.vllm_api_key
+        variables = {**os.environ, **({"VLLM_API_KEY": key.get_secret_value()} if key else {})}
         with log.open("wb") as output:
             pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": STDOUT}
             started = asyncio.create_subprocess_exec(
                 *self._command(folder),
                 **pipes,
-                env=self._variables(),
+                env=variables,
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
@@ -207,10 +209,6 @@ class Brake:
         urls = ",".join(f"{url.rstrip('/').removesuffix('/v1')}/v1" for url in self._config.vllm_urls)
         output = ("--env.data_dir_to_save_evals", str(folder), "--env.overwrite", "true")
         return [*words, "--openai.base_url", urls, *output]
-
-    def _variables(self) -> dict[str, str]:
-        key = self._config.vllm_api_key
-        return {**os.environ, **({"VLLM_API_KEY": key.get_secret_value()} if key else {})}
 
     def interrupt(self) -> bool:
         """End the evaluation under way; return whether there was one."""

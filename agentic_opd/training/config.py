@@ -517,7 +517,9 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     Raises:
         ConfigError: the message lists every wrong setting and every argument that is `misunderstood`.
     """
-    wrong = [_moved_flag(line) or line for line in arguments.misunderstood]
+    moved = {f"--loss.{name}": text for name, text in MOVED.items()} | {"--brake.kept": "it is brake.versions_kept now"}
+    unknown = ((line, line.partition(" ")[0]) for line in arguments.misunderstood)
+    wrong = [f"{flag}: {moved[flag]}" if flag in moved else line for line, flag in unknown]
     try:
         values = read_yaml(arguments.config, "trainer") if arguments.config else {}
     except ConfigError as error:
@@ -530,10 +532,3 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     config = validated(TrainerConfig, "", values, wrong)
     refuse(wrong)
     return config
-
-
-def _moved_flag(line: str) -> str | None:
-    """Return what to do in place of a flag that has gone, from the line that says that it is unknown."""
-    flag = line.partition(" ")[0]
-    text = MOVED.get(flag.removeprefix("--loss."))
-    return text and f"{flag}: {text}"

@@ -139,7 +139,8 @@ class Trainer:
         try:
             await self._begin()
             while state.step < config.total_steps:
-                groups = await self._next_batch()
+                # The first process requests the batch; None if the run was stopped.
+                groups = await self.world.share_when(self._requested_batch() if self.world.is_first else None)
                 if groups is None:
                     if state.step > 0:
                         await self._save()
@@ -253,11 +254,8 @@ class Trainer:
         if self.world.is_first:
             self.log.write(state.step, {"rolled_back": 1.0})
 
-    async def _next_batch(self) -> list[ScoredGroup] | None:
-        """Return the next batch, which the first process requests; None if the run was stopped."""
-        return await self.world.share_when(self._requested_batch() if self.world.is_first else None)
-
     async def _requested_batch(self) -> list[ScoredGroup] | None:
+        """Request the next batch; return None if the run was stopped."""
         if self.state.is_stopping:
             return None
         try:
