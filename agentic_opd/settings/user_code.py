@@ -1,8 +1,9 @@
 """Python objects that a setting names: `FILE.py:NAME` or `package.module:NAME`."""
 
+import inspect
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -67,6 +68,20 @@ def error_line(error: BaseException, files: Collection[str] | None) -> str:
         if file in files if files is not None else file != __file__ and not file.startswith("<"):
             line = f" ({short_path(file)}:{number})"
     return line
+
+
+def files_of(kind: type) -> frozenset[str]:
+    """Return the files that define a class and its bases, without those of this package."""
+    modules = [
+        sys.modules.get(base.__module__) for base in kind.__mro__ if not base.__module__.startswith("agentic_opd.")
+    ]
+    return frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
+
+
+def definition_line(function: Callable[..., Any], files: Collection[str]) -> str:
+    """Return the first line of a function as `error_line` does; an empty text if it is not defined in `files`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({short_path(code.co_filename)}:{code.co_firstlineno})" if code and code.co_filename in files else ""
 
 
 def short_path(file: str) -> str:

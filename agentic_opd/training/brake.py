@@ -28,7 +28,7 @@ from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.core.text import read_json, refuse_constant, text_lines
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
-from agentic_opd.wire.group import shown
+from agentic_opd.wire.group import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -292,9 +292,9 @@ def check_score(task: object, score: object, where: str) -> None:
         EvaluationFailedError: the message names the task.
     """
     if not isinstance(task, str) or not task:
-        raise EvaluationFailedError(f"{where}: task_id {shown(task)}, expected a text that is not empty")
+        raise EvaluationFailedError(f"{where}: task_id {short_repr(task)}, expected a text that is not empty")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1 + _SUM_SLACK:
-        raise EvaluationFailedError(f"{where}: the score of task {task!r} is {shown(score)}, expected 0 to 1")
+        raise EvaluationFailedError(f"{where}: the score of task {task!r} is {short_repr(score)}, expected 0 to 1")
 
 
 _SUM_SLACK = 1e-6
@@ -317,8 +317,8 @@ def read_scores(samples: Path, version: int) -> dict[str, float]:
             sampled_by = row.get("weight_version")
             if sampled_by is not None and (type(sampled_by) is not int or sampled_by != version):
                 raise EvaluationFailedError(
-                    f"version {version} was to be evaluated, and version {shown(sampled_by)} answered: does another "
-                    "trainer push to these servers?"
+                    f"version {version} was to be evaluated, and version {short_repr(sampled_by)} answered: does "
+                    "another trainer push to these servers?"
                 )
             # A version whose agent breaks the tests must not hide a fall.
             task, score = row["task_id"], 0.0 if row.get("no_verdict") is not None else row["score"]

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from local_server import stop
+from bench.local_server import stop
 
 from agentic_opd.training.config import PARTS
 from agentic_opd.training.metrics import TRAINER_METRICS
