@@ -123,7 +123,7 @@ async def _measure(settings: Settings, file: Path, samples: int, limit: int | No
 async def _resample(
     resampler: Resampler, turns: Sequence[HintedTurn], lifts: Lifts, file: Path, config: AgenticOPDEnvConfig
 ) -> int:
-    """Measure the turns that are not measured yet, and keep the file of lifts whole meanwhile."""
+    """Measure the turns that lack a measurement; the file of lifts is complete JSON after each."""
     path = lifts_path(file)
     earlier = _earlier(path, lifts, config)
     finished = {turn.place for turn in earlier}
@@ -165,10 +165,10 @@ async def _resample(
 
 
 def _earlier(path: Path, lifts: Lifts, config: AgenticOPDEnvConfig) -> Sequence[ResampledTurn]:
-    """What an earlier measurement left that this one goes on with.
+    """Return the turns of an earlier measurement, which this one continues.
 
     Raises:
-        PlaceError: it was made in another way, or nobody said what becomes of it.
+        PlaceError: it has other settings, or the flags don't say whether to resume.
     """
     if config.overwrite and not config.resume:
         return ()
