@@ -126,12 +126,12 @@ async def _resample(
     """Measure the turns that are not measured yet, and keep the file of lifts whole meanwhile."""
     path = lifts_path(file)
     earlier = _earlier(path, about, config)
-    places = {turn.place for turn in earlier}
+    places = {turn.key for turn in earlier}
     todo = [turn for turn in turns if (turn.line, turn.index, turn.turn) not in places]
     with LiveBar("turns", len(turns), len(turns) - len(todo)) as bar:
 
         def done(result: Resampled) -> None:
-            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.place)
+            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.key)
             write_lifts(path, replace(about, turns=tuple(measured)))
             with_hint, without = (
                 sum(getattr(turn, name) for turn in measured) for name in ("passed_with", "passed_without")

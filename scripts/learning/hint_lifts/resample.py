@@ -276,7 +276,7 @@ async def resample(
                 raise
             except OPDError as error:
                 result.failed.append(f"line {turn.line}, sequence {turn.index}, turn {turn.turn + 1}: {error}")
-            result.turns.sort(key=lambda one: one.place)
+            result.turns.sort(key=lambda one: one.key)
             done(result)
 
     try:
