@@ -110,7 +110,7 @@ class _Call(BaseModel):
     function: _Function
 
 
-class _Said(BaseModel):
+class _LoggedMessage(BaseModel):
     """The parsed fields of a message; other fields stay unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -225,7 +225,7 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
     for row in _rows(fields):
         message, note = row.message()
         try:
-            parsed = _Said.model_validate(message)
+            parsed = _LoggedMessage.model_validate(message)
             plain_of_row = list(_plain(parsed, row.index, last_call))
         except ValidationError as error:
             raise AlignmentError(_problem(row.where, error)) from error
@@ -253,7 +253,7 @@ def plain_messages(messages: object, tools: Sequence[Mapping[str, Any]] = ()) ->
 
 
 _CONVERSATIONS = ("messages", "conversations", "conversation")
-_OWN_FIELDS = {*_Said.model_fields}
+_OWN_FIELDS = {*_LoggedMessage.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,30 +388,30 @@ def _parsed_calls(calls: Any, where: str) -> Any:
     return parsed
 
 
-def _plain(said: _Said, index: int, last_call: str) -> Iterator[Message]:
+def _plain(parsed: _LoggedMessage, index: int, last_call: str) -> Iterator[Message]:
     """Yield the message, or several for Anthropic's results; `index` gives ids to calls without one.
 
     `last_call` is the id for a legacy result.
     """
     roles = {"developer": "system", "function": "tool"}
-    role = roles.get(said.role, said.role)
-    results = said.parts("tool_result")
+    role = roles.get(parsed.role, parsed.role)
+    results = parsed.parts("tool_result")
     for result in results:
-        content = _Said.model_validate({"role": "tool", "content": result.content}).text()
+        content = _LoggedMessage.model_validate({"role": "tool", "content": result.content}).text()
         yield {"role": "tool", "content": content, "tool_call_id": result.tool_use_id or ""}
-    content = said.text()
+    content = parsed.text()
     if results and not content:
         return
     message: Message = {"role": role, "content": content}
-    thoughts = said.thoughts()
+    thoughts = parsed.thoughts()
     if role == "assistant":
         inside, message["content"] = split_reasoning(content)
         if inside is not None and inside.strip() != (thoughts or "").strip():
             thoughts = f"{thoughts}\n{inside}" if thoughts else inside
-    answers = last_call if said.role == "function" else said.tool_call_id
-    optional = {"name": said.name, "tool_call_id": answers, "reasoning_content": thoughts}
+    answers = last_call if parsed.role == "function" else parsed.tool_call_id
+    optional = {"name": parsed.name, "tool_call_id": answers, "reasoning_content": thoughts}
     message |= {name: value for name, value in optional.items() if value is not None}
-    if calls := said.calls():
+    if calls := parsed.calls():
         message["tool_calls"] = [
             {
                 "id": call.id or f"call_{index}_{number}",
@@ -474,7 +474,7 @@ def _system(fields: Mapping[str, Any]) -> str:
     """Return the text of a row's own system prompt, as Anthropic's requests and ShareGPT's rows hold it."""
     system: Any = fields.get("system")
     try:
-        return _Said.model_validate({"role": "system", "content": system}).text()
+        return _LoggedMessage.model_validate({"role": "system", "content": system}).text()
     except ValidationError as error:
         raise AlignmentError(_problem("system", error)) from error
 
@@ -523,7 +523,7 @@ def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[L
     strays = [index for index in order if index not in by_id and (ids[index] or index not in number_of)]
     notes[LogNote.RESULT_WITHOUT_CALL] += len(strays)
     notes[LogNote.CALL_WITHOUT_RESULT] += len(calls) - len(number_of)
-    notes[LogNote.REORDERED] += sum(index != place for place, index in enumerate(order))
+    notes[LogNote.REORDERED] += sum(index != position for position, index in enumerate(order))
     named_ids = {index: {"tool_call_id": calls[number]} for index, number in number_of.items()}
     return [results[index] | named_ids.get(index, {}) for index in order]
 
@@ -556,9 +556,9 @@ def _is_json(value: Any) -> bool:
 def _problem(where: str, error: ValidationError) -> str:
     """Return the message of the innermost error with its field; a field with a union type has an error per type."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(wrong, key=lambda one: len(one["loc"]))
-    shown = [part for part in first["loc"] if part not in _UNION_NAMES]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in shown)
+    first = max(wrong, key=lambda entry: len(entry["loc"]))
+    parts = [part for part in first["loc"] if part not in _UNION_NAMES]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return f"{where}{path}: {first['msg']}"
 
 
