@@ -205,7 +205,7 @@ class _Parts:
         if config.brake is not None:
             settings["brake.command"] = self._brake_command()
         arguments = (*_file(trainer.config), *_flags(settings | trainer.flags), *_earlier_run(self._start))
-        processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
+        processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training")
         return LoopPart(
             "trainer",
             "trainer",

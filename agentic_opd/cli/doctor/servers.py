@@ -8,7 +8,6 @@ from typing import Any
 from packaging.version import Version
 from pydantic import SecretStr
 
-from agentic_opd import __version__
 from agentic_opd.atropos.api import TrajectoryApi
 from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
@@ -94,7 +93,7 @@ def connection(
 
 
 async def check_versions(setup: DoctorSetup) -> Note:
-    """Check the servers for this version of the plugin and a tested version of vLLM."""
+    """Check that the servers have the plugin and a tested version of vLLM; `fetch_info` has compared the plugin's."""
     doubts: list[str] = []
     for client in setup.clients:
         info, vllm = client.info, client.info.vllm_version or await _vllm_version(client.http)
@@ -102,11 +101,6 @@ async def check_versions(setup: DoctorSetup) -> Note:
             doubts.append(
                 f"{client.url} has no agentic_opd plugin, so scoring is many times slower: start it with "
                 f"scripts/serve_vllm {info.model}"
-            )
-        elif info.plugin_version != __version__:
-            doubts.append(
-                f"{client.url} has plugin {info.plugin_version}, this is {__version__}: install the same version "
-                "in vLLM's environment, and restart it"
             )
         if vllm is not None and (number := _VERSION.match(vllm)) and Version(number[0]) < _OLDEST_VLLM:
             doubts.append(f"{client.url} runs vLLM {vllm}; {_OLDEST_VLLM} and later are tested")

@@ -159,7 +159,6 @@ def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("info", "doubt"),
     [
-        (ServerInfo("m", 9, has_plugin=True, plugin_version="0.0.1", vllm_version="0.32.0"), "has plugin 0.0.1"),
         (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.28.1"), "runs vLLM 0.28.1"),
         (ServerInfo("m", 9, has_plugin=False, vllm_version="0.33.0"), "no agentic_opd plugin"),
         (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.33.0.dev1+g12"), None),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentic_opd import __version__
 from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
@@ -31,7 +32,7 @@ from tests.unit.distill.fakes import (
 )
 
 NEWER = VERSION + 1
-INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "score_route": 3}
+INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "plugin_version": __version__}
 
 
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:

@@ -202,7 +202,7 @@ def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Pat
         "--nproc-per-node",
         "2",
         "-m",
-        "agentic_opd.training.trainer",
+        "agentic_opd.training",
     )
     loop["trainer"]["flags"] = {"total_stesp": 3}
     with pytest.raises(ConfigError, match="did you mean '--total_steps'"):
