@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
-    return exit_code(run, interrupted="interrupted: whole groups stay; the same command with --env.resume goes on")
+    return exit_code(run, interrupted="interrupted: finished groups are stored; --env.resume continues")
 
 
 async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -181,7 +181,7 @@ async def _lines(
                 for _ in range(min(concurrency, len(todo))):
                     workers.create_task(work())
         except* (ServerUnreachableError, OutputError) as failures:
-            bar.say(f"{groups.path}: {counts.text()}; stopped early, the same command with --env.resume goes on")
+            bar.say(f"{groups.path}: {counts.text()}; stopped early, the same command with --env.resume continues")
             raise failures.exceptions[0] from None
     earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
     bar.say(f"{groups.path}: {counts.text()}; {counts.unmatched_sequences} sequences unmatched{earlier}")

@@ -420,7 +420,7 @@ class PolicyDistiller:
         if end >= self.policy.info.max_model_len:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
-            raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
+            raise AlignmentError("its first token is a sampled one, so it has no prompt")
         before = moved_images(images, end, first, 0)
         request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
         reply = await self.policy.score(request, 1)

@@ -199,7 +199,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 
 def has_reasoning_marks(text: str) -> bool:
-    """Whether a text holds a mark of reasoning, which a model would read as one."""
+    """Return whether a text holds a mark of reasoning, which a model would read as one."""
     return any(mark in text for pair in REASONING_MARKS for mark in pair if mark != "<|end|>")
 
 
@@ -443,12 +443,12 @@ def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Seque
 
 
 def _has_value(value: Any) -> bool:
-    """Whether a field of no meaning to this package has a value that JSON can write."""
+    """Return whether a field of no meaning to this package has a value that JSON can write."""
     return not _is_missing(value) and _is_json(value)
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
+    """Return whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
     return is_null(value) or (isinstance(value, float) and value != value)
 
 
@@ -464,7 +464,7 @@ def _why_context(message: Message, extra: Mapping[str, Any]) -> LogNote | None:
 
 
 def says_nothing(message: Message) -> bool:
-    """Whether a message has no call, and no character that can be seen."""
+    """Return whether a message has no call, and no character that can be seen."""
     return not message.get("tool_calls") and not any(
         char.isprintable() and not char.isspace() for char in message["content"]
     )
@@ -532,7 +532,7 @@ def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[L
 
 
 def has_arguments(message: Message) -> bool:
-    """Whether the arguments of every call of a message are a JSON object, which templates require."""
+    """Return whether the arguments of every call of a message are a JSON object, which templates require."""
     return all(_is_object(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
@@ -545,7 +545,7 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
+    """Return whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -185,7 +185,7 @@ async def compare(
     """
     if kind is None and teacher not in ("live", "frozen"):
         raise ServerMismatchError(
-            f"the file was scored by the teacher {teacher!r}, whose weights of then {client.base_url} does not hold"
+            f"the file was scored by the teacher {teacher!r}, and {client.base_url} no longer has its weights"
         )
     turns = list(_scored_turns(groups, kind))
     if not turns:

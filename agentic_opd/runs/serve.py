@@ -180,7 +180,7 @@ class GroupServer:
         assert registration is not None
         last = registration.num_steps if self.config.total_steps == -1 else self.config.total_steps
         if last < 0:
-            raise ConfigError("the trainer does not say how many steps it takes: set env.total_steps")
+            raise ConfigError("the trainer reports no number of steps: set env.total_steps")
         return last
 
     async def _begin_step(self, step: int) -> None:

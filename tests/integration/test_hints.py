@@ -84,7 +84,7 @@ def test_an_interruption_leaves_a_whole_file(file: Path, demo: DemoRun, vllm_ser
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "Traceback" not in said
-    assert "the same command with --env.resume goes on" in " ".join(said.split())
+    assert "the same command with --env.resume continues" in " ".join(said.split())
     assert 1 <= len(lifts_of(file).turns) < len(hinted(demo))
 
 

@@ -157,7 +157,7 @@ async def _resample(
         )
     if result.stopped is not None:
         why = str(result.stopped) or "interrupted"
-        bar.say(f"stopped early: {why}; the same command with --env.resume goes on")
+        bar.say(f"stopped early: {why}; the same command with --env.resume continues")
     bar.say(f"to look at it: agentic-opd report {file}")
     if isinstance(result.stopped, asyncio.CancelledError):
         return EXIT_INTERRUPTED
