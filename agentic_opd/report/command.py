@@ -70,7 +70,10 @@ def make_report(
     if output.resolve() in {file.resolve() for file in files}:
         raise PlaceError(f"--output {str(output)!r} is a file that is read; name another")
     runs: list[ShownRun] = []
-    for file, name in zip(files, _names(files), strict=True):
+    names = [file.name for file in files]
+    if len(set(names)) < len(names):
+        names = [f"{file.resolve().parent.name}/{file.name}" for file in files]
+    for file, name in zip(files, names, strict=True):
         with reading_bar(console) as wrap:
             run = replace(read_run(file, wrap), name=name)
         tokenizer, notes = choose_tokenizer(run, tokenizer_name)
@@ -88,12 +91,6 @@ def make_report(
     groups = sum(len({rollout.line for rollout in shown_run.run.rollouts}) for shown_run in runs)
     contents = f"{groups} group{'s' * (groups != 1)}, {len(rollouts)} rollouts"
     _say(console, f"{contents}: {output} ({size / 1e6:.1f} MB). Open it in a browser.")
-
-
-def _names(files: Sequence[Path]) -> list[str]:
-    """Return the files' names for the page, with their folders if two names are equal."""
-    names = [file.name for file in files]
-    return names if len(set(names)) == len(names) else [f"{file.resolve().parent.name}/{file.name}" for file in files]
 
 
 def _say(console: Console, line: str) -> None:

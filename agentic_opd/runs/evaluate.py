@@ -140,7 +140,7 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     if not any(passed.values()):
         raise WorldError("evaluation: the tests gave no verdict on any sample; the log and samples.jsonl say why")
     metrics: dict[str, float] = {}
-    for k in _ks(n):
+    for k in sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n}):  # The powers of 2 below n, and n.
         estimates = [pass_at_k(len(row), sum(row), k) for row in passed.values() if len(row) >= k]
         if not estimates:
             continue
@@ -160,11 +160,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     return 1.0 - comb(n - c, k) / comb(n, k)
-
-
-def _ks(n: int) -> list[int]:
-    """Return the powers of 2 below n, and n."""
-    return sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n})
 
 
 _MOST_TASK_ROWS = 40

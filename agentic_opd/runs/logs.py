@@ -296,7 +296,8 @@ class _Row:
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the messages of a row's conversation."""
     name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
-    prompt, completion = (_listed(fields.get(field)) for field in ("prompt", "completion"))
+    columns = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
+    prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in columns)
     if name is not None:
         rows = from_text(fields[name], name)
         if not isinstance(rows, list | tuple) or not rows:
@@ -316,11 +317,6 @@ def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
             f'holds {names}. Write a conversation as {{"messages": [{{"role": "user", "content": ...}}, '
             '{"role": "assistant", "content": ...}, ...], "tools": [...]}'
         )
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    """Return the list of messages of a prompt or a completion; empty for anything else, such as text."""
-    return cast(Sequence[Any], value) if isinstance(value, list | tuple) else ()
 
 
 _SHAREGPT_ROLES = {
