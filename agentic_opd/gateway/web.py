@@ -157,12 +157,8 @@ async def _no_route(http: HttpRequest, error: Exception) -> Response:
     refused = ClientError(
         status, f"there is no such route, or not with this method; requests are answered at {routes}", code="no_route"
     )
-    return JSONResponse(_protocol_of(http.url.path).error(refused), status)
-
-
-def _protocol_of(path: str) -> WireProtocol:
-    """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((protocol for protocol in PROTOCOLS if protocol.path in path), PROTOCOLS[0])
+    protocol = next((protocol for protocol in PROTOCOLS if protocol.path in http.url.path), PROTOCOLS[0])
+    return JSONResponse(protocol.error(refused), status)
 
 
 class ChatRoutes:
