@@ -35,6 +35,7 @@ from agentic_opd.runs.distill import (
 )
 from agentic_opd.runs.log_tools import plain_tools
 from agentic_opd.runs.logs import LogNote, read_log
+from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -281,7 +282,10 @@ class FileDistiller:
         before, config = group.distillation, self.by.distiller.config
         sources = () if before is None else before.hint_sources
         reads_hints = "none" not in sources
-        rollouts = await gather_all(self.by.scored_again(one, reads_hints=reads_hints) for one in group.rollouts)
+        servers = self.by.distiller.servers_of(self.by.policy_url)
+        rollouts = await gather_all(
+            rescored(rollout, servers, config, reads_hints=reads_hints) for rollout in group.rollouts
+        )
         outcomes = Counter(turn.outcome.value for one in rollouts for turn in one.turns or ())
         about = GroupDistillation(
             distill_topk=config.distill_topk,

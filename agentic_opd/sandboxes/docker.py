@@ -26,7 +26,13 @@ from typing import Self
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, PrivateFolder, is_dead, owner_tag, remove_leftovers
-from agentic_opd.sandboxes.host_process import HOST_ENV, kill_host_process, run_host_process, start_host_process
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    ProcessSpec,
+    kill_host_process,
+    run_host_process,
+    start_host_process,
+)
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered, try_out, variables
 from agentic_opd.sandboxes.seccomp import container_profile
 
@@ -102,12 +108,19 @@ class Engine:
         """The environment of the engine's command line."""
         return HOST_ENV | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
+    def process(self, *arguments: str) -> ProcessSpec:
+        return ProcessSpec([*self.argv, *arguments], self.env)
+
     async def run(
-        self, *arguments: str, timeout_s: float = _ENGINE_TIMEOUT_S, most: int = 2**22, stdin: bytes | None = None
+        self,
+        *arguments: str,
+        timeout_s: float = _ENGINE_TIMEOUT_S,
+        max_output_bytes: int = 2**22,
+        stdin: bytes | None = None,
     ) -> CommandResult:
-        """Run the engine, for at most `timeout_s` seconds and `most` bytes of output."""
-        argv = [*self.argv, *arguments]
-        return await run_host_process(argv, timeout_s=timeout_s, max_output_bytes=most, env=self.env, stdin=stdin)
+        """Run the engine with limits on its time and output."""
+        spec = self.process(*arguments)
+        return await run_host_process(spec, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin)
 
     async def do(self, *arguments: str) -> str:
         """Run the engine and return its output.
@@ -203,7 +216,7 @@ class DockerSandbox:
     async def _start(self, *arguments: str) -> None:
         """Start the container, and wait for its first process."""
         engine = self._engine
-        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
+        self._keeper = await start_host_process(engine.process(*arguments), has_input=True)
         said = await self._line()
         if said == b"ready\n":
             return
@@ -246,9 +259,11 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=stdin is not None)
-        most, kills = self._limits.output_bytes, self._kills
+        max_output_bytes, kills = self._limits.output_bytes, self._kills
         try:
-            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
+            result = await self._engine.run(
+                *arguments, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin
+            )
         finally:
             await asyncio.shield(asyncio.create_task(self._end_all()))
         await self._need_engine(result)
@@ -259,7 +274,7 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=False)
-        return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
+        return await self._engine.run(*arguments, timeout_s=timeout_s, max_output_bytes=self._limits.output_bytes)
 
     def _arguments(self, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
         return command_arguments(self._name, self._limits, command, timeout_s, has_input=has_input)

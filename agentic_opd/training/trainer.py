@@ -3,13 +3,6 @@
 agentic-opd train --config configs/train_demo.yaml
 """
 
-if __name__ == "__main__":  # Before torch is imported: help and errors in settings do not need it.
-    import sys
-
-    from agentic_opd.training.command import main
-
-    sys.exit(main())
-
 import asyncio
 import logging
 import math
@@ -33,6 +26,7 @@ from agentic_opd.training.config import (
     LossConfig,
     TrainerConfig,
     check_new,
+    custom_name,
 )
 from agentic_opd.training.distributed import join_processes
 from agentic_opd.training.losses import mean_of, start_kl
@@ -326,7 +320,7 @@ class Trainer:
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
-        config = config.model_copy(update={"loss": self._weights.at(self.step)})
+        config = config.model_copy(update={"loss": self._weights.at_step(self.step)})
         if any(rollout.images for group in groups for rollout in group.rollouts):
             raise TrainingError(
                 "a group has pictures, and this trainer gives the policy token ids only; train on it with "
@@ -334,7 +328,7 @@ class Trainer:
             )
         batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self._special_ids)
         lr, gauges = config.lr_at(self.step), batch_gauges(batch)
-        gauges |= {f"weight/{name}": getattr(config.loss, name) for name in config.loss.schedules}
+        gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
         if config.loss.contrast:
             start_policy = self._start if config.loss.contrasts_with_start else None
             with nullcontext(self.policy) if start_policy is None else start_policy.reading() as reference:
@@ -409,9 +403,9 @@ class LossWeights:
         self._best = torch.zeros((), dtype=torch.float64)
         """Highest pass rate of `PASS_WINDOW` batches."""
 
-    def at(self, step: int) -> LossConfig:
+    def at_step(self, step: int) -> LossConfig:
         """Return the settings of the loss with the weights of a step."""
-        return self._loss.at(step, [name for name, until in self._until.items() if float(self._best) >= until])
+        return self._loss.at_step(step, [name for name, until in self._until.items() if float(self._best) >= until])
 
     def passed(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Record a batch's pass rate, and return it as a metric; empty if no rollout was verified."""

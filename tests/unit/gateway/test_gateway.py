@@ -386,9 +386,8 @@ async def events_of(at: Running, *messages: Any, **body: Any) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-@pytest.mark.parametrize("route", [3, 4])
-def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any, tmp_path: Path, route: int) -> None:
-    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event(), route=route)
+def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event())
 
     async def talk(at: Running) -> None:
         asking = [asyncio.create_task(at.chat(USER, stream=place > 0)) for place in range(20)]
@@ -402,8 +401,7 @@ def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any
     together = [body.get("stream_interval") for body in vllm.asked]
     assert together[-1] is None
     streams = [None, *(place // 2 if place > 3 else None for place in range(2, 16)), *[8] * 4]
-    expected = [128, *streams] if route == 4 else [None] * 20
-    assert sorted(map(str, together[:-1])) == sorted(map(str, expected))
+    assert sorted(map(str, together[:-1])) == sorted(map(str, [128, *streams]))
 
 
 def test_what_comes_together_is_shown_together(tokenizer: Any, tmp_path: Path) -> None:
