@@ -248,7 +248,7 @@ class Gateway:
         return answer[0], paths[answer_id]
 
     async def forget(self, owner: str, answer_id: str) -> None:
-        """Give an answer no more, and continue it by its id no more. Its turn stays in its session.
+        """Remove an answer: it can't be fetched or continued by its id. Its turn stays in its session.
 
         Raises:
             ClientError: 404, this client received no answer with that id.

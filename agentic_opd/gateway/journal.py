@@ -273,7 +273,7 @@ class Journal:
         return paths
 
     def forget_answer(self, owner: str, answer_id: str) -> bool:
-        """Find the client's turns by the id of their answer no more; False if there is no such answer."""
+        """Remove the answer's id from the client's turns; False if there is no such answer."""
         result = self._db.execute(
             "UPDATE turns SET answer_id = '' WHERE answer_id = ? AND answer_id != '' "
             "AND session_id IN (SELECT session_id FROM sessions WHERE owner = ?)",

@@ -1,7 +1,8 @@
 """Open sessions, and the assignment of requests to them.
 
 A request finds its session by the client's name for it, by the ids of the tool calls in its messages, by the messages
-that it extends, or by what lasts of them (see `history_index`). A request never continues a session of another owner.
+that it extends, or by the parts of them that survive a client's changes (see `history_index`). A request never
+continues a session of another owner.
 """
 
 import asyncio
@@ -146,7 +147,7 @@ class Sessions:
         return self._by_answer.get((owner, answer_id))
 
     def forget_answer(self, owner: str, answer_id: str) -> None:
-        """Find the client's turn by the id of its answer no more."""
+        """Remove an answer's id, so that no request finds the client's turn by it."""
         self._by_answer.pop((owner, answer_id), None)
 
     def under(self, session: OpenSession) -> list[OpenSession]:

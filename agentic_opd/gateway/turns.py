@@ -82,7 +82,7 @@ class RecordedTurn:
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
     follows: ClientReply | None = None
-    """The earlier turn that the request answers, if its prompt was rendered anew; None: no such turn is known."""
+    """The earlier turn that the request answers, if its prompt was rendered anew; None: there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
@@ -150,8 +150,8 @@ class TurnTree:
     def side_turns(self) -> set[int]:
         """Return the turns beside the conversation, such as titles and summaries.
 
-        The client says so, or the turn has neither tools nor the system prompt of the session's turns with tools, and
-        answers no earlier turn.
+        The client marked them; or they have neither tools nor the system prompt of the session's turns with tools, and
+        answer no earlier turn.
         """
         main = {self._origins[turn_id].system for turn_id, turn in self.turns.items() if turn.tools}
 
