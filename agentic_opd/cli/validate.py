@@ -65,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
-    from agentic_opd.cli.recompute import recompute  # The import of the scoring code takes a second.
     from agentic_opd.core.http import JsonClient
     from agentic_opd.core.precision import tolerance_for
     from agentic_opd.report.read import read_settings, settings_path
+    from agentic_opd.runs.rescore import compare  # The import of the scoring code takes a second.
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
     key = args.api_key or os.environ.get("VLLM_API_KEY")
@@ -77,18 +77,19 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
-            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
-    plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
-    overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
-    precision = " and ".join(found.precisions)
-    print(
-        f"computed again on {client.base_url} ({precision}): {found.turns} turns, {found.rows} rows; differences "
-        f"{found.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs){overlaps}; "
-        f"{found.missing} ids "
-        "of rows are not among the server's most likely"
+            comparison = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
+    plain = "nothing of these weights" if comparison.without_hint is None else str(comparison.without_hint)
+    overlaps = (
+        "" if comparison.in_overlaps is None else f", {comparison.in_overlaps.largest:.2g} at most in overlaps of hints"
     )
-    tolerance = tolerance_for(*found.precisions, largest=args.tolerance)
-    compared = (found.in_rows, found.without_hint, found.in_overlaps)
+    precision = " and ".join(comparison.precisions)
+    print(
+        f"computed again on {client.base_url} ({precision}): {comparison.turns} turns, {comparison.rows} rows; "
+        f"differences {comparison.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs)"
+        f"{overlaps}; {comparison.missing} ids of rows are not among the server's most likely"
+    )
+    tolerance = tolerance_for(*comparison.precisions, largest=args.tolerance)
+    compared = (comparison.in_rows, comparison.without_hint, comparison.in_overlaps)
     differs = any(noise.exceeds(tolerance) for noise in compared if noise is not None)
     if differs:
         usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"
@@ -102,9 +103,9 @@ def _show(path: Path, report: FileContents) -> None:
         print(f"{name:<{width}}  {count:>10,}")
     if "groups with distillation" not in report.counts:
         print("Distillation is absent: no group holds distillation arrays.")
-    for violation in report.shown:
+    for violation in report.listed:
         print(printable_line(violation))
-    if report.violations > len(report.shown):
-        print(f"... and {report.violations - len(report.shown):,} more")
+    if report.violations > len(report.listed):
+        print(f"... and {report.violations - len(report.listed):,} more")
     plural = "" if report.violations == 1 else "s"
     print(f"{path!s}: {f'{report.violations:,} violation{plural}' if report.violations else 'no violation'}")

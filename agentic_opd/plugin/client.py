@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentic_opd import __version__
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, read_answer
@@ -27,13 +28,6 @@ from agentic_opd.plugin.scoring import (
     score_body,
 )
 from agentic_opd.wire.images import ImageFolder
-
-SCORE_ROUTE = 3
-"""Required version of the plugin's scoring route; see `serving/score.py`."""
-
-_STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
-"""Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
-
 
 _PARSED_AT_ONCE = 32
 """Largest number of a stream's events that are parsed in one slot of the event loop: about a millisecond."""
@@ -160,28 +154,20 @@ class PluginClient:
 
     def check_streams(self) -> None:
         """Raise ServerMismatchError unless the server can stream sampled tokens."""
-        if not self.info.has_plugin or self.info.generate_route < _STREAMING_ROUTE:
-            plugin = f"plugin {self.info.plugin_version}" if self.info.has_plugin else "no agentic_opd plugin"
+        if not self.info.has_plugin:
             raise ServerMismatchError(
-                f"{self.url} has {plugin}, and what is sampled streams through it: install this version of agentic_opd "
-                "in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
+                f"{self.url} has no agentic_opd plugin, and what is sampled streams through it: install agentic_opd "
+                f"{__version__} in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
             )
 
     async def check_scores(self, top_k: int) -> None:
         """Check that the server scores with `top_k` logprobs per position.
 
         Raises:
-            ServerMismatchError: the plugin is too old; or, without the plugin, the server refuses a test request.
+            ServerMismatchError: the server has no plugin, and refuses a test request.
         """
         if self.info.has_plugin:
-            if self.info.score_route < SCORE_ROUTE:
-                raise ServerMismatchError(
-                    f"{self.url} has plugin {self.info.plugin_version}, whose scoring route is of version "
-                    f"{self.info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint "
-                    "by the weights that sampled it: install this version of agentic_opd in vLLM's environment, and "
-                    "restart it with scripts/serve_vllm MODEL."
-                )
-            return
+            return  # `check_caps` has compared its limit.
         try:
             await self.http.post("/v1/completions", completions_body(self.info.model, (0, 0), top_k))
         except ServerRequestError as error:
@@ -273,8 +259,8 @@ class PluginClient:
         """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
         `top_logprobs` most likely tokens are returned at each position. `params` are further parameters by vLLM's
-        names. After a choice's first token, an event holds `interval` tokens of it; older plugins send single tokens.
-        `weight_version` is as in `complete`.
+        names. After a choice's first token, an event holds `interval` tokens of it. `weight_version` is as in
+        `complete`.
 
         Raises:
             PlaceError: a picture's file is missing or has changed.
@@ -291,7 +277,7 @@ class PluginClient:
             **self._preferring(weight_version),
             **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
         }
-        if interval > 1 and self.info.generate_route >= _INTERVAL_ROUTE:
+        if interval > 1:
             body["stream_interval"] = interval
         await self._send_images(images)
         for is_last in (False, True):
@@ -386,20 +372,14 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    async def load_weights(self, folder: Path, version: int, withdrawn_from: int | None = None) -> None:
-        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors.
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
+        await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
 
-        `withdrawn_from` is the first of the versions that a roll-back replaces.
-        """
-        body = {"path": str(folder), "version": version, **_withdrawing(withdrawn_from)}
-        await self.http.post("/v1/opd/reload_weights", body)
-
-    async def load_adapter(
-        self, folder: Path, version: int, *, as_teacher: bool = False, withdrawn_from: int | None = None
-    ) -> None:
+    async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
         """Load a LoRA adapter as `version` of the policy, or as the teacher's; otherwise as `load_weights`."""
         body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
-        await self.http.post("/v1/opd/load_adapter", {**body, **_withdrawing(withdrawn_from)})
+        await self.http.post("/v1/opd/load_adapter", body)
 
     async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
         """Join the process group of the weight transfer with the ranks from `rank_offset` on."""
@@ -407,20 +387,11 @@ class PluginClient:
         await self.http.post("/v1/opd/join_transfer", where)
 
     async def receive_weights(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        version: int,
-        withdrawn_from: int | None = None,
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], version: int
     ) -> None:
         """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
         body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
-        await self.http.post("/v1/opd/receive_weights", {**body, **_withdrawing(withdrawn_from)})
-
-
-def _withdrawing(withdrawn_from: int | None) -> dict[str, int]:
-    return {} if withdrawn_from is None else {"withdrawn_from": withdrawn_from}
+        await self.http.post("/v1/opd/receive_weights", body)
 
 
 def _lost_images(error: ServerRequestError, images: Sequence[PlacedImage]) -> bool:

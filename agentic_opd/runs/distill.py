@@ -3,9 +3,8 @@
     Recording                 -> distill        -> arrays and records
     ScoredRollout + messages  -> trace_of       -> Trace, its turns located by rendering the messages
     messages                  -> traces_of      -> Traces that this policy did not sample
-    ScoredRollout + hints     -> scored_again   -> ScoredRollout with new rows for its recorded hints
 
-See docs/distill.md for usage.
+`rescore` scores the hints of a file again. See docs/distill.md for usage.
 """
 
 from collections import Counter
@@ -40,11 +39,8 @@ from agentic_opd.distill.records import (
     DistilledTrace,
     WrittenRows,
     build_arrays,
-    with_scores,
-    written_rows,
 )
-from agentic_opd.distill.rows import HintRequest, rounded
-from agentic_opd.distill.scoring import NotScored, Scored, read_turn
+from agentic_opd.distill.rows import rounded
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
@@ -52,7 +48,7 @@ from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
-from agentic_opd.wire.group import ScoredRollout, TurnRecord
+from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.wire.images import ImageFolder
 
 __all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
@@ -122,7 +118,7 @@ FROM_TOKENS = "messages_from_tokens"
 def has_messages(rollout: ScoredRollout) -> bool:
     """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
     said = any(message["role"] == "assistant" for message in rollout.messages or ())
-    return said and not rollout.other.get(FROM_TOKENS)
+    return said and not rollout.extra.get(FROM_TOKENS)
 
 
 def _compared(message: Message) -> tuple[bool, str | None]:
@@ -434,71 +430,3 @@ class PolicyDistiller:
         """Return the traces with the policy's logprobs; see `logprobs_of`."""
         read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T, trace.images) for trace in traces)
         return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))
-
-    async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
-        """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
-
-        Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded
-        hints of a turn are compared again, otherwise its `hint` is scored. `reads_hints` is False for `hint_source:
-        none`.
-
-        Raises:
-            AlignmentError: the rollout has no records.
-            ServerUnreachableError: the teacher is unreachable.
-        """
-        if rollout.turns is None:
-            raise AlignmentError("it has no records of turns, so there are no hints to keep")
-        results = await gather_all(self._scored_again(rollout, record, reads_hints) for record in rollout.turns)
-        top_k = self.distiller.config.distill_topk
-        rows = [
-            written_rows(start, rollout.tokens_T[start:end], result.rows, top_k)
-            for (start, end), result in zip((one.scored_span for one in rollout.turns), results, strict=True)
-            if isinstance(result, Scored)
-        ]
-        records = tuple(
-            _record_again(one, result, rollout.logprobs_T, top_k)
-            for one, result in zip(rollout.turns, results, strict=True)
-        )
-        return replace(rollout, rows=arrays_of(rollout, rows, top_k), turns=records)
-
-    async def _scored_again(
-        self, rollout: ScoredRollout, record: TurnRecord, reads_hints: bool
-    ) -> Scored | NotScored | None:
-        """Score a recorded hint; None if the turn has no hint."""
-        place, (start, end) = record.insert_at, record.scored_span
-        if not record.hint or (reads_hints and place is None):
-            return None
-        tokens, ids, version = tuple(rollout.tokens_T), record.hint_token_ids, record.weight_version
-        config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
-        hints = [(record.hint, ids, record.span[0] if place is None else place)]
-        if config.hint_selection == "overlap" and record.hints:
-            hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
-
-        def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
-            images = moved_images(rollout.images, end, at, len(ids))
-            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images=images)
-
-        asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
-        plain = request((), start)
-        return await read_turn(asked, plain, None, servers, config)
-
-
-def _record_again(
-    record: TurnRecord, result: Scored | NotScored | None, logprobs_T: Sequence[float], top_k: int
-) -> TurnRecord:
-    """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
-    plain = replace(
-        record,
-        control=None,
-        scored_version=None,
-        baseline_logprobs=None,
-        unhinted_logprobs=None,
-        hints=(),
-        hint_of_row=None,
-        support=None,
-    )
-    if result is None:
-        return plain
-    if isinstance(result, NotScored):
-        return replace(plain, outcome=result.outcome, error=result.why)
-    return with_scores(plain, result, logprobs_T, top_k)

@@ -57,7 +57,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
         env.line_settings(),
         resume=config.resume,
         overwrite=config.overwrite,
-        seen=counts.add,
+        on_group=counts.add,
     )
     try:
         metrics.step = len(file.finished)
@@ -75,7 +75,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
 
         with RunProgress(len(items), skipped, counts) as progress:
             what = f"{count} groups of {config.group_size} rollouts{held_out}"
-            places = {**env.roles(), "groups": str(path), **metrics.place()}
+            places = {**env.roles(), "groups": str(path), **metrics.destination()}
             progress.console.print(start_screen(what, places), soft_wrap=True)
             summary = await run_items(items, env.collect, write, file.finished, config.groups_at_a_time, progress)
     finally:

@@ -128,7 +128,7 @@ class GroupServer:
         try:
             places = {"trainer": self.config.rollout_server_url, **self._open_files()}
             with LiveBar("steps", None) as bar:
-                screen = start_screen("serve", {**self._env.roles(), **places, **self._metrics.place()})
+                screen = start_screen("serve", {**self._env.roles(), **places, **self._metrics.destination()})
                 bar.console.print(screen, soft_wrap=True)
                 try:
                     await self._until_last_step(bar)
@@ -189,7 +189,7 @@ class GroupServer:
         if self.config.use_wandb and metrics.log is None:
             project, group = await self._api.wandb_info()
             metrics.to_wandb(project or name, self._env.line_settings(), self.config.wandb_name or name, group)
-            logger.info("metrics go to %s", metrics.place()["metrics"])
+            logger.info("metrics go to %s", metrics.destination()["metrics"])
         logger.info("step %d: %s", step, metrics.line())
         before, metrics.step = metrics.step, step
         metrics.flush()

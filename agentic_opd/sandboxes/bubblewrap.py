@@ -29,7 +29,13 @@ from agentic_opd.sandboxes.activity import Activity
 from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
-from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    SYSTEM_PATH,
+    ProcessSpec,
+    host_python,
+    run_host_process,
+)
 from agentic_opd.sandboxes.launcher import launcher, leave_keyring, mount_tmpfs, unmount
 from agentic_opd.sandboxes.memory import MemoryLimit, memory_limit
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, try_out, variables, with_descriptor
@@ -83,44 +89,6 @@ def _is_mapped(uid: int) -> bool:
         if first <= uid < first + count:
             return True
     return False
-
-
-def build_argv(
-    folder: Path,
-    command: str,
-    cpu_s: int,
-    identity: Identity,
-    limits: Limits,
-    status_fd: int,
-    filter_fd: int,
-    mounts: Sequence[Mount] = (),
-) -> list[str]:
-    """Return the argv that runs `command` in a new sandbox whose PRIVATE_DIRS are in the host's `folder`.
-
-    bwrap reports its result on `status_fd`, which no process inside the sandbox inherits, and reads the filter of
-    system calls from `filter_fd`.
-    """
-    environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
-    return [
-        "bwrap",
-        *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
-        *_namespaces(identity),
-        *_mounts(folder, mounts),
-        "--clearenv",
-        *(part for name, value in environment.items() for part in ("--setenv", name, value)),
-        *("--chdir", WORKDIR, "--"),
-        *_drop_privileges(identity),
-        "prlimit",
-        # A single process gets an error at 7/8; the limit of the whole sandbox kills.
-        f"--as={limits.memory_mb * 2**20 * 7 // 8}",
-        f"--fsize={limits.file_mb * 2**20}",
-        f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
-        f"--cpu={cpu_s}",
-        f"--nofile={limits.descriptors}",
-        "--core=0",
-        "--",
-        *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
-    ]
 
 
 def process_limit(processes: int, identity: Identity, kernel: str) -> int:
@@ -289,21 +257,20 @@ class BubblewrapSandbox:
         self, command: str, timeout_s: float, stdin: bytes | None = None, *, needs_start: bool = False
     ) -> CommandResult:
         """Run a command in a new bwrap. `needs_start`: raise SandboxError if bwrap never started it."""
-        cpu_s = math.ceil(timeout_s) + 1
         async with launcher().start():
             folder, memory = self._folder.path, self._memory
             (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
             with _Status() as status, _open_filter() as filter_fd:
-                running = run_host_process(
-                    build_argv(
-                        folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd, self._mounts
-                    ),
-                    timeout_s=timeout_s,
-                    max_output_bytes=self._limits.output_bytes,
-                    env=HOST_ENV,
-                    stdin=stdin,
+                spec = ProcessSpec(
+                    self._argv(command, timeout_s, status.fd, filter_fd),
                     pass_fds=[status.fd, filter_fd],
                     before_start=leave_keyring,
+                )
+                running = run_host_process(
+                    spec,
+                    timeout_s=timeout_s,
+                    max_output_bytes=self._limits.output_bytes,
+                    stdin=stdin,
                     memory=memory,
                     activity=None if self.idle_limit_s is None else Activity(self.idle_limit_s),
                 )
@@ -318,6 +285,35 @@ class BubblewrapSandbox:
                 if needs_start and is_failure and not status.has_ended():
                     raise SandboxError(f"bubblewrap could not start a command: {result.text.strip()[:500]!r}")
                 return result
+
+    def _argv(self, command: str, timeout_s: float, status_fd: int, filter_fd: int) -> list[str]:
+        """Return the arguments that run `command` in new namespaces.
+
+        bwrap reports its result on `status_fd`, which no process inside the sandbox inherits, and reads the filter of
+        system calls from `filter_fd`.
+        """
+        environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
+        identity, limits = self._identity, self._limits
+        return [
+            "bwrap",
+            *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
+            *_namespaces(identity),
+            *_mounts(self._folder.path, self._mounts),
+            "--clearenv",
+            *(part for name, value in environment.items() for part in ("--setenv", name, value)),
+            *("--chdir", WORKDIR, "--"),
+            *_drop_privileges(identity),
+            "prlimit",
+            # A single process gets an error at 7/8; the limit of the whole sandbox kills.
+            f"--as={limits.memory_mb * 2**20 * 7 // 8}",
+            f"--fsize={limits.file_mb * 2**20}",
+            f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
+            f"--cpu={math.ceil(timeout_s) + 1}",
+            f"--nofile={limits.descriptors}",
+            "--core=0",
+            "--",
+            *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
+        ]
 
 
 class _Status:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.sandboxes.folders import remove_tree
-from agentic_opd.sandboxes.host_process import HOST_ENV, run_host_process
+from agentic_opd.sandboxes.host_process import ProcessSpec, run_host_process
 from agentic_opd.sandboxes.protocol import CommandResult
 
 _SHORTEST_S, _LONGEST_S, _MANY_S = 0.003, 0.1, 0.5
@@ -116,8 +116,8 @@ async def _size_of_many(folders: Sequence[Path]) -> int | None:
 
 
 async def _run_script(script: str, folders: Sequence[Path]) -> list[bytes]:
-    argv = ["sh", "-c", script, "sh", *map(str, folders)]
-    result = await run_host_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=2**16, env=HOST_ENV)
+    spec = ProcessSpec(["sh", "-c", script, "sh", *map(str, folders)])
+    result = await run_host_process(spec, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=2**16)
     return result.output.removesuffix(b"\n").split(b"\n")
 
 

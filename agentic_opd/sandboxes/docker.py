@@ -7,6 +7,9 @@ up to `disk_mb`, or half of `memory_mb` where that is less, and what is in them 
 The container's first process runs as its root and waits for a line on its input; then it kills all other processes, so
 none outlives its command. Commands run as an ordinary user. This process holds the input open: if it is killed, the
 container ends and is removed with its files.
+
+The engine may be on another machine (DOCKER_HOST, CONTAINER_HOST). podman's client sends it the path of the list of
+system calls, not the list, so both machines must see the temporary folder; Docker's client sends the list.
 """
 
 import asyncio
@@ -23,7 +26,13 @@ from typing import Self
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, PrivateFolder, is_dead, owner_tag, remove_leftovers
-from agentic_opd.sandboxes.host_process import HOST_ENV, kill_host_process, run_host_process, start_host_process
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    ProcessSpec,
+    kill_host_process,
+    run_host_process,
+    start_host_process,
+)
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered, try_out, variables
 from agentic_opd.sandboxes.seccomp import container_profile
 
@@ -42,6 +51,8 @@ MOST_PROCESSES = 10_000
 _ENGINE_TIMEOUT_S = 60.0
 _NOT_RUN = (125, 126, 127)
 """Exit codes of a failed engine; a command may end with them too."""
+_NO_SUCH_FILE = re.compile(rb"opening seccomp profile failed|statfs \S+: no such file|bind source path does not exist")
+"""How podman and Docker answer a container whose profile or mount is a file that the engine can't see."""
 
 _PASSED_ON = (
     *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"),
@@ -97,12 +108,19 @@ class Engine:
         """The environment of the engine's command line."""
         return HOST_ENV | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
+    def process(self, *arguments: str) -> ProcessSpec:
+        return ProcessSpec([*self.argv, *arguments], self.env)
+
     async def run(
-        self, *arguments: str, timeout_s: float = _ENGINE_TIMEOUT_S, most: int = 2**22, stdin: bytes | None = None
+        self,
+        *arguments: str,
+        timeout_s: float = _ENGINE_TIMEOUT_S,
+        max_output_bytes: int = 2**22,
+        stdin: bytes | None = None,
     ) -> CommandResult:
-        """Run the engine, for at most `timeout_s` seconds and `most` bytes of output."""
-        argv = [*self.argv, *arguments]
-        return await run_host_process(argv, timeout_s=timeout_s, max_output_bytes=most, env=self.env, stdin=stdin)
+        """Run the engine with limits on its time and output."""
+        spec = self.process(*arguments)
+        return await run_host_process(spec, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin)
 
     async def do(self, *arguments: str) -> str:
         """Run the engine and return its output.
@@ -198,10 +216,18 @@ class DockerSandbox:
     async def _start(self, *arguments: str) -> None:
         """Start the container, and wait for its first process."""
         engine = self._engine
-        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
+        self._keeper = await start_host_process(engine.process(*arguments), has_input=True)
         said = await self._line()
-        if said != b"ready\n":
-            raise engine.failed(arguments[0], CommandResult(1, said))
+        if said == b"ready\n":
+            return
+        error = engine.failed(arguments[0], CommandResult(1, said))
+        if _NO_SUCH_FILE.search(said):
+            raise SandboxError(
+                f"{error}. The engine opens files on its own machine. If that is another one, set TMPDIR to a folder "
+                "that both machines see, or use a Docker engine (DOCKER_HOST), and leave out agent_command, whose "
+                "program needs a socket of this machine"
+            )
+        raise error
 
     @property
     def is_running(self) -> bool:
@@ -233,9 +259,11 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=stdin is not None)
-        most, kills = self._limits.output_bytes, self._kills
+        max_output_bytes, kills = self._limits.output_bytes, self._kills
         try:
-            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
+            result = await self._engine.run(
+                *arguments, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin
+            )
         finally:
             await asyncio.shield(asyncio.create_task(self._end_all()))
         await self._need_engine(result)
@@ -246,7 +274,7 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=False)
-        return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
+        return await self._engine.run(*arguments, timeout_s=timeout_s, max_output_bytes=self._limits.output_bytes)
 
     def _arguments(self, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
         return command_arguments(self._name, self._limits, command, timeout_s, has_input=has_input)

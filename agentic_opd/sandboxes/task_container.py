@@ -31,7 +31,7 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import size_mb
 from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, PROFILE, DockerSandbox
 from agentic_opd.sandboxes.folders import owner_tag
-from agentic_opd.sandboxes.host_process import kill_host_process, start_host_process
+from agentic_opd.sandboxes.host_process import ProcessSpec, kill_host_process, start_host_process
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered
 from agentic_opd.sandboxes.seccomp import container_profile
 from agentic_opd.sandboxes.watch import held_by
@@ -170,9 +170,11 @@ class TaskContainer(DockerSandbox):
             raise not_entered()
         has_input = stdin is not None
         arguments = self._arguments(command, timeout_s, has_input=has_input, user=user, variables=variables)
-        most, kills, line = self._limits.output_bytes, self._kills, b"\n"
+        max_output_bytes, kills, line = self._limits.output_bytes, self._kills, b"\n"
         try:
-            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
+            result = await self._engine.run(
+                *arguments, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin
+            )
             line = b"\n" if result.is_over_limit else b"count\n"
         finally:
             try:
@@ -209,7 +211,8 @@ class TaskContainer(DockerSandbox):
         await self._folder.make(self._make_folders)
         await engine.need_image(self._image, "the task's [environment] docker_image")
         removal = [*engine.argv, "rm", "--force", self._name]
-        self._guard = await start_host_process(["sh", "-c", _GUARD, "sh", *removal], engine.env, "/", has_input=True)
+        guard = ProcessSpec(["sh", "-c", _GUARD, "sh", *removal], engine.env)
+        self._guard = await start_host_process(guard, has_input=True)
         try:
             await self._create(has_memory_limit=True)
             await self.start()
@@ -250,7 +253,7 @@ class TaskContainer(DockerSandbox):
     async def _start(self, *arguments: str) -> None:
         """Start the container, and wait for its first process; its image's entrypoint may print before that."""
         engine = self._engine
-        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
+        self._keeper = await start_host_process(engine.process(*arguments), has_input=True)
         said = b""
         try:
             async with asyncio.timeout(_START_S):

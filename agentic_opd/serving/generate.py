@@ -23,9 +23,6 @@ from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRef, ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
-GENERATE_ROUTE = 4
-"""Version of the route: 2 added streams, 3 `prefer_weight_version`, 4 `stream_interval`."""
-
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),

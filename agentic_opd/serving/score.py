@@ -35,9 +35,6 @@ from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
-SCORE_ROUTE = 3
-"""Version of the route, which `/v1/opd/info` reports: 2 added a sequence's `top_k` and `unless_weight_version`, 3 added
-`prefer_weight_version` and `read_by`. `named_ids` reports `ids_of`."""
 MAX_SEQUENCES = 256
 """Largest number of sequences of a body. Each is a separate engine request; a turn needs only a few."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
-Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
+Mode = Literal["serve", "process", "evaluate", "doctor", "gateway"]
 
 
 @dataclass(frozen=True, slots=True)

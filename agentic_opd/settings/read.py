@@ -80,11 +80,11 @@ def validated(model: type[BaseModel], section: str, values: dict[str, Any], wron
     try:
         return model.model_validate({name: value for name, value in values.items() if name in nested})
     except ValidationError as error:
-        wrong += _wrong_values(error, before, known)
+        wrong += wrong_values(error, before, known)
     return None
 
 
-def _wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> Iterable[str]:
+def wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> Iterable[str]:
     """Yield what is wrong with each setting and its value; for secrets, without the value."""
     for entry in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in entry["loc"])

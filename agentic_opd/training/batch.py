@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED, sampled_spans
+from agentic_opd.training.advantages import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.config import LossConfig
-from agentic_opd.training.losses import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.packing import packed_parts
 from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout

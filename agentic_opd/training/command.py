@@ -12,7 +12,7 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.flags import add_settings, parse
-from agentic_opd.training.config import DEFAULTS, read_config
+from agentic_opd.training.config import DEFAULTS, TrainerConfig, read_config
 
 if TYPE_CHECKING:
     from agentic_opd.training.trainer import Trainer
@@ -29,6 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_settings(parser, DEFAULTS)
     parser.epilog = str(parser.epilog).replace(EXIT_CODES, TRAINING_EXIT_CODES)
     return parser
+
+
+def read_arguments(argv: Sequence[str]) -> TrainerConfig:
+    """Return what the trainer reads from its command line; ConfigError lists every wrong setting."""
+    return read_config(parse(build_parser(), argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Distributed training: one process, or those that torchrun started, with the model sharded over them (FSDP2).
 
-    torchrun --nproc-per-node 4 -m agentic_opd.training.trainer --config FILE
+    torchrun --nproc-per-node 4 -m agentic_opd.training --config FILE
 
 Each process receives the whole batch and computes its share. Gradients are summed, and each process updates its shard
 with the same step. With one process nothing is sharded or communicated.

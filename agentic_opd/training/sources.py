@@ -22,7 +22,7 @@ from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
-from agentic_opd.training.losses import TABLE
+from agentic_opd.training.losses import weighted_parts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
@@ -131,7 +131,7 @@ class GroupFiles:
     of a pass holds the groups that are left, so each pass trains on each group once.
 
     A group has no weight version here: those in the file count the pushes of another run, so this run's steps can't be
-    compared with them. There is no staleness, and the brake withdraws no group.
+    compared with them, and there is no staleness.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -263,9 +263,7 @@ class GroupFiles:
                 f"groups: no group remains to train on: all {too_long} have a sequence that is longer than "
                 f"max_token_len, {self._config.max_token_len}"
             )
-        rows_alone = not any(
-            getattr(self._config.loss, part.name) for part in TABLE if part.where not in ("scored", "routed")
-        )
+        rows_alone = all(part.where in ("scored", "routed") for _, part in weighted_parts(self._config.loss))
         if rows_alone and not self._has_rows:
             raise ConfigError(
                 "groups: no group has distillation arrays, and all parts of the loss that have a weight read these. "

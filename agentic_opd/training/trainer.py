@@ -3,13 +3,6 @@
 agentic-opd train --config configs/train_demo.yaml
 """
 
-if __name__ == "__main__":  # Before torch is imported: help and errors in settings do not need it.
-    import sys
-
-    from agentic_opd.training.command import main
-
-    sys.exit(main())
-
 import asyncio
 import logging
 import math
@@ -25,7 +18,7 @@ import torch
 from agentic_opd.core.errors import ConfigError, OPDError, RolledBackError, TrainingError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
-from agentic_opd.training.checkpoint import Resumed, checkpoint_folder, load_checkpoint, save_checkpoint
+from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.config import (
     MOST_FAILED_EVALUATIONS,
     MOST_SKIPPED_STEPS,
@@ -33,6 +26,7 @@ from agentic_opd.training.config import (
     LossConfig,
     TrainerConfig,
     check_new,
+    custom_name,
 )
 from agentic_opd.training.distributed import join_processes
 from agentic_opd.training.losses import mean_of, start_kl
@@ -103,7 +97,6 @@ class Trainer:
         self.brake = Brake(config)
         self._pushes = 0  # Since the last evaluation.
         self._failed_evaluations = 0  # Consecutive ones.
-        self._withdrawn = 0  # Groups left out, since the start.
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         self.pusher = WeightPusher(config, self.world)
@@ -178,11 +171,11 @@ class Trainer:
         if self.world.is_first:
             await self.source.register(self.step)
 
-    async def _push(self, probe: Probe | None, withdrawn_from: int | None = None) -> Pushed | None:
+    async def _push(self, probe: Probe | None) -> Pushed | None:
         """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
         if not self.config.teacher_urls or self.average is None:
-            return await self.pusher.push(self.policy, self.step, probe, self.average, withdrawn_from)
-        pushed = await self.pusher.push(self.policy, self.step, probe, withdrawn_from=withdrawn_from)
+            return await self.pusher.push(self.policy, self.step, probe, self.average)
+        pushed = await self.pusher.push(self.policy, self.step, probe)
         with self.average.swapped_in():
             await self.teacher_pusher.push(self.policy, self.step, probe)
         return pushed
@@ -235,14 +228,13 @@ class Trainer:
         raise RolledBackError(
             f"version {roll.bad} was worse on the held-out tasks than an earlier one, so the weights of version "
             f"{roll.to} are served again, as version {self.step}, and training has ended. {str(self.brake.path)!r} has "
-            f"the figures. --resume continues from these weights, without the turns that versions {roll.to + 1} to "
-            f"{self.step - 1} sampled; lower lr or change the loss first"
+            "the figures. --resume continues from these weights; lower lr or change the loss first"
         )
 
     async def _roll_back(self, roll: Roll) -> None:
         """Restore weights, optimizer and averages of a good version; save and push them as a new version.
 
-        The new version gets a new number, which distinguishes its turns from those of the withdrawn versions.
+        The new version gets a new number, which distinguishes its turns from those of the versions that it replaces.
         """
         logger.error("version %d is bad: back to version %d", *roll)
         await asyncio.to_thread(load_checkpoint, self.checkpoints, self.parts, self.world, roll.to)
@@ -250,9 +242,7 @@ class Trainer:
         await self._save()
         if self.world.is_first:
             self.brake.done(roll, self.step)
-            for bad in self.brake.withdrawn[-1]:
-                shutil.rmtree(checkpoint_folder(self.checkpoints, bad), ignore_errors=True)
-        await self._push(None, roll.to + 1)
+        await self._push(None)
         if self.world.is_first:
             self._log({"rolled_back": 1.0})
 
@@ -264,14 +254,12 @@ class Trainer:
         if self._is_stopping:
             return None
         try:
-            received = await self.source.batch(self.step)
+            groups = await self.source.batch(self.step)
         except asyncio.CancelledError:
             if not self._is_stopping:
                 raise
             return None
         self._is_busy = True  # The others may have the batch before a stop: they would wait in its step.
-        groups = [group for group in received if not self.brake.is_withdrawn(group)]
-        self._withdrawn += len(received) - len(groups)
         return groups
 
     def stop(self) -> None:
@@ -306,8 +294,6 @@ class Trainer:
         config = self.config
         metrics = await self._train(groups) if groups else {}
         metrics |= {"groups": len(groups), **self.source.metrics}
-        if self.brake.withdrawn:
-            metrics["withdrawn"] = self._withdrawn
         self.step += 1
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:
@@ -334,7 +320,7 @@ class Trainer:
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
-        config = config.model_copy(update={"loss": self._weights.at(self.step)})
+        config = config.model_copy(update={"loss": self._weights.at_step(self.step)})
         if any(rollout.images for group in groups for rollout in group.rollouts):
             raise TrainingError(
                 "a group has pictures, and this trainer gives the policy token ids only; train on it with "
@@ -342,7 +328,7 @@ class Trainer:
             )
         batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self._special_ids)
         lr, gauges = config.lr_at(self.step), batch_gauges(batch)
-        gauges |= {f"weight/{name}": getattr(config.loss, name) for name in config.loss.schedules}
+        gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
         if config.loss.contrast:
             start_policy = self._start if config.loss.contrasts_with_start else None
             with nullcontext(self.policy) if start_policy is None else start_policy.reading() as reference:
@@ -417,9 +403,9 @@ class LossWeights:
         self._best = torch.zeros((), dtype=torch.float64)
         """Highest pass rate of `PASS_WINDOW` batches."""
 
-    def at(self, step: int) -> LossConfig:
+    def at_step(self, step: int) -> LossConfig:
         """Return the settings of the loss with the weights of a step."""
-        return self._loss.at(step, [name for name, until in self._until.items() if float(self._best) >= until])
+        return self._loss.at_step(step, [name for name, until in self._until.items() if float(self._best) >= until])
 
     def passed(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Record a batch's pass rate, and return it as a metric; empty if no rollout was verified."""

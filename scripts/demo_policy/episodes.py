@@ -86,7 +86,7 @@ class RememberingSession:
         return {} if self.solution is None else {SOLUTION_FILE: self.solution.encode()}
 
 
-def said(token_ids: Sequence[int]) -> Completion:
+def completion_of(token_ids: Sequence[int]) -> Completion:
     """A turn (its end token included) of which no logprobs are known."""
     return Completion(tuple(token_ids), (0.0,) * len(token_ids))
 
@@ -99,4 +99,4 @@ class ScriptedPolicy:
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """The next turn, whatever the prompt."""
-        return said(next(self._turns))
+        return completion_of(next(self._turns))

@@ -207,8 +207,8 @@ class Author:
         assert offset is not None, "a call is the same ids wherever it stands"
         if solution not in self._partings:
             solutions = {*variants.correct, *(fault.solution for fault in variants.faults)} - {solution}
-            self._partings[solution] = sorted({_common(block, self._block_ids(other)) for other in solutions})
-        return [start + offset + place for place in self._partings[solution] if place < len(block)]
+            self._partings[solution] = sorted({_common(block, self._block_ids(variant)) for variant in solutions})
+        return [start + offset + parting for parting in self._partings[solution] if parting < len(block)]
 
     def writing(self, solution: str) -> str:
         """The part of a turn that writes `solution`, which is the same ids wherever it stands."""
@@ -258,8 +258,8 @@ class Author:
         """A hint that changes nothing: one of another task, or one that says nothing."""
         if rng.random() < self.mix.neutral_hints:
             return rng.choice(NEUTRAL_HINTS)
-        others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
-        return rng.choice(rng.choice(rng.choice(others).faults).hints)
+        variants_of_others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
+        return rng.choice(rng.choice(rng.choice(variants_of_others).faults).hints)
 
     def _without_stumble(self, step: Step, variants: TaskVariants, rng: Random) -> Step:
         """What a hint about tool calls leads to: a first turn that works, with a solution as often wrong as ever."""
@@ -277,11 +277,11 @@ def complaint(report: str, rng: Random) -> str:
         report: Of the verifier.
         rng: Draws the try and the words.
     """
-    failures = [found.groups() for line in report.split("\n") if (found := _FAILURE.fullmatch(line))]
+    failures = [failure.groups() for line in report.split("\n") if (failure := _FAILURE.fullmatch(line))]
     if not failures:
         return rng.choice(_VAGUE_COMPLAINTS)
-    call, expected, got = rng.choice(failures)
-    return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=got)
+    call, expected, actual = rng.choice(failures)
+    return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=actual)
 
 
 def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:
@@ -300,7 +300,7 @@ def step_score(step: Step, pair: HindsightPair) -> int:
         return {"stumble": -1, "read": 0, "run": 1}[step.kind]
     if shows_failure(pair) or step.reply == "complaint":
         return -1
-    is_shown = any("examples passed" in one.text for one in pair.evidence) or "verdict" in pair.kinds
+    is_shown = any("examples passed" in evidence.text for evidence in pair.evidence) or "verdict" in pair.kinds
     return 1 if is_shown or step.reply == "thanks" else 0
 
 

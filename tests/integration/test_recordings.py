@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from recordings import lesson, settings_of
+from checks.recordings import lesson, settings_of
 
 from agentic_opd.core.errors import OPDError
 from agentic_opd.report.brake import brake_notes
@@ -115,7 +115,7 @@ def test_a_training_run_is_resumed(recording: Path) -> None:
     config = TrainerConfig.model_validate({**settings_of(folder), "resume": True})
     with expects(recording, "checkpoint"):
         assert [version.number for version in Brake(config).kept] == [0, 1]
-        assert brake_notes(folder / "run/brake.jsonl", ()) == []
+        assert brake_notes(folder / "run/brake.jsonl") == []
         trainer = Trainer(config)
         assert trainer.step == 2
         before = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])

@@ -1,10 +1,10 @@
-"""`scripts/measure_hints` without a server: what it takes from the run, and what it refuses."""
+"""`scripts/learning/measure_hints` without a server: what it takes from the run, and what it refuses."""
 
 import json
 from pathlib import Path
 
 import pytest
-from hint_lifts.__main__ import main
+from learning.hint_lifts.__main__ import main
 
 from agentic_opd.report.lifts import lifts_path
 from tests.unit.report.sample import group, write
@@ -46,7 +46,7 @@ def test_the_settings_are_those_of_the_run(tmp_path: Path, capsys: pytest.Captur
     path = write(tmp_path / "groups.jsonl", group())
     path.with_suffix(".run.json").write_text(json.dumps({"max_turns": "many", "gone_since": 1}))
     assert main([str(path), "--samples", "2"]) == 2
-    assert "holds a setting that is none today (max_turns:" in said(capsys)
+    assert "holds a setting that this version refuses (max_turns:" in said(capsys)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x"])

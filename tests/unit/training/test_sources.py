@@ -114,7 +114,7 @@ def test_what_validate_refuses_is_refused_by_its_words(tmp_path: Path) -> None:
     assert report.violations >= 4
     with pytest.raises(PlaceError) as refused:
         GroupFiles(config_of(path))
-    assert re.search(re.escape("; ".join(report.shown[:3])) + "; and [0-9]+ more", str(refused.value))
+    assert re.search(re.escape("; ".join(report.listed[:3])) + "; and [0-9]+ more", str(refused.value))
     assert repr(str(path)) in str(refused.value)
 
 
@@ -143,7 +143,7 @@ def test_a_loss_of_rows_alone_needs_a_group_with_rows(tmp_path: Path) -> None:
     plain = {**plain, "group_overrides": {"item_id": "a"}, "overrides": [{}] * len(plain["tokens"])}
     path = write(tmp_path / "groups.jsonl", [plain])
     alone = {part.name for part in TABLE if part.where == "scored"}
-    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "sdar", "rejection"}
+    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon"}
     for part in alone:
         with pytest.raises(ConfigError, match=r"no group has distillation arrays.*agentic-opd distill"):
             GroupFiles(config_of(path, loss={part: 1.0}))
@@ -298,14 +298,14 @@ def test_the_command_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
     losses: list[list[float]] = []
     for name, start in (("one", ()), ("two", torchrun)):
         done = commands.run(
-            *start, "agentic_opd.training.trainer", *flags, "--output_dir", str(tmp_path / name), real=True
+            *start, "agentic_opd.training", *flags, "--output_dir", str(tmp_path / name), real=True
         )
         assert done.returncode == 0, done
         losses.append([line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert len(losses[0]) == 2
     mine.write_text("{}\n")
-    module = (*torchrun, "agentic_opd.training.trainer")
+    module = (*torchrun, "agentic_opd.training")
     done = commands.run(*module, *flags, "--output_dir", str(tmp_path / "three"), real=True)
     assert done.returncode != 0
     assert "mine.jsonl' violates the wire format: line 1" in done.stderr
