@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
-from agentic_opd.core.leaks import leaks
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.core.names import HintSource
 from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_control_tokens
 from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
