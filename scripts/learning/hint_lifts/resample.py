@@ -278,7 +278,7 @@ async def resample(
                 raise
             except OPDError as error:
                 result.failed.append(f"line {turn.line}, sequence {turn.index}, turn {turn.turn + 1}: {error}")
-            result.turns.sort(key=lambda turn: turn.place)
+            result.turns.sort(key=lambda turn: turn.key)
             on_result(result)
 
     try:
