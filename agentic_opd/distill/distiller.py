@@ -21,7 +21,8 @@ from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
-from agentic_opd.distill.hints import Hint, HintPool, find_hint
+from agentic_opd.distill.hints import Hint, find_hint
+from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
@@ -31,6 +32,7 @@ from agentic_opd.distill.records import (
 )
 from agentic_opd.distill.scoring import noise_floor, score
 from agentic_opd.distill.servers import DistillServers
+from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.wire.group import GroupDistillation
 from agentic_opd.wire.images import ImageFolder
 
@@ -128,6 +130,9 @@ class Distiller:
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
+        for name in config.hint_source:
+            if name != "judge":
+                source_of(name)
         self._inactivity, self._step_scores = InactivityWatch(), StepScoreWatch()
 
     @property
@@ -210,7 +215,7 @@ class Distiller:
             hint_placement=self.config.hint_placement,
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
             gap_baseline=self.config.gap_baseline,
-            hint_sources=self.config.hint_source,
+            hint_sources=tuple(map(source_name, self.config.hint_source)),
             noise_floor=noise and noise.largest,
             noise_rms=noise and noise.rms,
             precision=servers.teacher.info.dtype,

@@ -185,7 +185,6 @@ def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float],
         baseline_logprobs=scored.baseline_logprobs,
         unhinted_logprobs=scored.unhinted_logprobs,
         hints=_hint_readings(scored, logprobs_T[: record.span[1]], top_k),
-        hint_of_row=scored.hint_of_row,
         support=scored.support,
     )
 

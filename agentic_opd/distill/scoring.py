@@ -20,8 +20,9 @@ from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, TurnOutcome, check_lengths
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
-from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
+from agentic_opd.distill.hints import Hint
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.rows import ChosenRows, ComparedHint, HintRequest, chosen_rows, rounded
 from agentic_opd.distill.servers import DistillServers, TeacherServers
 from agentic_opd.plugin.client import PluginClient
@@ -48,7 +49,7 @@ class Scored:
     hint: HintRequest
     """The hint; of compared hints the one with the largest mean overlap."""
     rows: TeacherRows
-    """The rows to write: those of the hint, or of several hints by `hint_of_row`."""
+    """The rows to write, those of the hint."""
     reply: TeacherReply
     baseline_logprobs: tuple[float, ...] | None
     """Logprobs without the hint, the gap's baseline [R], in nats; None: those of the sampled tokens are it."""
@@ -61,16 +62,12 @@ class Scored:
     """Arrival of the reply, in seconds of the monotonic clock."""
     hints: tuple[ComparedHint, ...] = ()
     """All hints, if they were compared (`hint_selection: overlap`)."""
-    hint_of_row: tuple[int, ...] | None = None
-    """Index into `hints` of each row, if the hint is chosen by token."""
     support: DistillSupport | None = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
 
     @property
     def overlaps(self) -> tuple[float, ...]:
-        """Overlap of each written row's hint, [R]; empty if hints were not compared."""
-        if self.hint_of_row is not None:
-            return tuple(float(self.hints[n].overlap_R[row]) for row, n in enumerate(self.hint_of_row))
+        """Overlap of the hint at each scored token, [R]; empty if hints were not compared."""
         return next((tuple(compared.overlap_R.tolist()) for compared in self.hints if compared.hint is self.hint), ())
 
 
@@ -100,7 +97,7 @@ async def score(
     failure = ""
     for text in (hint.text, *(accepted.text for accepted in hint.others)):
         try:
-            hints.append(with_hint(text) if hint.read else HintRequest(text, plain))
+            hints.append(with_hint(text) if hint.read.text else HintRequest(text, plain))
         except RendererError as error:
             failure = failure or str(error)
     if not hints:
@@ -156,7 +153,6 @@ async def read_turn(
         read_tokens=readings.num_tokens(rows),
         replied_s=time.monotonic(),
         hints=chosen.hints,
-        hint_of_row=chosen.hint_of_row,
         support=None if config.distill_support == "teacher" else config.distill_support,
     )
 
@@ -306,7 +302,7 @@ def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator
 
     Controls differ in text from the accepted hints and from the one that the teacher reads.
     """
-    hints = (hint.accepted, *((hint.read,) if hint.read else ()), *hint.others)
+    hints = (hint.accepted, hint.read, *hint.others)
     if config.control == "other" and (of_other_task := pool.of_other_task(*hints)) is not None:
         yield "other", of_other_task.text
     if config.control == "same_task" and (of_task := pool.of_same_task(hint.accepted.task_id, *hints)) is not None:

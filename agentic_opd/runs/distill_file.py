@@ -281,11 +281,8 @@ class FileDistiller:
     async def _kept(self, group: ScoredGroup) -> DistilledLine:
         before, config = group.distillation, self.by.distiller.config
         sources = () if before is None else before.hint_sources
-        reads_hints = "none" not in sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
-        rollouts = await gather_all(
-            rescored(rollout, servers, config, reads_hints=reads_hints) for rollout in group.rollouts
-        )
+        rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
         outcomes = Counter(turn.outcome.value for one in rollouts for turn in one.turns or ())
         about = GroupDistillation(
             distill_topk=config.distill_topk,

@@ -297,9 +297,7 @@ def test_the_command_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     losses: list[list[float]] = []
     for name, start in (("one", ()), ("two", torchrun)):
-        done = commands.run(
-            *start, "agentic_opd.training", *flags, "--output_dir", str(tmp_path / name), real=True
-        )
+        done = commands.run(*start, "agentic_opd.training", *flags, "--output_dir", str(tmp_path / name), real=True)
         assert done.returncode == 0, done
         losses.append([line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
