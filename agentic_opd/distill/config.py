@@ -229,8 +229,8 @@ class DistillConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "DistillConfig":
-        wanted = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
-        for name, words in wanted.items():
+        protocols = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
+        for name, words in protocols.items():
             prompt = getattr(self, name)
             missing = [word for word in words if prompt is not None and word not in prompt]
             if missing:

@@ -80,7 +80,7 @@ class Hint:
     source: str
     judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
-    others: tuple[AcceptedHint, ...] = ()
+    further: tuple[AcceptedHint, ...] = ()
     """The turn's other accepted hints, which the teacher reads too (`hint_selection: overlap`)."""
 
     @property
@@ -122,14 +122,14 @@ class Questions:
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
-        evidence = "\n\n".join(f"## {_title(one)} [{mark}]\n{self._as_data(one.text)}" for one in pair.evidence)
+        evidence = "\n\n".join(f"## {_title(part)} [{mark}]\n{self._as_data(part.text)}" for part in pair.evidence)
         fields = {
             "mark": mark,
             "task": self._as_data(pair.task_text),
             "turn": self._as_data(pair.turn_text),
             "evidence": evidence,
         }
-        return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
+        return PLACEHOLDER.sub(lambda match: fields.get(match[1], match[0]), self.template)
 
     def hint_messages(self, question: str) -> list[Message]:
         """Return the messages that ask for a vote and a hint."""
@@ -245,11 +245,11 @@ async def _judge_hint(
     context: TurnContext, judge: JudgedBy, config: DistillConfig
 ) -> tuple[Judgement, tuple[str, ...] | NoHint]:
     question = judge.questions.question(context.pair)
-    asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
+    requests = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
     if config.step_votes:
-        asked.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
+        requests.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
     try:
-        hints, *steps = await gather_all(asked)
+        hints, *steps = await gather_all(requests)
     except ServerError as error:
         if isinstance(error, ServerUnreachableError) and judge.is_policy:
             raise
@@ -313,17 +313,17 @@ def parse_step_vote(text: str) -> StepScore | None:
 def _only_box(answer: str) -> str | None:
     """Return the common content of all boxes of an answer; None if they differ, or one is unclosed or nested."""
     boxes = _BOX.findall(answer)
-    held = {box.strip() for box in boxes}
-    if answer.count("\\boxed") != len(boxes) or len(held) != 1:
+    contents = {box.strip() for box in boxes}
+    if answer.count("\\boxed") != len(boxes) or len(contents) != 1:
         return None
-    return held.pop()
+    return contents.pop()
 
 
 def _only_hint(answer: str) -> str | None:
     if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
         return None
-    if (found := _MARKED.search(answer)) is None:
+    if (match := _MARKED.search(answer)) is None:
         return None
     # Judges also write **[HINT_START]** ... **[HINT_END]**.
-    hint = found[2].strip().removeprefix(found[1]).removesuffix(found[1]).strip()
+    hint = match[2].strip().removeprefix(match[1]).removesuffix(match[1]).strip()
     return hint if len(hint) > MIN_HINT_CHARS else None

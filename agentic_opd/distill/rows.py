@@ -130,8 +130,8 @@ def with_support(
     by the teacher's logprobs.
     """
     chosen: list[list[tuple[int, float]]] = []
-    each = zip(sampled_R, hinted.actual_R.tolist(), known_logprobs(hinted), known_logprobs(student), strict=True)
-    for token, actual, teacher, of_student in each:
+    readings = zip(sampled_R, hinted.actual_R.tolist(), known_logprobs(hinted), known_logprobs(student), strict=True)
+    for token, actual, teacher, of_student in readings:
         ids = [token_id for token_id in teacher if token_id != token]
         if support == "student":
             ids.sort(key=lambda token_id: (-of_student.get(token_id, -math.inf), -teacher[token_id]))

@@ -56,9 +56,9 @@ async def hints_of(name: str, turn: SourceTurn) -> Hints | str:
     Raises:
         HintSourceError: the source of a user's file raised, or returned something else.
     """
-    source = source_of(name)
+    source: Callable[[SourceTurn], object] = source_of(name)  # a file may return anything
     try:
-        result: object = source(turn)
+        result = source(turn)
         if inspect.isawaitable(result):
             result = await result
     except OPDError:

@@ -101,7 +101,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     seen: set[str] = set()
     for row in _rows(path):
-        where = f"{str(path)!r}, {row.place}"
+        where = f"{str(path)!r}, {row.location}"
         if not isinstance(row.value, dict):
             raise PlaceError(f"{where}: expected a JSON object, got {type(row.value).__name__}")
         fields = cast(dict[str, Any], row.value)
@@ -223,7 +223,7 @@ class FileDistiller:
         if not rendered.traces:
             return DistilledLine("unmatched", None, (rendered.problem,), rendered.notes)
         done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(rendered.traces)))
-        about = (await self.by.distiller.close_group([done])).about
+        about = (await self.by.distiller.close_group([done])).metadata
         rollouts = tuple(
             ScoredRollout.of_conversation(
                 one.trace, StopReason.CLOSED, given_reward=None, rows=one.arrays, turns=one.records
@@ -259,7 +259,7 @@ class FileDistiller:
             self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
             for index, trace in traces.items()
         )
-        about = (await self.by.distiller.close_group(done)).about
+        about = (await self.by.distiller.close_group(done)).metadata
         made = {index: one.traces[0] for index, one in zip(traces, done, strict=True)}
         distilled = tuple(
             replace(

@@ -726,7 +726,7 @@ def test_a_written_group_passes_the_checks_of_a_file(
     distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
-    about = asyncio.run(distiller.close_group([distilled])).about
+    about = asyncio.run(distiller.close_group([distilled])).metadata
     group = ScoredGroup((rollout_of(distilled.traces[0]),), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()
     wire = json.loads(json.dumps(group.to_wire(), allow_nan=False))
@@ -747,7 +747,7 @@ def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest
     def distilled(kind: str | None) -> tuple[DistilledRecording, GroupDistillation]:
         async def run() -> tuple[DistilledRecording, GroupDistillation]:
             one = await distiller.distill(replace(make_recording(), task=replace(TASK, kind=kind)), "http://policy")
-            return one, (await distiller.close_group([one])).about
+            return one, (await distiller.close_group([one])).metadata
 
         return asyncio.run(run())
 
@@ -809,7 +809,7 @@ def test_pending_turns_are_known_when_all_are_done_without_those_that_failed() -
         distiller._servers["policy"] = deps
         async with PendingTurns(distiller, "policy") as turns:
             turns.begin(make_recording(verification=None), 0)
-            return await turns.known()
+            return await turns.results()
 
     found = asyncio.run(known(make_deps({FIRST: YES})))
     assert [(index, one.stats.record.outcome.value) for index, one in found.items()] == [(0, "scored")]
