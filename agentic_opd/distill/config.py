@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
-from agentic_opd.core.names import HintSource
+from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
 from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
 
@@ -78,11 +78,6 @@ class DistillConfig(BaseModel):
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
         "turn's distinct accepted hints, and where there are several also the turn without a hint, in one request.",
     )
-    hint_overlap: Literal["sequence", "token"] = Field(
-        default="sequence",
-        description="hint_selection overlap: choose one hint for the turn by its mean overlap (sequence), or the hint "
-        "with the largest overlap for each token (token).",
-    )
     hint_placement: Literal["end", "last_user"] = Field(
         default="end",
         description="Position of the hint in the teacher's prompt: a user message before the assistant's opening "
@@ -101,16 +96,15 @@ class DistillConfig(BaseModel):
         description="Number of votes on a second question: did the turn do what was wanted (1, 0, -1)? The result "
         "is recorded as the turn's step_score, which a trainer may use as a reward; 0: the question is not asked.",
     )
-    hint_source: Annotated[tuple[HintSource, ...], BeforeValidator(_names)] = Field(
+    hint_source: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         default=("judge",),
         min_length=1,
         description="Sources of the teacher's hint, of which the first with a hint for a turn is used ([sibling, "
         "judge]): judge (the hint that the judge wrote), feedback (what came after the turn, verbatim; SDPO), "
         "sibling (what a passing rollout of the group did, for the turn that caused the failure; group_size above "
-        "1), reference (the task's own solution; OPSD), or, each alone, to show what a run learns without the "
-        "hint's content, other_task or none (in place of the judge's hint an accepted one of another task, or "
-        "nothing; until there is one, the turn ends as vote_failed). Only judge, other_task and none ask the judge, "
-        "also for step_votes; hints with data of hidden tests are dropped as leaked.",
+        "1), reference (the task's own solution; OPSD), or a function as FILE.py:NAME or package.module:NAME "
+        "(docs/judge.md). feedback, sibling and reference never ask the judge, not even for step_votes; hints with "
+        "data of hidden tests are dropped as leaked.",
     )
     control: Literal["none", "neutral", "other", "same_task"] = Field(
         default="none",
@@ -215,22 +209,9 @@ class DistillConfig(BaseModel):
         return self.distill_topk if self.control == "none" and self.distill_support == "teacher" else self.wide_topk
 
     @property
-    def replacement(self) -> Literal["other_task", "none"] | None:
-        """What the teacher reads in place of each hint, to show what a run learns without the hint's content.
-
-        These controls of a whole run are settings of `hint_source`; the replaced hint is the judge's.
-        """
-        return next((name for name in self.hint_source if name in ("other_task", "none")), None)
-
-    @property
-    def sources(self) -> tuple[HintSource, ...]:
-        """The sources of hints, in order of preference."""
-        return ("judge",) if self.replacement else self.hint_source
-
-    @property
     def asks_judge(self) -> bool:
-        """Whether any hint source needs the judge."""
-        return "judge" in self.sources
+        """Whether any hint source may ask the judge, as a user's may."""
+        return any(name not in ("feedback", "sibling", "reference") for name in self.hint_source)
 
     @property
     def wide_topk(self) -> int:
@@ -248,8 +229,8 @@ class DistillConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "DistillConfig":
-        wanted = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
-        for name, words in wanted.items():
+        protocols = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
+        for name, words in protocols.items():
             prompt = getattr(self, name)
             missing = [word for word in words if prompt is not None and word not in prompt]
             if missing:
@@ -270,10 +251,9 @@ class DistillConfig(BaseModel):
         names = self.hint_source
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"hint_source names {' and '.join(twice)} twice")
-        if len(names) > 1 and (alone := [name for name in names if name in ("other_task", "none")]):
-            raise ValueError(f"hint_source {alone[0]} is a control, which stands alone: leave out the others, or it")
-        if self.hint_selection == "overlap" and self.replacement:
-            raise ValueError(f"hint_selection overlap compares hints that hint_source {self.replacement} replaces")
+        if unknown := [name for name in names if name not in HINT_SOURCES and ":" not in name]:
+            expected = ", ".join(HINT_SOURCES)
+            raise ValueError(f"hint_source {unknown[0]}: expected {expected}, FILE.py:NAME or package.module:NAME")
         return self
 
     @model_validator(mode="after")

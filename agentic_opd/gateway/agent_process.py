@@ -27,7 +27,6 @@ from typing import Any, Protocol, runtime_checkable
 from renderers import Renderer
 from starlette.requests import Request as HttpRequest
 
-from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
 from agentic_opd.gateway.errors import ClientError
@@ -47,6 +46,7 @@ from agentic_opd.rollout.loop import verified
 from agentic_opd.sandboxes.folders import PrivateFolder
 from agentic_opd.sandboxes.program import SOCKET_NAME, Program, socket_mount
 from agentic_opd.sandboxes.protocol import Mount
+from agentic_opd.worlds.authors import Authors
 
 _SESSION = "episode"
 _MAX_BODY_BYTES = 8 * 2**20
@@ -93,7 +93,7 @@ class _Files:
 
     async def begin(self, session: ProgramSession) -> None:
         """Read the files before the program starts; later differences count as changes."""
-        self._authors.given(await session.judged_files())
+        self._authors.set_baseline(await session.judged_files())
         self._session = session
 
     async def look(self, last_turn: int) -> None:
