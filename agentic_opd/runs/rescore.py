@@ -1,7 +1,7 @@
 """Score recorded turns again: the teacher reads each turn with the hints in its record (I/O).
 
-ScoredRollout -> rescored -> the same rollout with new rows and records        `distill --keep-hints`
-ScoredGroups  -> compare  -> by how much the new rows differ from those written   `validate --server`
+`distill --keep-hints`: ScoredRollout -> rescored -> the same rollout with new rows and records
+`validate --server`: ScoredGroups -> compare -> Deviation, by how much the new rows differ from those written
 """
 
 from collections.abc import Iterable, Iterator, Sequence
