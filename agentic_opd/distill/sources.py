@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from agentic_opd.core.errors import ConfigError, HintSourceError, OPDError
 from agentic_opd.core.text import cut_middle
@@ -56,7 +56,7 @@ async def hints_of(name: str, turn: SourceTurn) -> Hints | str:
     Raises:
         HintSourceError: the source of a user's file raised, or returned something else.
     """
-    source: Callable[[SourceTurn], object] = source_of(name)  # a file may return anything
+    source = cast(Callable[[SourceTurn], object], source_of(name))  # a file may return anything
     try:
         result = source(turn)
         if inspect.isawaitable(result):
