@@ -176,7 +176,7 @@ class TrainerClient:
             return False
         self._received_ids[group_id] = None
         if len(self._received_ids) > _REMEMBERED:
-            del self._received_ids[next(iter(self._seen))]
+            del self._received_ids[next(iter(self._received_ids))]
         return True
 
     async def close(self) -> None:

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
-    return exit_code(run, interrupted="interrupted: whole groups stay; the same command with --env.resume goes on")
+    return exit_code(run, interrupted="interrupted: finished groups are stored; --env.resume continues")
 
 
 async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -158,33 +158,33 @@ async def _lines(
         async def work() -> None:
             for line in queue:
                 try:
-                    result = await distiller.distill(line)
+                    outcome = await distiller.distill(line)
                 except (ServerUnreachableError, OutputError):
                     raise
                 except OPDError as error:
                     counts.lines["failed"] += 1
                     bar.say(f"line {line.number} failed: {error}")
                     continue
-                for why in result.unmatched:
+                for why in outcome.unmatched:
                     counts.unmatched_sequences += 1
                     bar.say(f"line {line.number}, unmatched: {why}")
-                if result.group is not None and result.became != "unmatched":
-                    digests = [image.digest for rollout in result.group.rollouts for image in rollout.images]
+                if outcome.group is not None and outcome.result != "unmatched":
+                    digests = [image.digest for rollout in outcome.group.rollouts for image in rollout.images]
                     await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
-                    await groups.write(result.group)
-                counts.lines[result.became] += 1
-                counts.notes += result.notes
-                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
+                    await groups.write(outcome.group)
+                counts.lines[outcome.result] += 1
+                counts.notes += outcome.notes
+                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.text())
 
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(concurrency, len(todo))):
                     workers.create_task(work())
         except* (ServerUnreachableError, OutputError) as failures:
-            bar.say(f"{groups.path}: {counts.said()}; stopped early, the same command with --env.resume goes on")
+            bar.say(f"{groups.path}: {counts.text()}; stopped early, the same command with --env.resume continues")
             raise failures.exceptions[0] from None
     earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
-    bar.say(f"{groups.path}: {counts.said()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    bar.say(f"{groups.path}: {counts.text()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
     for line in counts.notes_as_text():
         bar.say(line)
     bar.say(f"to look at it: agentic-opd report {groups.path}")

@@ -77,19 +77,19 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
-            comparison = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
-    plain = "nothing of these weights" if comparison.without_hint is None else str(comparison.without_hint)
+            deviation = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
+    plain = "nothing of these weights" if deviation.without_hint is None else str(deviation.without_hint)
     overlaps = (
-        "" if comparison.in_overlaps is None else f", {comparison.in_overlaps.largest:.2g} at most in overlaps of hints"
+        "" if deviation.in_overlaps is None else f", {deviation.in_overlaps.largest:.2g} at most in overlaps of hints"
     )
-    precision = " and ".join(comparison.precisions)
+    precision = " and ".join(deviation.precisions)
     print(
-        f"computed again on {client.base_url} ({precision}): {comparison.turns} turns, {comparison.rows} rows; "
-        f"differences {comparison.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs)"
-        f"{overlaps}; {comparison.missing} ids of rows are not among the server's most likely"
+        f"computed again on {client.base_url} ({precision}): {deviation.turns} turns, {deviation.rows} rows; "
+        f"differences {deviation.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs)"
+        f"{overlaps}; {deviation.missing} ids of rows are not among the server's most likely"
     )
-    tolerance = tolerance_for(*comparison.precisions, largest=args.tolerance)
-    compared = (comparison.in_rows, comparison.without_hint, comparison.in_overlaps)
+    tolerance = tolerance_for(*deviation.precisions, largest=args.tolerance)
+    compared = (deviation.in_rows, deviation.without_hint, deviation.in_overlaps)
     differs = any(noise.exceeds(tolerance) for noise in compared if noise is not None)
     if differs:
         usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"

@@ -153,7 +153,7 @@ class _Capture:
         self.exchange = Exchange(sessions, self.sampler, self.limits, self._keep)
 
     async def answer(self, request: Request, owner: str) -> Answer:
-        """Answer a request, and record what it says about the episode.
+        """Answer a request, and count it for the episode.
 
         Raises:
             ClientError: the request can't be answered, or the episode has used up its turns.

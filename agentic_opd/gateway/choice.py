@@ -123,7 +123,7 @@ class Choice:
             parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
         if calls := message.get("tool_calls"):
-            # Clients send these ids back. By them, a conversation is told from another one with equal messages.
+            # Clients send these ids back. They distinguish conversations with equal messages.
             message["tool_calls"] = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} for call in calls]
         if not parsed.tool_calls:
             message["content"] += self._space_behind(message["content"], completion.token_ids)

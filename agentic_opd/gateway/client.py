@@ -1,6 +1,6 @@
-"""Who asks: the session, the group and the type of a turn, from the headers of a request and from ids that agents send.
+"""The client of a request: its session, group and turn type, from headers and from ids that agents send.
 
-The table of agents is here and only here; a request of an agent that is not in it finds its session by its messages.
+The table of agents is in this file only. A request of an agent outside the table finds its session by its messages.
 Pure.
 """
 

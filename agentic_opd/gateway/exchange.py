@@ -4,7 +4,6 @@ Request -> Placed -> Prompted -> Begun, Piece..., Finished -> RecordedTurn
 """
 
 import itertools
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -103,12 +102,11 @@ class Exchange:
         session_name = self._limits.session or request.client.session or previous_session
         placed = self._sessions.assign(owner, request.client, chat, session_name)
         session = placed.session
-        session.begin(placed.turn_before)
-        try:
+        with session.answering(placed.turn_before):
             yield placed
             server = self._sampler.servers[session.row.server]
             context, sampling = self._limits.context(server.info.max_model_len), self._limits.sampling(request.sampling)
-            prompted = await self._sampler.prompted(request, chat, server, context, placed)
+            prompted = await self._sampler.prompted(request, placed.chat, server, context, placed)
             if placed.is_rewritten or prompted.is_rewritten:
                 self._sampler.telemetry.rewritten.inc()
             yield prompted
@@ -119,8 +117,6 @@ class Exchange:
                         # The turn is stored even if the client disconnects meanwhile.
                         await to_its_end(self._record(request, sampling, placed, prompted, event))
                     yield event
-        finally:
-            session.end(placed.turn_before, time.monotonic())
 
     async def count(self, request: Request, owner: str) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message."""
@@ -131,8 +127,7 @@ class Exchange:
     async def _chat_input(self, request: Request, owner: str) -> tuple[ChatInput, str | None]:
         """Return the whole conversation, and the id of the open session with the answer that it continues.
 
-        References are replaced by the answers, texts that the client dropped are restored, and template options without
-        effect are left out.
+        References are replaced by the answers, and template options without effect are left out.
 
         Raises:
             ClientError: 404, an answer is unknown; 400, an answer is referred to in two places.
@@ -145,8 +140,7 @@ class Exchange:
             paths, previous = {**paths, **await self._recall(owner, ids)}, None
         if missing := [answer_id for answer_id in ids if answer_id not in paths]:
             raise _unknown_answer(missing[0], request)
-        messages = _with_answers(request, paths)
-        chat = request.chat.with_messages(self._sessions.with_dropped_texts(owner, messages))
+        chat = request.chat.with_messages(_with_answers(request, paths))
         return chat.with_options(self._sampler.effective_options(chat.options)), previous and previous.session_id
 
     async def _record(

@@ -30,7 +30,7 @@ from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Feedback, Path, TurnTree, reply_to
+from agentic_opd.gateway.turns import Feedback, Path, reply_to
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -89,7 +89,7 @@ class Gateway:
         self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images)
         first_turn_id = journal.last_turn_id() + 1
         self._exchange = Exchange(
-            self._sessions, self._sampler, Limits(), journal.add_turn, self._recall, first_turn_id
+            self._sessions, self._sampler, Limits(), journal.add_turn, journal.answer_paths, first_turn_id
         )
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
@@ -187,28 +187,18 @@ class Gateway:
                         session = stage.session
                         self._check_group(request.client.group, session)
                     elif isinstance(stage, Prompted):
-                        assert session is not None
-                        self._judge_answered(request, session, stage)
+                        reply = stage.reply
+                        if session is not None and reply is not None and request.client.turn_type == "main":
+                            messages = stage.conversation.messages[reply.start : reply.stop]
+                            self._judge(session, session.tree.path(reply.turn_id), messages)
                     else:
                         yield stage
             is_whole = True
         finally:
-            if session is not None:
-                await self._after(session, is_last=is_whole and request.client.is_last)
-
-    def _judge_answered(self, request: Request, session: OpenSession, prompted: Prompted) -> None:
-        """Judge the turn that a request answers, with the reply."""
-        reply = prompted.reply
-        if reply is not None and request.client.turn_type == "main":
-            messages = prompted.conversation.messages[reply.start : reply.stop]
-            self._judge(session, session.tree.path(reply.turn_id), messages)
-
-    async def _after(self, session: OpenSession, *, is_last: bool) -> None:
-        """Close a session whose client ends it with this answer, and forget one without a turn."""
-        if is_last and not session.is_ending:
-            await self._close(session, StopReason.CLOSED)
-        elif not session.tree.turns and session.is_free:
-            self._sessions.remove(session)
+            if session is not None and is_whole and request.client.is_last and not session.is_ending:
+                await self._close(session, StopReason.CLOSED)
+            elif session is not None and session.is_free and not session.tree.turns:
+                self._sessions.remove(session)
 
     async def count(self, request: Request, owner: str) -> int:
         """Return the number of tokens of a request's prompt."""
@@ -245,21 +235,6 @@ class Gateway:
 
         await asyncio.gather(*map(read, self._sampler.servers.values()))
 
-    async def _recall(self, owner: str, answer_ids: Sequence[str]) -> dict[str, Path]:
-        """Return the paths to turns of the journal by the ids of their answers, of those that it holds."""
-        paths: dict[str, Path] = {}
-        trees: dict[str, TurnTree] = {}
-        for answer_id in dict.fromkeys(answer_ids):
-            answer = await self._journal.run(partial(self._journal.answered, owner, answer_id))
-            if answer is None:
-                continue
-            row, turn_id = answer
-            if row.session_id not in trees:
-                turns = await self._journal.run(partial(self._journal.turns, row.session_id))
-                trees[row.session_id] = TurnTree.of(turns)
-            paths[answer_id] = trees[row.session_id].path(turn_id)
-        return paths
-
     async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, Path]:
         """Return the path to a turn by the id of its answer, and its session; the first of several choices.
 
@@ -267,13 +242,13 @@ class Gateway:
             ClientError: 404, this client received no answer with that id.
         """
         answer = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
-        if answer is None:
+        paths = await self._journal.answer_paths(owner, [answer_id])
+        if answer is None or answer_id not in paths:
             raise _unknown_answer(answer_id)
-        row, turn_id = answer
-        return row, TurnTree.of(await self._journal.run(lambda: self._journal.turns(row.session_id))).path(turn_id)
+        return answer[0], paths[answer_id]
 
     async def forget(self, owner: str, answer_id: str) -> None:
-        """Give an answer no more, and continue it by its id no more. Its turn stays in its session.
+        """Remove an answer: it can't be fetched or continued by its id. Its turn stays in its session.
 
         Raises:
             ClientError: 404, this client received no answer with that id.

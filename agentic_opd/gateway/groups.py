@@ -330,7 +330,12 @@ class GroupWriter:
         versions = [version for _, branch in pairs if (version := branch.trace.weight_version) is not None]
         first = closed[0]
         is_named = first.row.group_name is not None
-        names = _names([session.row for session in closed])
+        names = [session.row.name or session.row.session_id for session in closed]
+        # Sessions that share a name keep their id.
+        wire_names = {
+            session.row.session_id: name if names.count(name) == 1 else session.row.session_id
+            for session, name in zip(closed, names, strict=True)
+        }
         return ScoredGroup(
             rollouts=tuple(
                 ScoredRollout.of_conversation(
@@ -339,14 +344,14 @@ class GroupWriter:
                     given_reward=branch.reward,
                     rows=recording and recording.traces[0].arrays,
                     turns=recording and recording.records,
-                    session_id=names[session.row.session_id] if is_named else None,
+                    session_id=wire_names[session.row.session_id] if is_named else None,
                 )
                 for (session, branch), recording in zip(pairs, distilled, strict=True)
             ),
             item_id=first.ending.group_id if is_named else first.row.session_id,
             weight_version=min(versions, default=None),
             group_id=first.ending.group_id,
-            session_id=None if is_named else _name(first.row),
+            session_id=None if is_named else names[0],
             distillation=distillation,
         )
 
@@ -355,16 +360,6 @@ class GroupWriter:
         if group.distillation is not None:
             for outcome, count in group.distillation.outcomes.items():
                 self._telemetry.outcomes.labels(outcome).inc(count)
-
-
-def _name(session: SessionRow) -> str:
-    return session.name or session.session_id
-
-
-def _names(sessions: Sequence[SessionRow]) -> dict[str, str]:
-    """Map the session ids of a group to unique names; sessions that share a name keep their id."""
-    counts = Counter(map(_name, sessions))
-    return {row.session_id: _name(row) if counts[_name(row)] == 1 else row.session_id for row in sessions}
 
 
 async def _judged_turns(branch: Branch, judged: Judged) -> dict[int, DistilledTurn]:

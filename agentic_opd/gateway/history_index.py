@@ -1,9 +1,11 @@
-"""Find the turn that a request answers although the client changed its history: by what lasts of a conversation. Pure.
+"""Find the turn that a request answers although the client changed its history. Pure.
 
-Clients add messages to a request and take them away in the next one, write the system prompt anew, drop or summarise
-old turns, or change the assistant's text. What lasts is the first user message and what the assistant said; where old
-turns were dropped, its last text behind the first user message or behind the message just before it; where that text
-was changed, the messages before it.
+Clients add messages to a request and remove them from the next one, rewrite the system prompt, drop or summarise old
+turns, or change the assistant's text. Three parts of a history survive such changes:
+
+- the first user message and the assistant's texts;
+- if old turns were dropped, the assistant's last text behind the first user message or behind the message before it;
+- if that text was changed, the messages before it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -44,11 +46,11 @@ class _Step(NamedTuple):
 
 
 class HistoryIndex(Generic[ValueT]):
-    """Values by what lasts of conversations. Values of different `scope`s are separate."""
+    """Values by the parts of conversations that survive changes. Values of different `scope`s are separate."""
 
     def __init__(self) -> None:
         self._states: dict[ValueT, tuple[blake2b, bytes]] = {}
-        """What the assistant said up to a turn, and the identity of the first user message."""
+        """Digest of the assistant's texts up to a turn, and the identity of the first user message."""
         self._keys: dict[ValueT, tuple[bytes, ...]] = {}
         self._by_key: dict[bytes, list[ValueT]] = {}
 

@@ -122,7 +122,7 @@ async def image_tokens(
                 raise ClientError(refusal.status, f"{name}: {refusal.message}", name, "bad_image") from error
             raise refusal from error
         except PlaceError as error:
-            problem = f"{field_name}: a picture of the conversation is not kept any more"
+            problem = f"{field_name}: a picture of the conversation is no longer stored"
             raise ClientError(400, problem, field_name) from error
         if image is not None:
             await asyncio.to_thread(folder.add, image.data)

@@ -22,7 +22,8 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
-from agentic_opd.gateway.turns import Feedback, RecordedTurn
+from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
+from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
@@ -257,8 +258,22 @@ class Journal:
         row = self._db.execute(query, (owner, answer_id)).fetchone()
         return None if row is None else (_session(row[1:]), row[0])
 
+    async def answer_paths(self, owner: str, answer_ids: Iterable[str]) -> dict[str, TurnPath]:
+        """Return the paths to the client's turns by the ids of their answers; unknown ids are left out."""
+        paths: dict[str, TurnPath] = {}
+        trees: dict[str, TurnTree] = {}
+        for answer_id in dict.fromkeys(answer_ids):
+            answer = await self.run(partial(self.answered, owner, answer_id))
+            if answer is None:
+                continue
+            row, turn_id = answer
+            if row.session_id not in trees:
+                trees[row.session_id] = TurnTree.of(await self.run(partial(self.turns, row.session_id)))
+            paths[answer_id] = trees[row.session_id].path(turn_id)
+        return paths
+
     def forget_answer(self, owner: str, answer_id: str) -> bool:
-        """Find the client's turns by the id of their answer no more; False if there is no such answer."""
+        """Remove the answer's id from the client's turns; False if there is no such answer."""
         result = self._db.execute(
             "UPDATE turns SET answer_id = '' WHERE answer_id = ? AND answer_id != '' "
             "AND session_id IN (SELECT session_id FROM sessions WHERE owner = ?)",

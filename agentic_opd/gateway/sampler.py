@@ -235,7 +235,7 @@ def _prompted(chat_format: ChatFormat, field_name: str, messages: Sequence[Messa
         try:
             prompt_ids = tuple(conversation.prompt())
         except RendererError:  # Not logged: its text may quote the messages.
-            logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
+            logger.warning("the chat template rewrites earlier messages: the conversation continues as a branch")
             reply = ClientReply(turn_id, len(messages) - num_new, len(messages))
         else:
             length = len(conversation.messages)

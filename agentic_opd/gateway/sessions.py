@@ -1,14 +1,16 @@
 """Open sessions, and the assignment of requests to them.
 
 A request finds its session by the client's name for it, by the ids of the tool calls in its messages, by the messages
-that it extends, or by what lasts of them (see `history_index`). A request never continues a session of another owner.
+that it extends, or by the parts of them that survive a client's changes (see `history_index`). A request never
+continues a session of another owner.
 """
 
 import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,18 +55,19 @@ class OpenSession:
         """Whether no request is pending and the session is not being ended."""
         return self.quiet.is_set() and not self.is_ending
 
-    def begin(self, before: int | None) -> None:
-        """Record the beginning of a request; `before` is the id of the turn that it continues or follows, if any."""
-        self._pending[before] += 1
+    @contextmanager
+    def answering(self, turn_before: int | None) -> Generator[None]:
+        """Count a request as pending in the block; `turn_before` is the id of the turn that it continues or follows."""
+        self._pending[turn_before] += 1
         self.quiet.clear()
-
-    def end(self, before: int | None, now: float) -> None:
-        """Record the end of a request at time `now` (`time.monotonic`, s)."""
-        self._pending[before] -= 1
-        self._pending = +self._pending
-        self.used = now
-        if not self._pending:
-            self.quiet.set()
+        try:
+            yield
+        finally:
+            self._pending[turn_before] -= 1
+            self._pending = +self._pending
+            self.used = time.monotonic()
+            if not self._pending:
+                self.quiet.set()
 
     def is_continued(self, turn_id: int) -> bool:
         """Return whether another turn continues or follows this one, or will once its request is answered."""
@@ -144,7 +147,7 @@ class Sessions:
         return self._by_answer.get((owner, answer_id))
 
     def forget_answer(self, owner: str, answer_id: str) -> None:
-        """Find the client's turn by the id of its answer no more."""
+        """Remove an answer's id, so that no request finds the client's turn by it."""
         self._by_answer.pop((owner, answer_id), None)
 
     def under(self, session: OpenSession) -> list[OpenSession]:
@@ -154,11 +157,8 @@ class Sessions:
     def path(self, key: TurnKey) -> Path:
         return self._tree(key).path(key.turn_id)
 
-    def with_dropped_texts(self, owner: str, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the texts of the turns of which the client sent only the tool calls back."""
-        return [self._with_dropped_text(owner, message) for message in messages]
-
     def _with_dropped_text(self, owner: str, message: Message) -> Message:
+        """Return a message with the text of its turn, if the client sent only the turn's tool calls back."""
         calls = message.get("tool_calls", ())
         keys = {self._by_call.get((owner, call.get("id", ""))) for call in calls}
         if (
@@ -175,12 +175,13 @@ class Sessions:
     def assign(self, owner: str, client: Client, chat: ChatInput, name: str | None) -> Placed:
         """Find the session of a request, or open one, and the turns that the request continues.
 
-        `name` names the session; without it, an agent's id or the messages do. If several turns fit, one without a
-        continuation is preferred, then the newest.
+        Texts of turns that the client dropped are restored. `name` names the session; without it, an agent's id or the
+        messages do. If several turns fit, one without a continuation is preferred, then the newest.
 
         Raises:
             ClientError: 409, the session is being ended; 429, too many sessions are open.
         """
+        chat = chat.with_messages([self._with_dropped_text(owner, message) for message in chat.messages])
         session_name = name or client.agent_session
         session = None if session_name is None else self.named(owner, session_name)
         if session_name is not None and session is None:

@@ -82,7 +82,7 @@ class RecordedTurn:
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
     follows: ClientReply | None = None
-    """The earlier turn that the request answers, if its prompt was rendered anew; None: no such turn is known."""
+    """The earlier turn that the request answers, if its prompt was rendered anew; None: there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
@@ -150,8 +150,8 @@ class TurnTree:
     def side_turns(self) -> set[int]:
         """Return the turns beside the conversation, such as titles and summaries.
 
-        The client says so, or the turn has neither tools nor the system prompt of the session's turns with tools, and
-        answers no earlier turn.
+        The client marked them; or they have neither tools nor the system prompt of the session's turns with tools, and
+        answer no earlier turn.
         """
         main = {self._origins[turn_id].system for turn_id, turn in self.turns.items() if turn.tools}
 
@@ -236,9 +236,13 @@ def branches(
     turns, side = tree.turns.values(), tree.side_turns()
 
     def why_context(turn: RecordedTurn) -> ContextTurn | None:
+        """Return why a turn is context only; None: it is learned from."""
+        index = turn.span.message_index
         if turn.turn_id in side:
-            return ContextTurn(turn.span.message_index, "side")
-        return _why_context(turn, used, learn_from_altered)
+            return ContextTurn(index, "side")
+        if turn.altered and not learn_from_altered:
+            return ContextTurn(index, "altered_sampling", turn.altered)
+        return ContextTurn(index, "shared") if turn.turn_id in used else None
 
     last = max((turn.turn_id for turn in turns if not why_context(turn)), default=None)
     rewarded = set[int]() if reward is None else _rewarded(tree, side)
@@ -280,14 +284,6 @@ def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
             first = tree.turns[min(line)].messages[:-1]
             ends[tuple(map(identity, first))] = line  # Of several branches the one that ended last counts.
     return set[int]().union(*ends.values())
-
-
-def _why_context(turn: RecordedTurn, used: set[int], learn_from_altered: bool) -> ContextTurn | None:
-    """Return why a turn is context only; None: it is learned from."""
-    index = turn.span.message_index
-    if turn.altered and not learn_from_altered:
-        return ContextTurn(index, "altered_sampling", turn.altered)
-    return ContextTurn(index, "shared") if turn.turn_id in used else None
 
 
 def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:

@@ -157,12 +157,8 @@ async def _no_route(http: HttpRequest, error: Exception) -> Response:
     refused = ClientError(
         status, f"there is no such route, or not with this method; requests are answered at {routes}", code="no_route"
     )
-    return JSONResponse(_protocol_of(http.url.path).error(refused), status)
-
-
-def _protocol_of(path: str) -> WireProtocol:
-    """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((protocol for protocol in PROTOCOLS if protocol.path in path), PROTOCOLS[0])
+    protocol = next((protocol for protocol in PROTOCOLS if protocol.path in http.url.path), PROTOCOLS[0])
+    return JSONResponse(protocol.error(refused), status)
 
 
 class ChatRoutes:
@@ -300,7 +296,7 @@ class _Routes:
         return JSONResponse(stored_response(path[-1], self._gateway.model, row.opened))
 
     async def forget(self, http: HttpRequest, owner: str) -> Response:
-        """Answer `DELETE /v1/responses/{answer}`: the answer is not given again, and its turn stays in its session."""
+        """Answer `DELETE /v1/responses/{answer}`: the answer can't be fetched again; its turn stays in its session."""
         answer_id = http.path_params["answer"]
         await self._gateway.forget(owner, answer_id)
         return JSONResponse({"id": answer_id, "object": "response", "deleted": True})
@@ -423,7 +419,7 @@ async def _owner(http: HttpRequest, keys: list[str]) -> str:
     token = bearer(http)
     if not keys and not is_loopback(http.url.hostname or ""):
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise ClientError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
+        raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
     # All keys are compared, so that the time taken reveals nothing about a match.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
@@ -506,7 +502,7 @@ def _as_refused(error: ClientError | OPDError) -> ClientError:
     logger.warning("a request failed: %s: %s", type(error).__name__, error)
     if isinstance(error, ServerUnreachableError):
         return ClientError(503, "the policy's server does not answer; try again")
-    return ClientError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
+    return ClientError(502, "the policy's server or the journal failed; the gateway's log names the cause")
 
 
 async def _unless_gone(http: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:

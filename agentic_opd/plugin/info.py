@@ -82,14 +82,14 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
         )
         return ServerInfo(card.id, card.max_model_len, has_plugin=False)
     url = f"{http.base_url}/v1/opd/info"
-    what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
-    plugin_version = read_answer(_PluginCaps, answer, url, what).plugin_version
+    source = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
+    plugin_version = read_answer(_PluginCaps, answer, url, source).plugin_version
     if plugin_version != __version__:
         raise ServerMismatchError(
             f"{http.base_url} has plugin {plugin_version}, and this is agentic_opd {__version__}: install one version "
             "in both environments, and restart the server with scripts/serve_vllm MODEL"
         )
-    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, what)
+    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, source)
 
 
 async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: str) -> None:
@@ -114,7 +114,7 @@ async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: st
 
 
 def names_the_same(name: str, served: str) -> bool:
-    """Whether two names are equal, or paths of one folder."""
+    """Return whether two names are equal, or paths of one folder."""
     return name == served or Path(name).absolute() == Path(served).absolute()
 
 

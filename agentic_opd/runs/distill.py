@@ -83,19 +83,20 @@ def trace_of(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
 
 
 def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
-    kept = without_second_stops(rollout, chat.stop_token_ids)
-    tokens = tuple(rollout.tokens_T[at] for at in kept)
-    messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
+    positions = without_second_stops(rollout, chat.stop_token_ids)
+    tokens = tuple(rollout.tokens_T[position] for position in positions)
+    spans = sampled_spans([rollout.masks_T[position] for position in positions])
+    messages = _complete(rollout.messages or ())
     context = {turn.message_index for turn in rollout.context_turns}
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
-    if not spans or len(spans) > len(said):
-        raise AlignmentError(f"{len(spans)} sampled spans for {len(said)} assistant messages")
-    said, left_out = said[len(said) - len(spans) :], said[: len(said) - len(spans)]
-    conversation = Conversation(chat, messages[: said[0]])
+    assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
+    if not spans or len(spans) > len(assistants):
+        raise AlignmentError(f"{len(spans)} sampled spans for {len(assistants)} assistant messages")
+    left_out, assistants = assistants[: -len(spans)], assistants[-len(spans) :]
+    conversation = Conversation(chat, messages[: assistants[0]])
     versions = {record.span: record.weight_version for record in rollout.turns or ()}
     turns: list[Turn] = []
-    ends = [*said[1:], len(messages)]
-    for number, ((start, end), at, following) in enumerate(zip(spans, said, ends, strict=True), start=1):
+    ends = [*assistants[1:], len(messages)]
+    for number, ((start, end), assistant, following) in enumerate(zip(spans, assistants, ends, strict=True), start=1):
         prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
             raise AlignmentError(f"turn {number}: {_difference(prompt, tokens[:start], chat.tokenizer)}")
@@ -103,10 +104,10 @@ def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
-        conversation.add(completion, ParsedTurn(messages[at], ()))
-        turn = _moved(replace(conversation.turns[-1], end=end), kept)
-        turns.append(replace(turn, message_index=at, weight_version=versions.get((turn.start, turn.end))))
-        conversation.answer(messages[at + 1 : following])
+        conversation.add(completion, ParsedTurn(messages[assistant], ()))
+        turn = _moved(replace(conversation.turns[-1], end=end), positions)
+        turns.append(replace(turn, message_index=assistant, weight_version=versions.get((turn.start, turn.end))))
+        conversation.answer(messages[assistant + 1 : following])
     context_turns = [*rollout.context_turns, *(ContextTurn(index, "not_sampled") for index in left_out)]
     return with_turns(rollout, messages, turns, context_turns)
 
@@ -116,13 +117,13 @@ FROM_TOKENS = "messages_from_tokens"
 
 
 def has_messages(rollout: ScoredRollout) -> bool:
-    """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
-    said = any(message["role"] == "assistant" for message in rollout.messages or ())
-    return said and not rollout.extra.get(FROM_TOKENS)
+    """Return whether the rollout has a conversation. Atropos' `include_messages` writes one user message instead."""
+    has_assistant = any(message["role"] == "assistant" for message in rollout.messages or ())
+    return has_assistant and not rollout.extra.get(FROM_TOKENS)
 
 
 def _compared(message: Message) -> tuple[bool, str | None]:
-    """Return what must be equal in a message that was given and the one that was read: not a turn's own text."""
+    """Return the part of a message that must equal the one read from the tokens: all but a turn's own text."""
     is_turn = message["role"] == "assistant"
     return is_turn, None if is_turn else str(message["content"]).strip()
 
@@ -141,29 +142,31 @@ _ADVICE = (
     "ScoredDataGroup (one list per rollout) or in each ScoredDataItem"
 )
 
-_SHOWN = 24
+_EXCERPT_TOKENS = 24
 """Number of differing tokens that an error shows as text."""
 
 
 def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any) -> str:
-    """Return where the rendered and the recorded prompt of a turn differ, in words, and which setting may mend it."""
+    """Return a sentence about where a turn's rendered and recorded prompt differ, and which setting may fix it."""
     same = shared_length(rendered, recorded)
-    here, there = (tokenizer.decode(list(ids[same : same + _SHOWN])) for ids in (rendered, recorded))
+    rendered_text, recorded_text = (
+        tokenizer.decode(list(ids[same : same + _EXCERPT_TOKENS])) for ids in (rendered, recorded)
+    )
     advice = "Other tools, another renderer or another tokenizer?"
-    if there.startswith("<think>"):
+    if recorded_text.startswith("<think>"):
         advice = "Set env.renderer_options to {enable_thinking: false}: the prompts have an empty think block."
-    elif here.startswith("<think>"):
+    elif rendered_text.startswith("<think>"):
         advice = "Set env.renderer_options to {enable_thinking: true}: the prompts have no think block."
     return (
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
-        f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
+        f"up to position {same}, then {rendered_text!r} is rendered where {recorded_text!r} is recorded. {advice}"
     )
 
 
-def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
+def _moved(turn: Turn, positions: Sequence[int]) -> Turn:
     """Map a turn's positions from indices into `kept` to positions in the sequence."""
-    places = {name: kept[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
-    return replace(turn, **places, end=kept[turn.end - 1] + 1)
+    moved = {name: positions[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
+    return replace(turn, **moved, end=positions[turn.end - 1] + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +393,7 @@ class PolicyDistiller:
         placeholder = self.policy.info.image_placeholder
         if not rollout.images or placeholder is None:
             return chat
-        tokens = {one.digest: rollout.tokens_T[one.offset : one.end] for one in rollout.images}
+        tokens = {image.digest: rollout.tokens_T[image.offset : image.end] for image in rollout.images}
         return chat.with_images(ImageTokens(placeholder, tokens))
 
     async def distill(self, recording: Recording) -> DistilledRecording:
@@ -417,7 +420,7 @@ class PolicyDistiller:
         if end >= self.policy.info.max_model_len:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
-            raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
+            raise AlignmentError("its first token is a sampled one, so it has no prompt")
         before = moved_images(images, end, first, 0)
         request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
         reply = await self.policy.score(request, 1)

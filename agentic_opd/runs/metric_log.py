@@ -103,7 +103,7 @@ def metrics_path(groups: Path | None, folder: Path) -> Path:
 
 
 class LoopLag:
-    """Samples the lag of the event loop, by which every episode is late, as the excess duration of short sleeps."""
+    """Samples the event loop's lag, which delays every episode, as the excess duration of short sleeps."""
 
     def __init__(self) -> None:
         self._latest = deque[float](maxlen=_LATEST)

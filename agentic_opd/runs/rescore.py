@@ -115,7 +115,7 @@ def _new_record(
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Deviation:
     """Deviation of a server from a file: differences in nats, over the drawn turns."""
 
     turns: int
@@ -169,7 +169,7 @@ async def compare(
     teacher: str = "live",
     kind: str | None = None,
     images: ImageFolder | None = None,
-) -> Comparison:
+) -> Deviation:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
     `teacher` is the run's `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None:
@@ -183,7 +183,7 @@ async def compare(
     """
     if kind is None and teacher not in ("live", "frozen"):
         raise ServerMismatchError(
-            f"the file was scored by the teacher {teacher!r}, whose weights of then {client.base_url} does not hold"
+            f"the file was scored by the teacher {teacher!r}, and {client.base_url} no longer has its weights"
         )
     turns = list(_scored_turns(groups, kind))
     if not turns:
@@ -207,7 +207,7 @@ async def compare(
     differences = await gather_all(_differences(scorer, turn, version) for turn in drawn)
     plain = [turn.without_hint for turn in differences if turn.without_hint is not None]
     overlaps = [difference for turn in differences for difference in turn.in_overlaps]
-    return Comparison(
+    return Deviation(
         turns=len(differences),
         rows=sum(turn.rows for turn in differences),
         in_rows=Noise.of(np.concatenate([turn.in_rows for turn in differences])),

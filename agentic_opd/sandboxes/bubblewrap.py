@@ -26,7 +26,7 @@ from typing import Self, TypeVar
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.activity import Activity
-from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
+from agentic_opd.sandboxes.cgroups import parent_group, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
 from agentic_opd.sandboxes.host_process import (
@@ -83,7 +83,7 @@ class Identity:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this process's user namespace knows `uid`; inside a container `root` may be the only id there is."""
+    """Return whether this process's user namespace has `uid`; inside a container `root` may be the only id."""
     for line in text_lines(Path("/proc/self/uid_map").read_text()):
         first, _, count = (int(part) for part in line.split())
         if first <= uid < first + count:
@@ -164,10 +164,11 @@ def start_up_code() -> tuple[str, ...]:
     The .pth files that locate packages are not among them.
     """
     folders = map(Path, site.getsitepackages([sys.base_prefix]))
-    found = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
-    others = [path for path in found if not _LOCATES.search(path.name)]
+    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
     return tuple(
-        str(path) for path in others if re.search(r"^import\s", path.read_text(errors="replace"), re.MULTILINE)
+        str(path)
+        for path in files
+        if not _LOCATES.search(path.name) and re.search(r"^import\s", path.read_text(errors="replace"), re.MULTILINE)
     )
 
 
@@ -210,7 +211,7 @@ class BubblewrapSandbox:
 
     def _fill(self, folder: Path) -> None:
         # Only a cgroup counts the content of a tmpfs as memory.
-        if self._identity.uid is not None and launcher().has_own_mounts and group_place() is not None:
+        if self._identity.uid is not None and launcher().has_own_mounts and parent_group() is not None:
             is_mounted = mount_tmpfs(folder, self._limits.disk_mb, self._limits.disk_mb * _FILES_A_MIB)
             self._tmpfs = folder if is_mounted else None
         for name in PRIVATE_DIRS:
@@ -322,7 +323,7 @@ class _Status:
     def __init__(self) -> None:
         self._read_fd, self.fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        self._said = b""
+        self._report = b""
 
     def __enter__(self) -> Self:
         return self
@@ -332,23 +333,23 @@ class _Status:
         os.close(self.fd)
 
     def has_ended(self) -> bool:
-        """Whether the command was started and came to an end."""
+        """Return whether the command was started and has ended."""
         return b'"exit-code"' in self._all()
 
     def unnamed_bytes(self, device: int, file_bytes: int) -> int:
-        """What the sandbox's open files without a name hold on a device."""
+        """Return the bytes of the sandbox's open unnamed files on a device."""
         child = re.search(rb'"child-pid": (\d+)', self._all())
         return 0 if child is None else unnamed_bytes(int(child[1]), device, file_bytes)
 
     def _all(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
-            self._said += os.read(self._read_fd, 2**16)
-        return self._said
+            self._report += os.read(self._read_fd, 2**16)
+        return self._report
 
 
 @contextmanager
 def _open_filter() -> Generator[int]:
-    """A descriptor from which the filter of system calls is read."""
+    """Open a descriptor from which the filter of system calls is read."""
     fd = os.memfd_create("filter")
     try:
         os.write(fd, syscall_filter())
@@ -359,7 +360,7 @@ def _open_filter() -> Generator[int]:
 
 
 def _advice(output: str) -> str:
-    """What to do about a bwrap that fails with this output."""
+    """Return what to do about a bwrap that fails with this output."""
     for name, (off, remedy) in _SYSCTLS.items():
         path = Path("/proc/sys") / name
         if os.geteuid() != 0 and path.exists() and path.read_text().strip() == off:

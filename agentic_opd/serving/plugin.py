@@ -60,7 +60,7 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "vocab_size": state.vocab_size,
         "max_body_bytes": state.max_body_bytes,
         "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
-        "max_adapters": state.adapters.most,
+        "max_adapters": state.adapters.max_loaded,
         "max_lora_rank": state.adapters.max_rank,
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
         "workers": workers_of(state),

@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     def train() -> int:
         config = read_config(arguments)
         try:
-            from agentic_opd.training.trainer import Trainer
+            from agentic_opd.training.trainer import open_trainer
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error}. The trainer needs the extra: pip install 'agentic-opd[train]'") from error
 
-        asyncio.run(_run(Trainer(config)))
+        asyncio.run(_run(open_trainer(config)))
         return EXIT_OK
 
     return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")

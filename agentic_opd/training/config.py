@@ -256,7 +256,7 @@ class BrakeConfig(BaseModel):
         allow_inf_nan=False,
         description="Time limit of one evaluation, in seconds; a longer one is killed and counts as failed.",
     )
-    kept: int = Field(
+    versions_kept: int = Field(
         default=3,
         ge=1,
         description="Number of good versions kept as checkpoints, with the optimizer: the best one and the last ones. "
@@ -434,8 +434,8 @@ class TrainerConfig(BaseModel):
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings that determine how a batch changes the weights, by flag name, as JSON data."""
-        kept = self.model_dump(mode="json", include=set(_RECIPE))
-        return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
+        recipe = self.model_dump(mode="json", include=set(_RECIPE))
+        return {**{f"loss.{name}": value for name, value in recipe.pop("loss").items()}, **recipe}
 
     def check_recipe(self, saved: Mapping[str, Any]) -> list[str]:
         """Compare the recipe with the one in the checkpoint to resume from.
@@ -517,7 +517,9 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     Raises:
         ConfigError: the message lists every wrong setting and every argument that is `misunderstood`.
     """
-    wrong = [_moved_flag(line) or line for line in arguments.misunderstood]
+    moved = {f"--loss.{name}": text for name, text in MOVED.items()} | {"--brake.kept": "it is brake.versions_kept now"}
+    unknown = ((line, line.partition(" ")[0]) for line in arguments.misunderstood)
+    wrong = [f"{flag}: {moved[flag]}" if flag in moved else line for line, flag in unknown]
     try:
         values = read_yaml(arguments.config, "trainer") if arguments.config else {}
     except ConfigError as error:
@@ -525,15 +527,8 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     values |= flag_values(arguments, "", TrainerConfig, wrong)
     for section, model in (("loss", LossConfig), ("brake", BrakeConfig)):
         if parts := flag_values(arguments, section, model, wrong):
-            given = values.get(section)
-            values[section] = {**(given if isinstance(given, dict) else {}), **parts}
+            in_file = values.get(section)
+            values[section] = {**(in_file if isinstance(in_file, dict) else {}), **parts}
     config = validated(TrainerConfig, "", values, wrong)
     refuse(wrong)
     return config
-
-
-def _moved_flag(line: str) -> str | None:
-    """Return what to do in place of a flag that has gone, from the line that says that it is unknown."""
-    flag = line.partition(" ")[0]
-    text = MOVED.get(flag.removeprefix("--loss."))
-    return text and f"{flag}: {text}"

@@ -1,6 +1,6 @@
 """A vLLM server with the demo policy, a gateway, four sessions as any agent would hold them, and their groups, checked.
 
-Takes about a minute on two cores. Further options go to `agentic-opd gateway`.
+Takes three minutes on two busy cores. Further options go to `agentic-opd gateway`.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients are told."""
+        """The address for OpenAI's clients."""
         return f"{self.url}/v1"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -59,7 +59,7 @@ class Served:
 
 @contextmanager
 def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG) -> Generator[Served]:
-    """A gateway on a free port, with a key of its own; its log is in the folder."""
+    """Start a gateway on a free port with a random key; its log is in `folder`."""
     port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
     command = (

@@ -167,7 +167,7 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def install(client: AgentClient, folder: Path) -> Path:
-    """Install a client's packages below `folder`, unless they are there; return the folder of its programs."""
+    """Install a client's packages below `folder`, if they are missing; return the folder of its programs."""
     target = folder / client.packages[-1].replace("/", "+").split("[")[0]
     programs, stamp = target / ("node_modules/.bin" if client.is_npm else "bin"), target / ".installed"
     if stamp.exists():

@@ -26,7 +26,7 @@ class ScaleWorld(CustomWorld):
 
         Args:
             state: None.
-            subject: What it is about.
+            subject: The list to look up.
         """
         return f"{len(subject)} entries. {self._result}"
 

@@ -78,7 +78,7 @@ class Node:
         self._seats = asyncio.Semaphore(self.rates.gpus * self.rates.seats)
 
     async def reads(self, tokens: int) -> None:
-        """Wait as long as all tokens that came before, and these, take to be read."""
+        """Wait until all earlier tokens and these have been read."""
         now = time.monotonic()
         self.read += tokens
         self._read_until = max(now, self._read_until) + tokens / (self.rates.prefill_rate * self.rates.gpus)

@@ -248,7 +248,7 @@ def configuration_page() -> str:
 
 
 def judge_page() -> str:
-    """What the judge is told and asked, and what it is shown."""
+    """The judge's prompts, and the evidence in them."""
     example = Questions(b"an example").question(_EXAMPLE)
     parts = [
         "# The judge",

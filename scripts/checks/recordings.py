@@ -141,9 +141,9 @@ def lesson(step: int) -> ScoredGroup:
 
 
 async def _trained(config: Any, batches: list[list[ScoredGroup]]) -> None:
-    from agentic_opd.training.trainer import Trainer
+    from agentic_opd.training.trainer import open_trainer
 
-    trainer = Trainer(config)
+    trainer = open_trainer(config)
     waiting = iter(batches)
 
     async def register(step: int) -> None:
@@ -155,7 +155,7 @@ async def _trained(config: Any, batches: list[list[ScoredGroup]]) -> None:
             await asyncio.Event().wait()
         return groups or []
 
-    trainer.client.register, trainer.client.batch = register, batch  # type: ignore[method-assign]
+    trainer.source.register, trainer.source.batch = register, batch  # type: ignore[method-assign]
     with suppress(asyncio.CancelledError):  # How a run ends that was stopped.
         await trainer.run()
 

@@ -1,4 +1,4 @@
-"""Episodes without a server: the coding world with a memory, and a policy that says what it is given.
+"""Episodes without a server: the coding world with a memory, and a policy that replays scripted turns.
 
 What a tool did to a solution is remembered, so that thousands of episodes cost a few hundred sandbox runs.
 """
@@ -72,7 +72,7 @@ class RememberingSession:
     solution: str | None = None
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call, or remember what it did before."""
+        """Run one call, or return its remembered result."""
         result, self.solution = await self.world.call(self.task, self.solution, call)
         return result
 

@@ -97,7 +97,7 @@ class Examiner:
         self.scores = Scores()
 
     def examine(self, episodes: int) -> Scores:
-        """Run everything with so many episodes a task."""
+        """Run everything with `episodes` episodes a task."""
         for examples in (True, False):
             self.act(episodes, examples=examples)
             self.heed_first(episodes, foreign=False, examples=examples)
@@ -115,7 +115,12 @@ class Examiner:
         tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
         sessions = [RememberingSession(self.world, task) for task in tasks]
-        loops = [AgentLoop(session.task, self._begin(session.task), session, config) for session in sessions]
+        loops = [
+            AgentLoop(
+                session.task, Conversation(self.author.chat, first_messages(self.world, session.task)), session, config
+            )
+            for session in sessions
+        ]
         first: dict[int, bool] = {}
         stops: dict[int, StopReason | None] = {}
         while active := [i for i in range(len(tasks)) if stops.get(i) is None]:
@@ -210,9 +215,6 @@ class Examiner:
             asyncio.run(session.run_tool(call))
         asyncio.run(session.user_reply([turn.message]))
         return self.world.passes(task, session.solution)
-
-    def _begin(self, task: Task) -> Conversation:
-        return Conversation(self.author.chat, first_messages(self.world, task))
 
     def _sample(self, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
         return self.sample(prompts, _MAX_TOKENS, temperature)

@@ -98,7 +98,7 @@ class Home(CustomWorld):
         return "Nothing happened. Call one of the tools: timer, phone or buy."
 
     def verify(self, task: Task, state: list[Call]) -> Checks:
-        """Whether the one call was the right one."""
+        """Return whether the only call was the right one."""
         name, value = REQUESTS[task.task_id]
         is_right = [(called, str(argument).lower()) for called, argument in state] == [(name, str(value).lower())]
         return Checks(

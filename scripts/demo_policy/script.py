@@ -65,7 +65,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an episode stands before a turn."""
+    """The state of an episode before a turn."""
 
     solution: str | None = None
     fault: Fault | None = None

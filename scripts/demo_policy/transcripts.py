@@ -207,11 +207,11 @@ class Author:
         assert offset is not None, "a call is the same ids wherever it stands"
         if solution not in self._partings:
             solutions = {*variants.correct, *(fault.solution for fault in variants.faults)} - {solution}
-            self._partings[solution] = sorted({_common(block, self._block_ids(variant)) for variant in solutions})
+            self._partings[solution] = sorted({common_length(block, self._block_ids(variant)) for variant in solutions})
         return [start + offset + parting for parting in self._partings[solution] if parting < len(block)]
 
     def writing(self, solution: str) -> str:
-        """The part of a turn that writes `solution`, which is the same ids wherever it stands."""
+        """Return the part of a turn that writes `solution`; its ids are the same at each position."""
         return Step(State(), State(), "", (write_call(solution),)).completion()
 
     def _block_ids(self, solution: str) -> list[int]:
@@ -271,7 +271,7 @@ class Author:
 
 
 def complaint(report: str, rng: Random) -> str:
-    """What a user says whose tries of a solution fail: the call of one, what came and what should; a fix, never.
+    """Return a complaint about a failed check: the call, the actual and the expected result; never a fix.
 
     Args:
         report: Of the verifier.
@@ -285,7 +285,7 @@ def complaint(report: str, rng: Random) -> str:
 
 
 def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:
-    """What the judge may say of a turn, by what it is shown; empty: it has nothing to say."""
+    """Return the hints that the judge may give about a turn, by its evidence; empty if it may give none."""
     if step.kind in ("read", "run"):
         return ()
     if step.kind == "final":
@@ -318,7 +318,7 @@ def _is_failure(evidence: Evidence) -> bool:
     return "FAIL " in evidence.text
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids both start with."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))

@@ -436,7 +436,7 @@ class Work:
         return SUBJECTS[self.args.world].exam_tasks * self.args.eval_samples
 
     def chosen(self, mode: str) -> Setting:
-        """What the sweep found best for the mode; the first setting if there is only one, or no sweep of it yet."""
+        """Return the sweep's best setting of the mode; the first setting if there is only one, or before its sweep."""
         settings = settings_of(tuned_as(mode), self.args.settings)
         if len(settings) == 1 or tuned_as(mode) not in self.sweep:
             return settings[0]
@@ -493,15 +493,15 @@ class Work:
         return Point(rollouts, passing / len(rows), len(rows))
 
     def samples(self, run: Run, rollouts: int) -> list[dict[str, Any]]:
-        """The episodes that a point was measured by."""
+        """Return the episodes that measured a point."""
         return [json.loads(line) for line in text_lines((self.folder(run, rollouts) / "samples.jsonl").read_text())]
 
     def measured_points(self, run: Run) -> list[int]:
-        """The points whose episodes are there: a start that was measured in another folder has only its rate."""
+        """Return the points whose episodes are in the folder; a start measured in another folder has only its rate."""
         return [rollouts for rollouts in self.args.points if (self.folder(run, rollouts) / "samples.jsonl").exists()]
 
     def folder(self, run: Run, rollouts: int) -> Path:
-        """Where the episodes are that the weights after so many rollouts were measured by."""
+        """Return the folder of the episodes that measured the weights after `rollouts` rollouts."""
         if rollouts == 0:
             return self.args.out / "start" / f"seed-{run.seed}"
         return self.args.out / run.name / f"eval-{rollouts:06d}"
@@ -532,7 +532,7 @@ def curve_text(curve: Sequence[Point]) -> str:
 
 
 def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:
-    """The modes and seeds that no curve is there for yet."""
+    """Return the modes and seeds without a curve."""
     return [(mode, seed) for seed in args.seeds for mode in args.modes if str(seed) not in curves.get(mode, {})]
 
 

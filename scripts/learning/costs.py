@@ -1,4 +1,4 @@
-"""What the hints of a run cost: how often the judge was asked, and how many tokens the teacher scored."""
+"""The costs of a run's hints: turns that the judge read, and tokens that the teacher scored."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ def first_mistakes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, A
     Args:
         before: Lines of a samples.jsonl.
         after: Those of the same tasks and samples later.
-        count: So many tasks; a task counts once.
+        count: Number of tasks; a task counts once.
     """
     later = {(row["task_id"], row["sample"]): row for row in after}
     failed = {row["task_id"]: row for row in reversed(before) if not row["passed"]}

@@ -545,7 +545,7 @@ class Laboratory:
         return {**options, "split_file": str(self.out / "split.json")} if options else {}
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
-        """What the gateway is told: each session is a group of its own."""
+        """Return the gateway's flags: each session is a group."""
         settings = {
             "rollout_server_url": api,
             "data_path_to_save_groups": self.out / run.name / "groups.jsonl",

@@ -51,7 +51,7 @@ class Progress(NamedTuple):
         return cls(**json.loads(path.read_text())) if path.exists() else cls(batch_size, [])
 
     def stepped(self, step_s: float) -> "Progress":
-        """Return it after a step of so many seconds."""
+        """Return the progress after one more step of `step_s` seconds."""
         return self._replace(seconds=[*self.seconds, (self.seconds[-1] if self.seconds else 0.0) + step_s])
 
     def write(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class Rates(NamedTuple):
     source: str
 
     def hours(self, rollouts: int, episodes: int) -> float:
-        """Return the expected hours of so many."""
+        """Return the expected hours."""
         return (rollouts * self.rollout_s + episodes * self.episode_s) / 3600
 
     def __str__(self) -> str:

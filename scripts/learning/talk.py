@@ -240,7 +240,7 @@ class Talker(Protocol):
 async def converse(
     user: Talker, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
 ) -> None:
-    """Hold the sessions of each batch when the weights of the batches before it are there.
+    """Hold the sessions of each batch once the weights of the earlier batches are loaded.
 
     Args:
         user: Who holds them.

@@ -23,8 +23,8 @@ def by_hint(groups: Sequence[ScoredGroup], rows: Iterable[dict[str, Any]], rollo
 
     Args:
         groups: What the run was trained on, in order.
-        rows: Lines of the samples.jsonl that was measured after so many rollouts.
-        rollouts: So many.
+        rows: Lines of the samples.jsonl measured after `rollouts` rollouts.
+        rollouts: Rollouts before the measurement.
 
     Returns:
         Counts of "hinted", "seen" and "new".

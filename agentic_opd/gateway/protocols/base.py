@@ -34,7 +34,7 @@ class CommonBody(SamplingFields):
     prompt_cache_key: WithoutEffect[Any] = None
 
     def log_without_effect(self, protocol: str) -> None:
-        """Name the given fields without effect in the log.
+        """Name the fields without effect in the log.
 
         Raises:
             ClientError: 400, an unknown field would change what is sampled.

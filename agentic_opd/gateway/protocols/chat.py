@@ -152,7 +152,7 @@ class _ChatMessage(OpenModel):
         return parts
 
     def _of_provider(self, kind: str, part: dict[str, Any]) -> str:
-        """Return the text of a part that another provider's assistant wrote; calls stand in `tool_calls` too."""
+        """Return the text of a part that another provider's assistant wrote; calls are in `tool_calls` too."""
         if kind in _THOUGHTS or (kind in ("tool_use", "tool_call", "function_call") and self.tool_calls):
             return ""
         text = hosted_text(kind, part)

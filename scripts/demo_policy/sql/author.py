@@ -31,7 +31,7 @@ from demo_policy.sql.databases import NEVER_TRAINED, TRAINING, Nouns
 from demo_policy.sql.faults import WrongQuery, habit, hints, taught, untaught
 from demo_policy.sql.questions import Question, clauses, questions, sql
 from demo_policy.sql.world import GeneratedSql
-from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
+from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript, common_length
 
 ANSWER_TURN = 1
 """Of an episode's three."""
@@ -129,7 +129,7 @@ class SqlAuthor:
         )
 
     def any_clause(self, question: Question, rng: Random) -> tuple[str, ...]:
-        """What may be said of any of its clauses."""
+        """Return the hints about a random clause of the question."""
         return hints(question.query, rng.choice([name for name in clauses(question.query) if name != "join"]))
 
     def play(self, question: Question, written: str, rng: Random) -> Episode:
@@ -169,7 +169,9 @@ class SqlAuthor:
         mine = self.completion_ids(call("answer", sql=written))
         texts = {sql(question.query), *(wrong.sql for wrong in taught(question.query))} - {written}
         options = [self.completion_ids(call("answer", sql=text)) for text in texts]
-        return tuple(sorted({start + _common(mine, option) for option in options}))
+        return tuple(
+            sorted({start + min(common_length(mine, option), len(mine) - 1, len(option) - 1) for option in options})
+        )
 
     def completion_ids(self, text: str) -> list[int]:
         """A turn as sampled ids, its end token included."""
@@ -205,7 +207,7 @@ def _word(rng: Random) -> str:
 
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
-    """How the SQL world's tools are told to the policy."""
+    """Return the chat format with the SQL world's tools."""
     world = HookedWorld(GeneratedSql(), CodingConfig())
     return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
@@ -219,8 +221,3 @@ def hints_of(episode: Episode, pair: HindsightPair, wrong: WrongQuery | None) ->
     """What the judge may say of a turn; empty: it has nothing to say."""
     is_right = episode.verification is not None and episode.verification.correctness == 1
     return () if wrong is None or pair.turn_index != ANSWER_TURN or is_right else wrong.hints
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differing, min(len(first), len(second)) - 1)

@@ -25,7 +25,7 @@ _MISTAKES_SHOWN = 6
 
 
 def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_000_000) -> str:
-    """A table of rates, with some of the mistakes that nobody taught the policy.
+    """Return a table of rates, with some of the mistakes that are not in the training data.
 
     Args:
         author: Renders what the policy reads.
@@ -44,7 +44,7 @@ def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_00
 
 
 class _Exam:
-    """Some questions, asked in all ways."""
+    """Questions, answered with each kind of hint."""
 
     def __init__(self, author: SqlAuthor, sample: Sampler, exam_questions: Sequence[Question]) -> None:
         self.author, self.sample, self.questions = author, sample, exam_questions
@@ -94,7 +94,7 @@ class _Exam:
         return asyncio.run(verified).correctness == 1
 
     def mistakes(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
-        """The kinds of the wrong answers, and some that nobody taught."""
+        """Return the kinds of the wrong answers, and some that are not in the training data."""
         wrong = [
             (question, text or "")
             for question, text, right in zip(self.questions, answers, is_right, strict=True)

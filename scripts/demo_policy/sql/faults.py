@@ -83,7 +83,7 @@ def habit(query: Query) -> WrongQuery | None:
 
 
 def _wrong_filters(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
-    """Kinds of mistakes, each with the clause that it is in and what stands there; None: nothing does."""
+    """Yield kinds of mistakes, each with its clause and the wrong text of the clause; None if the clause is missing."""
     for i, condition in enumerate(query.filters):
         clause = f"filter {i}"
         yield "filter forgotten", clause, None
@@ -110,7 +110,7 @@ def _wrong_others(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def untaught(query: Query, rng: Random) -> WrongQuery | None:
-    """A mistake that a policy may make by itself; None where there is no room for the one that was drawn."""
+    """Return a mistake that is not in the training data; None if the drawn one does not change the query."""
     options = [*_changed_queries(query, rng)]
     if not options:
         return None
@@ -164,7 +164,7 @@ def _other_filter(condition: Filter, query: Query, rng: Random) -> Filter:
 
 
 def mistake_of(query: Query, written: str) -> WrongQuery | None:
-    """Which taught mistake a wrong query is; None: none of them."""
+    """Return the taught mistake that a wrong query is; None if it is another one."""
     return next((wrong_query for wrong_query in taught(query) if _plain(wrong_query.sql) == _plain(written)), None)
 
 

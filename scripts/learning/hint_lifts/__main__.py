@@ -123,15 +123,15 @@ async def _measure(settings: Settings, file: Path, samples: int, limit: int | No
 async def _resample(
     resampler: Resampler, turns: Sequence[HintedTurn], lifts: Lifts, file: Path, config: AgenticOPDEnvConfig
 ) -> int:
-    """Measure the turns that are not measured yet, and keep the file of lifts whole meanwhile."""
+    """Measure the turns that lack a measurement; the file of lifts is complete JSON after each."""
     path = lifts_path(file)
     earlier = _earlier(path, lifts, config)
-    finished = {turn.place for turn in earlier}
+    finished = {turn.key for turn in earlier}
     todo = [turn for turn in turns if (turn.line, turn.index, turn.turn) not in finished]
     with LiveBar("turns", len(turns), len(turns) - len(todo)) as bar:
 
         def add_result(result: Resampled) -> None:
-            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.place)
+            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.key)
             write_lifts(path, replace(lifts, turns=tuple(measured)))
             with_hint, without = (
                 sum(getattr(turn, name) for turn in measured) for name in ("passed_with", "passed_without")
@@ -157,7 +157,7 @@ async def _resample(
         )
     if result.stopped is not None:
         why = str(result.stopped) or "interrupted"
-        bar.say(f"stopped early: {why}; the same command with --env.resume goes on")
+        bar.say(f"stopped early: {why}; the same command with --env.resume continues")
     bar.say(f"to look at it: agentic-opd report {file}")
     if isinstance(result.stopped, asyncio.CancelledError):
         return EXIT_INTERRUPTED
@@ -165,10 +165,10 @@ async def _resample(
 
 
 def _earlier(path: Path, lifts: Lifts, config: AgenticOPDEnvConfig) -> Sequence[ResampledTurn]:
-    """What an earlier measurement left that this one goes on with.
+    """Return the turns of an earlier measurement, which this one continues.
 
     Raises:
-        PlaceError: it was made in another way, or nobody said what becomes of it.
+        PlaceError: it has other settings, or the flags don't say whether to resume.
     """
     if config.overwrite and not config.resume:
         return ()

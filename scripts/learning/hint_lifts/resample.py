@@ -47,7 +47,7 @@ SampleMany = Callable[[Sequence[int], int, int], Awaitable[Sequence[Completion]]
 
 @dataclass(frozen=True, slots=True)
 class HintedTurn:
-    """A turn of a file whose prompt can be rebuilt with its hint, and where it stands."""
+    """A turn of a file whose prompt can be rebuilt with its hint, and its position."""
 
     line: int
     index: int
@@ -250,7 +250,7 @@ class Resampler:
 
 @dataclass
 class Resampled:
-    """How far a measurement came. `stopped` is what ended it early, if anything did."""
+    """The progress of a measurement. `stopped` is the error that ended it early."""
 
     turns: list[ResampledTurn] = field(default_factory=list[ResampledTurn])
     failed: list[str] = field(default_factory=list[str])
@@ -278,7 +278,7 @@ async def resample(
                 raise
             except OPDError as error:
                 result.failed.append(f"line {turn.line}, sequence {turn.index}, turn {turn.turn + 1}: {error}")
-            result.turns.sort(key=lambda turn: turn.place)
+            result.turns.sort(key=lambda turn: turn.key)
             on_result(result)
 
     try:

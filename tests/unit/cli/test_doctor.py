@@ -146,7 +146,7 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
 @pytest.mark.sandbox
 def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "its memory is limited by " in look(check_world, setup_of()).text
-    monkeypatch.setattr(memory, "group_place", lambda: None)
+    monkeypatch.setattr(memory, "parent_group", lambda: None)
     assert "its memory is limited by a watch" in look(check_world, setup_of()).text
 
 

@@ -16,7 +16,7 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, written_rows
 from agentic_opd.distill.rows import overlap, rounded, with_support
-from agentic_opd.runs.rescore import Comparison, compare
+from agentic_opd.runs.rescore import Deviation, compare
 from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
@@ -66,13 +66,13 @@ def recomputed(
     kind: str | None = None,
     named_ids: bool = False,
     max_model_len: int = 1000,
-) -> Comparison:
+) -> Deviation:
     """Compare with a server that has these weights; those of its base are the version `base`."""
 
     def score(body: dict[str, Any]) -> dict[str, Any]:
         return {**plugin(body, base if body.get("read_by") == "base" else version), "weight_version": version}
 
-    async def run() -> Comparison:
+    async def run() -> Deviation:
         routes = {
             "/v1/opd/info": Script(
                 {**INFO, "weight_version": version, "named_ids": named_ids, "max_model_len": max_model_len}

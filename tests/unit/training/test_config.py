@@ -159,6 +159,7 @@ def test_wrong_settings_are_named(text: str, said: str, tmp_path: Path) -> None:
         (["--total_step", "3"], "did you mean '--total_steps'"),
         (["--loss.gropo=3"], "did you mean '--loss.grpo'"),
         (["--loss.sdar=3"], "--loss.sdar: it is an example now"),
+        (["--brake.kept=3"], "--brake.kept: it is brake.versions_kept now"),
     ],
 )
 def test_wrong_flags_are_named(flags: list[str], said: str) -> None:

@@ -10,9 +10,9 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.losses import LossPartError, combined_loss, loss_part
+from agentic_opd.training.schedule import LossWeights
 from agentic_opd.training.sources import GroupFiles
 from agentic_opd.training.step import train_step
-from agentic_opd.training.trainer import LossWeights
 
 from .test_objectives import STUDENT, inputs
 from .test_sources import config_of, named, write

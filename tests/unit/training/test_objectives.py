@@ -17,6 +17,7 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.advantages import turn_starts
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.learner import batch_gauges, kl_to_start
 from agentic_opd.training.losses import (
     TABLE,
     LossInputs,
@@ -29,7 +30,7 @@ from agentic_opd.training.losses import (
     row_overlap,
 )
 from agentic_opd.training.metrics import CollapseAlarm
-from agentic_opd.training.trainer import LossWeights, batch_gauges, kl_to_start
+from agentic_opd.training.schedule import LossWeights
 from agentic_opd.wire.group import ScoredGroup, TurnRecord
 
 
