@@ -18,7 +18,7 @@ from typing import Literal
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
 from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, without_control_tokens
-from agentic_opd.core.types import Evidence, HindsightPair, Message, StepScore, TurnOutcome, Vote
+from agentic_opd.core.types import HindsightPair, Message, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.judge import OpenAIJudge
@@ -122,12 +122,17 @@ class Questions:
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
-        evidence = "\n\n".join(f"## {_title(part)} [{mark}]\n{self._as_data(part.text)}" for part in pair.evidence)
+        sections: list[str] = []
+        for part in pair.evidence:
+            title = _EVIDENCE_NAMES.get(part.kind, "Later")
+            if part.later_turn is not None:
+                title = f"Later: result of turn {part.later_turn + 1}"
+            sections.append(f"## {title} [{mark}]\n{self._as_data(part.text)}")
         fields = {
             "mark": mark,
             "task": self._as_data(pair.task_text),
             "turn": self._as_data(pair.turn_text),
-            "evidence": evidence,
+            "evidence": "\n\n".join(sections),
         }
         return PLACEHOLDER.sub(lambda match: fields.get(match[1], match[0]), self.template)
 
@@ -143,12 +148,6 @@ class Questions:
         """Return `text` with a space inserted into each string that could end its section or answer the question."""
         spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
         return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
-
-
-def _title(evidence: Evidence) -> str:
-    if evidence.later_turn is not None:
-        return f"Later: result of turn {evidence.later_turn + 1}"
-    return _EVIDENCE_NAMES[evidence.kind]
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ def _score_stats(
 def control_stats(
     control: ControlReading, logprobs_RK: Sequence[Sequence[float]], configured: ControlKind
 ) -> ControlStats:
-    """Return the statistics of a control; `logprobs_RK` are hinted rows, `configured` is the kind of the settings."""
+    """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
         fell_back=control.kind != configured,

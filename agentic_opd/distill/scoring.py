@@ -132,7 +132,9 @@ async def read_turn(
     baseline = without_hint(plain, servers)
     readings = _readings(fitting, plain, baseline, control, servers, config)
     try:
-        student = await _student_rows(plain, servers, config)
+        student = None
+        if servers.student is not None and config.distill_support != "teacher":
+            student = (await servers.student.score(plain, config.distill_topk)).rows
         reply, rows = await readings.read_by(servers.teacher)
     except (AlignmentError, ServerRequestError) as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error), request)
@@ -229,13 +231,6 @@ def _readings(
     return replace(
         readings, control=Reading(control.request, 1 if is_named else wide, ids_of=ids_of if is_named else ())
     )
-
-
-async def _student_rows(plain: TeacherRequest, servers: TeacherServers, config: DistillConfig) -> TeacherRows | None:
-    """Read the turn without a hint by the student, if its tokens are asked for and it is not the teacher."""
-    if servers.student is None or config.distill_support == "teacher":
-        return None
-    return (await servers.student.score(plain, config.distill_topk)).rows
 
 
 def _is_of_other_weights(baseline: Reading | None, reply: TeacherReply) -> bool:

@@ -56,7 +56,7 @@ async def hints_of(name: str, turn: SourceTurn) -> Hints | str:
     Raises:
         HintSourceError: the source of a user's file raised, or returned something else.
     """
-    source = cast(Callable[[SourceTurn], object], source_of(name))  # A user's function may return anything.
+    source = cast(Callable[[SourceTurn], object], source_of(name))  # A file may return anything.
     try:
         result = source(turn)
         if inspect.isawaitable(result):
