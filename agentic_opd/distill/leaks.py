@@ -119,9 +119,12 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
 def _public_facts(public_text: str, hidden_tests: str) -> set[Hashable]:
     facts = _facts_of(hidden_tests)
     words = {_key(match[0]) for match in _ATOM.finditer(in_digits(public_text))}
-    letters, signs = "".join(_words(public_text)), re.sub(r"[\w\s,;:'\"`()\[\]{}]+", "", public_text)
-    texts = {text: text.replace(" ", "") for text in facts.values | facts.spellings | facts.texts}
-    shown = {text for text, key in texts.items() if key in signs or (len(key) > 3 and key in letters)}
+    letters, signs = "".join(_words(public_text)), re.sub(r"[\s,;:'\"`()\[\]{}]+", "", public_text)
+    shown: set[Hashable] = set()
+    for text in facts.values | facts.spellings | facts.texts:
+        spelling = text.replace(" ", "")
+        if (len(spelling) > 3 and spelling in letters) or (spelling in signs and re.fullmatch(r"\W+", spelling)):
+            shown.add(text)
     return _facts_in(public_text, facts, is_public=True) | words | shown
 
 
@@ -132,7 +135,7 @@ def in_digits(text: str) -> str:
         numbers = _numbers(re.split("[ -]", match[2].lower()))
         if match[3] and len(numbers) == 2 and numbers[0] < 10:
             return ", ".join([str(numbers[1])] * numbers[0])
-        return match[0] if match[0].lower() == "one" else "-" * bool(match[1]) + " ".join(map(str, numbers))
+        return match[0] if numbers == [1] and not match[1] else "-" * bool(match[1]) + " ".join(map(str, numbers))
 
     return _NUMERALS.sub(digits, text.translate(_TYPOGRAPHY))
 
@@ -147,6 +150,8 @@ def _numbers(words: Iterable[str]) -> list[int]:
             below_1000, limit = (below_1000 or 1) * 100, 100
         elif word in _SCALES:
             total, below_1000, limit = total + (below_1000 or 1) * _SCALES[word], 0, 1000
+        elif word == "and" and limit == 10:
+            limit = 0
         elif word in _NUMBERS:
             number = _NUMBERS[word]
             if limit >= 0 and (number >= limit or number == 0):
@@ -179,6 +184,7 @@ class _Facts:
     strings: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Unusual word -> the strings that have it."""
     texts: set[str] = field(default_factory=set[str])
+    answer: str = ""
     runs: set[str] = field(default_factory=set[str])
     vocabulary: set[Hashable] = field(default_factory=set[Hashable])
 
@@ -196,7 +202,7 @@ class _Facts:
             self.spellings.add(spelling)
         if len(value) > 1 and value.isalnum():
             self.values.add(f"={value}")
-        elif (tokens := _tokens(value)).count(" ") > 2 and not _is_ordinary(spelling):
+        elif (tokens := _tokens(value)).count(" ") > 2 and len(value) > 2 and not _is_ordinary(spelling):
             self.texts.add(tokens)
         if 1 < len(keys) <= _MAX_CONTAINER:
             self.containers.add(_container(keys))
@@ -208,7 +214,7 @@ class _Facts:
 
 @lru_cache(maxsize=32)  # the tests of a task are used repeatedly and may be megabytes
 def _facts_of(source: str) -> _Facts:
-    facts = _Facts(runs=_runs(source), texts={_tokens(source).casefold()} if source.strip() else set())
+    facts = _Facts(runs=_runs(source), answer=_with_edges(source))
     head = source
     if len(source) > _MAX_SOURCE:
         head = "".join(re.findall(r"^.{0,10000}\n", source, re.MULTILINE))[:_MAX_SOURCE].rpartition("\n")[0]
@@ -324,6 +330,11 @@ def _tokens(text: str) -> str:
     return f" {' '.join(tokens)} "
 
 
+def _with_edges(text: str) -> str:
+    """Mark each place where a word does not continue to the left or to the right, so that `in` compares whole words."""
+    return re.sub(r"(?!\w)", "\x1d", re.sub(r"(?<!\w)", "\x1c", " ".join(text.casefold().split())))
+
+
 def _runs(text: str) -> set[str]:
     """Return each three consecutive long numbers."""
     numbers = re.findall(r"\d+", text)
@@ -347,6 +358,7 @@ def _facts_in(text: str, facts: _Facts, *, is_public: bool = False) -> set[Hasha
     lower = tokens.casefold()
     leaked: set[Hashable] = {part for part in facts.texts if part in tokens or part in lower}
     leaked |= facts.runs & _runs(text) if facts.runs else set()
+    leaked |= {"answer"} if facts.answer.strip("\x1c\x1d") and facts.answer in _with_edges(text) else set()
     leaked |= _spelled(text, facts)
     text = in_digits(text.replace("\\n", "\n").replace("\\t", "\t"))
     for number in {match[0] for match in _THOUSANDS.finditer(text)}:
