@@ -22,7 +22,7 @@ from typing import NamedTuple
 _MAX_SOURCE, _MAX_CONTAINER, _MAX_CHECK = 200_000, 30, 60
 """Limits: characters of the tests that are parsed, leaves of a container that counts as data, values of a check."""
 _EMPTY, _EMPTY_STRING, _NESTED = "[]", "''", "[[]]"
-"""Keys of empty values. A list of empty lists is the last."""
+"""Keys of empty values. The last is a list of empty lists."""
 _ORDINARY = frozenset(
     """
     a an as at be by do go i if in is it no of on or so to up us we able about above add after again all also any are
@@ -104,7 +104,7 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
     Data are, in code or in words:
 
     - a number, string or container of the tests. Exempt are constants, values of one digit or character, numbers that
-      state a rule or count something, and ordinary words without quotes;
+      state a rule or count something, pairs by chance, and ordinary words without quotes;
     - two unusual words of one string, a number of three digits in it, or three consecutive long numbers;
     - all values of a check in one or two sentences; an empty input and the result are enough;
     - an asserted expression, or the whole hidden text: the answer itself, in a world without tests.
@@ -120,12 +120,12 @@ def _public_facts(public_text: str, hidden_tests: str) -> set[Hashable]:
     facts = _facts_of(hidden_tests)
     words = {_key(match[0]) for match in _ATOM.finditer(in_digits(public_text))}
     letters, signs = "".join(_words(public_text)), re.sub(r"[\s,;:'\"`()\[\]{}]+", "", public_text)
-    shown: set[Hashable] = set()
+    spelled: set[Hashable] = set()
     for text in facts.values | facts.spellings | facts.texts:
-        spelling = text.replace(" ", "")
-        if (len(spelling) > 3 and spelling in letters) or (spelling in signs and re.fullmatch(r"\W+", spelling)):
-            shown.add(text)
-    return _facts_in(public_text, facts, is_public=True) | words | shown
+        joined = text.replace(" ", "")
+        if (len(joined) > 3 and joined in letters) or (joined in signs and re.fullmatch(r"\W+", joined)):
+            spelled.add(text)
+    return _facts_in(public_text, facts, is_public=True) | words | spelled
 
 
 def in_digits(text: str) -> str:
@@ -180,11 +180,12 @@ class _Facts:
     checks: dict[Hashable, list[tuple[Hashable, ...]]] = field(default_factory=lambda: defaultdict(list))
     """Key that the fewest checks have -> the keys of all values of such a check."""
     spellings: set[str] = field(default_factory=set[str])
-    """Letters and digits of a string."""
+    """Letters and digits of a string, in lower case."""
     strings: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Unusual word -> the strings that have it."""
     texts: set[str] = field(default_factory=set[str])
     answer: str = ""
+    """The whole hidden text."""
     runs: set[str] = field(default_factory=set[str])
     vocabulary: set[Hashable] = field(default_factory=set[Hashable])
 
@@ -196,13 +197,12 @@ class _Facts:
             self.values.add(keys[0])
         if not isinstance(value, str):
             return
-        self.vocabulary.add(value.casefold())
         spelling = "".join(_words(value))
         if len(spelling) > (5 if spelling.isdecimal() else 3) and not _is_ordinary(spelling):
             self.spellings.add(spelling)
         if len(value) > 1 and value.isalnum():
             self.values.add(f"={value}")
-        elif (tokens := _tokens(value)).count(" ") > 2 and len(value) > 2 and not _is_ordinary(spelling):
+        elif (tokens := _tokens(value)).count(" ") > 2 and not _is_ordinary(spelling):
             self.texts.add(tokens)
         if 1 < len(keys) <= _MAX_CONTAINER:
             self.containers.add(_container(keys))
@@ -249,8 +249,9 @@ def _read_tree(tree: ast.Module, facts: _Facts) -> None:
                 values[node] = _Value()
             case _:
                 values[node], keys = _joined(node, values, facts)
-                is_statement = isinstance(node, ast.stmt) and (not hasattr(node, "body") or hasattr(node, "items"))
-                if (node in rows or is_statement or isinstance(node, ast.Try)) and 1 < len(keys) <= _MAX_CHECK:
+                is_simple = isinstance(node, ast.stmt) and not hasattr(node, "body")
+                is_check = is_simple or isinstance(node, ast.With | ast.Try) or node in rows
+                if is_check and 1 < len(keys) <= _MAX_CHECK:
                     empty = [key for key in keys[:-1] if key in (_EMPTY, _EMPTY_STRING)][:1]
                     checks.update({tuple(keys), (*empty, keys[-1]) if empty else tuple(keys)})
         facts.vocabulary.update(values[node].leaves)
@@ -288,7 +289,7 @@ def _joined(node: ast.AST, values: Mapping[ast.AST, _Value], facts: _Facts) -> t
 def _constant(value: object) -> _Value:
     keys: list[str] = []
     if isinstance(value, str):
-        keys = [*islice((_key(match[0]) for match in _ATOM.finditer(in_digits(value))), _MAX_CHECK + 1)]
+        keys = [*islice((_key(match[0]) for match in _ATOM.finditer(value)), _MAX_CHECK + 1)]
         if len(keys) > 2 and keys[0] == str(len(keys) - 1):  # a program's input: a count, then as many values
             keys = keys[1:]
         keys = keys or ["".join(value.split()) or _EMPTY_STRING]
@@ -317,10 +318,12 @@ def _is_trivial(key: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
+    """Return the words in lower case, without those that join the entries of a list."""
     return [word for word in re.findall(r"[^\W_]+", text.casefold()) if word not in ("and", "or", "then")]
 
 
 def _compounds(text: str) -> set[str]:
+    """Return words like `well-known` and `a.b`. One of them and an unusual part of it are two unusual words."""
     return {*re.findall(r"(?<![\w.:'-])[^\W_]+(?:[-'.:][^\W_]+)++", text.casefold())}
 
 
@@ -348,7 +351,7 @@ def _runs(text: str) -> set[str]:
 class _Mention(NamedTuple):
     """The key of a value in a text, and its span."""
 
-    key: Hashable
+    key: str
     start: int
     end: int
 
@@ -369,20 +372,27 @@ def _facts_in(text: str, facts: _Facts, *, is_public: bool = False) -> set[Hasha
     leaked |= facts.values & (keys | {f"={text[mention.start : mention.end]}" for mention in mentions})
     words = Counter(string for key in keys | _compounds(text) for string in facts.strings.get(key, ()))
     leaked.update(f"words of {string}" for string, count in words.items() if count > 1)
+    return leaked | _containers_and_checks(text, mentions, facts, is_public=is_public)
+
+
+def _containers_and_checks(text: str, mentions: Sequence[_Mention], facts: _Facts, *, is_public: bool) -> set[Hashable]:
+    """Return the containers that a text holds, and the checks whose values are all in two consecutive sentences."""
+    leaked: set[Hashable] = set()
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     sentences: list[list[_Mention]] = [[] for _ in range(len(ends) + 1)]
     for mention in mentions:
         sentences[bisect(ends, mention.start)].append(mention)
-    before: list[_Mention] = []
+    before: list[tuple[Hashable, int, int]] = []
     for sentence in sentences:
-        values: list[_Mention] = []
+        values: list[tuple[Hashable, int, int]] = []
         for mention in sentence:
             around = f"{text[max(0, mention.start - 2) : mention.start]} {text[mention.end : mention.end + 3]}"
             if not (_is_trivial(mention.key) and _LIST_ENTRY.search(around)):  # no input or result by itself
                 values.append(mention)
-        containers = [*_containers(text, sentence, facts)]
-        leaked.update(container.key for container, is_data in containers if is_data or is_public)
-        values += [container for container, _ in containers]
+        for container, start, end, is_data in _containers(text, sentence, facts):
+            values.append((container, start, end))
+            if is_data or is_public:
+                leaked.add(container)
         spans: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         for key, start, end in before + values:
             spans[key].append((start, end))
@@ -407,7 +417,7 @@ def _spelled(text: str, facts: _Facts) -> set[str]:
 
 
 def _empty_values(text: str) -> Iterator[_Mention]:
-    """Yield the empty values in a text. "Empty lists" may be one list or a list of them, an empty value a string."""
+    """Yield the empty values in a text. "Empty lists" are a list of them or several, an empty value may be a string."""
     kinds = {"string": [_EMPTY_STRING], "nested": [_NESTED], "container": [_EMPTY]}
     for match in _EMPTY_VALUE.finditer(text):
         kind = match.lastgroup or ""
@@ -436,8 +446,11 @@ def _mentions(text: str, facts: _Facts) -> Iterator[_Mention]:
             yield _Mention(key, start, end)
 
 
-def _containers(text: str, sentence: Sequence[_Mention], facts: _Facts) -> Iterator[tuple[_Mention, bool]]:
-    """Yield the containers whose leaves stand next to each other, in any order, and whether two are no chance pair."""
+def _containers(text: str, sentence: Sequence[_Mention], facts: _Facts) -> Iterator[tuple[Hashable, int, int, bool]]:
+    """Yield the containers whose leaves stand next to each other, in any order; their spans; and whether they are data.
+
+    Two values are data if they are written as a pair: in brackets, or joined by a comma or a word like "and".
+    """
     leaves = [mention for mention in sentence if mention.key not in (_EMPTY, _NESTED)]
     gaps = [text[left.end : right.start] for left, right in pairwise(leaves)]
     breaks = [*accumulate((_BREAK.search(gap) is not None for gap in gaps), initial=0)]
@@ -450,4 +463,4 @@ def _containers(text: str, sentence: Sequence[_Mention], facts: _Facts) -> Itera
                 start, end = leaves[first].start, leaves[last].end
                 around = text[max(0, start - 9) : start].rstrip(_SPACE)[-1:] + text[end : end + 9].lstrip(_SPACE)[:1]
                 is_pair = around in ("[]", "()", "{}") or re.fullmatch(r",? (?:and |or |to )?|,|-|\.\.+", gaps[first])
-                yield _Mention(container, start, end), length > 2 or bool(is_pair)
+                yield container, start, end, length > 2 or bool(is_pair)

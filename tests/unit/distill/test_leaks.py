@@ -174,6 +174,7 @@ def test_price(name, expected):
 class T(unittest.TestCase):
     def test_it(self):
         self.assertEqual(price(4), 8)
+        self.assertTrue(price([]))
         self.assertRaises(KeyError, price, -1)
         with pytest.raises(OSError):
             price(7)
@@ -188,6 +189,7 @@ CASES = [(9, "h"), (1, "k")]
     [
         "The empty string should give 3.",
         "What about 4? It must be 8.",
+        "An empty list is True.",
         "For minus one raise a KeyError.",
         "With 7 you should get an OSError.",
         "If all three are 2, return two.",
@@ -235,11 +237,13 @@ def test_what_the_task_states_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("words", "digits"),
     [
-        ("minus five and ninety-eight", "-5 and 98"),
+        ("minus five and ninety-eight", "-5 98"),
         ("one hundred and five", "105"),
         ("two thousand one hundred", "2100"),
         ("nineteen hundred ninety-four", "1994"),
         ("a million", "1000000"),
+        ("three fives", "5, 5, 5"),
+        ("thirty and five", "30 5"),
         ("one of them", "one of them"),
         ("someone often won", "someone often won"),
     ],
@@ -311,6 +315,7 @@ assert flat(['20 1']) == 12321
 @pytest.mark.parametrize(
     ("hint", "leak"),
     [
+        ("A list of empty lists becomes an empty list.", True),
         ("An empty list becomes an empty list.", False),
         ("What about a.b]?", True),
         ("The digits are 1 2 3 2 1.", True),
@@ -381,6 +386,7 @@ def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() ->
         ("tall tower", "It is the tall tower.", True),
         ("tall tower", "These are tall towers.", False),
         ("[[", "Write [[ here.", True),
+        ("[[", "Write a[[ here.", False),
         ("-> x", "f() -> x, so", True),
         ("-> x", "f() -> xy", False),
     ],
