@@ -372,10 +372,10 @@ def _facts_in(text: str, facts: _Facts, *, is_public: bool = False) -> set[Hasha
     leaked |= facts.values & (keys | {f"={text[mention.start : mention.end]}" for mention in mentions})
     words = Counter(string for key in keys | _compounds(text) for string in facts.strings.get(key, ()))
     leaked.update(f"words of {string}" for string, count in words.items() if count > 1)
-    return leaked | _containers_and_checks(text, mentions, facts, is_public=is_public)
+    return leaked | _groups_in(text, mentions, facts, is_public=is_public)
 
 
-def _containers_and_checks(text: str, mentions: Sequence[_Mention], facts: _Facts, *, is_public: bool) -> set[Hashable]:
+def _groups_in(text: str, mentions: Sequence[_Mention], facts: _Facts, *, is_public: bool) -> set[Hashable]:
     """Return the containers that a text holds, and the checks whose values are all in two consecutive sentences."""
     leaked: set[Hashable] = set()
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
@@ -420,7 +420,7 @@ def _empty_values(text: str) -> Iterator[_Mention]:
     """Yield the empty values in a text. "Empty lists" are a list of them or several, an empty value may be a string."""
     kinds = {"string": [_EMPTY_STRING], "nested": [_NESTED], "container": [_EMPTY]}
     for match in _EMPTY_VALUE.finditer(text):
-        kind = match.lastgroup or ""
+        kind = str(match.lastgroup)
         keys = kinds.get(kind, [])
         if noun := _NOUN.fullmatch(match[kind]):
             keys = [_EMPTY] if noun[1] else [_EMPTY, _EMPTY_STRING]

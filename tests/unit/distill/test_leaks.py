@@ -394,3 +394,21 @@ def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() ->
 def test_an_answer_is_told_by_whole_words(answer: str, hint: str, is_told: bool) -> None:
     assert leaks(hint, answer, "") == is_told
     assert not leaks(hint, answer, hint)
+
+
+@pytest.mark.parametrize(
+    ("hint", "tests", "leak"),
+    [
+        ("Go, go and GO are one word.", "f('go go go') == 1", True),
+        ("Try it with t-o-p h-a-t.", "f('tophat') == 1", True),
+        ("Stop here.", "f('top h') == 1", False),
+        ("Handle 4 as well as 2.", "f([2, 4]) == 1", False),
+        ("Handle 4 and 2.", "f([2, 4]) == 1", True),
+        ("Return '' for an empty list.", "f([]) == []", False),
+        ("Return [] if the list is empty.", "f([]) == []", True),
+        ("['', 7, ''] is missing.", "f(['', 7, '']) == 1", True),
+        ("A well-known case is known.", "f('the well-known') == 1", True),
+    ],
+)
+def test_strings_pairs_and_empty_values_are_told_from_what_looks_like_them(hint: str, tests: str, leak: bool) -> None:
+    assert leaks(hint, f"assert {tests}\n", "Write f(x).") == leak
