@@ -235,7 +235,7 @@ def _harbor_config(arguments: argparse.Namespace) -> HarborCheckConfig:
         "sandbox_container_command": arguments.engine,
     }
     wrong: list[str] = []
-    config = validated(HarborCheckConfig, "", settings, wrong)
+    config = validated(HarborCheckConfig, "", [[settings]], wrong)
     refuse(wrong)
     return config
 
@@ -257,7 +257,7 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
         "sandbox_container_command": arguments.engine,
     }
     wrong: list[str] = []
-    config = validated(CodingConfig, "", settings, wrong)
+    config = validated(CodingConfig, "", [[settings]], wrong)
     refuse(wrong)
     return config
 

@@ -5,15 +5,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field
 
-from agentic_opd.settings.fields import MOST_USED, TASKS
+from agentic_opd.settings.fields import FIRST, WORLD
 
 
 class HarborConfig(BaseModel):
     """Where Harbor tasks are, and what their files leave open."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
-    tasks_dir: Annotated[Path | None, MOST_USED] = Field(
+    tasks_dir: Annotated[Path | None, FIRST] = Field(
         default=None,
         description="harbor: a task in Harbor's format (a folder with task.toml), or a folder with tasks at any depth "
         "(docs/harbor.md).",

@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.fields import TASKS
+from agentic_opd.settings.fields import WORLD
 
 
 class SqlConfig(BaseModel):
     """Files in the format of Spider and BIRD."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
     sql_file: str | None = Field(
         default=None,
