@@ -20,7 +20,7 @@ from pydantic_core import core_schema
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
-Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
+Mode = Literal["serve", "process", "evaluate", "doctor", "gateway"]
 
 FIRST = "set first"
 """Mark of a setting that the short help shows."""

@@ -82,12 +82,15 @@ def _model(model: type[BaseModel], prefix: str, values: dict[str, Any], wrong: l
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        wrong += _wrong_values(error, prefix, [*names_of(prefix, model)])
+        wrong += wrong_values(error, prefix, [*names_of(prefix, model)])
     return None
 
 
-def _wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> Iterable[str]:
-    """Yield what is wrong with each setting and its value; for secrets, without the value."""
+def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> Iterable[str]:
+    """Yield what is wrong with each setting and its value; for secrets, without the value.
+
+    `prefix` stands before the names of the error's fields (`env.world`), and `names` are all dotted names.
+    """
     for entry in error.errors(include_url=False, include_context=False):
         path = dotted(prefix, *map(str, entry["loc"])) or "settings"
         if entry["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""The environments that agents act in: one package per world with its tools, tasks and verifier, and custom worlds.
+"""The environments that agents act in: the coding world, custom worlds, and those of other packages.
 
 In: a task and the policy's tool calls. Out: tool results, and the verification of the final state.
 """

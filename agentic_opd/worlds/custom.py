@@ -11,8 +11,6 @@ import asyncio
 import inspect
 import logging
 import pickle
-import sys
-import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,12 +19,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
-from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from agentic_opd.core.authors import MOST_BYTES, Authors
@@ -40,6 +34,7 @@ from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
+from agentic_opd.worlds.source_lines import definition_in, files_of, location_in
 from agentic_opd.worlds.split import split_tasks
 
 __all__ = [
@@ -51,7 +46,6 @@ __all__ = [
     "Message",
     "Task",
     "ToolError",
-    "load_custom_world",
     "tool",
     "world_problems",
 ]
@@ -187,13 +181,13 @@ def world_problems(hooks: CustomWorld) -> list[str]:
         try:
             MethodTool.read(f"tool {name}", name, getattr(hooks, name))
         except ConfigError as error:
-            problems.append(f"{error}{_definition(getattr(hooks, name), _files_of(type(hooks)))}")
+            problems.append(f"{error}{definition_in(getattr(hooks, name), files_of(type(hooks)))}")
     return problems
 
 
 def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
     hook, (positional, by_name) = getattr(hooks, name), _HOOKS[name]
-    where = _definition(hook, _files_of(type(hooks)))
+    where = definition_in(hook, files_of(type(hooks)))
     if not _is_defined(hooks, name):
         if name == "call" and _is_defined(hooks, "tools"):
             return "call is not defined, which runs the functions of tools"
@@ -239,7 +233,7 @@ class HookedWorld:
         self.hooks, self.config, self._name = hooks, config, type(hooks).__name__
         if problems := world_problems(hooks):
             raise ConfigError(f"world {self._name}: {'; '.join(problems)}")
-        self._files = _files_of(type(hooks))
+        self._files = files_of(type(hooks))
         self.close_failures = 0
         """Number of states that the hook `close` did not close: it raised, or exceeded its time limit."""
         self.close_failure = ""
@@ -291,12 +285,10 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
-            images = self.config.task_images if self.has_sandbox else ()
-            if task.image is not None and images is not None and task.image not in images:
-                backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            if task.image is not None and backend != "docker":
                 raise ConfigError(
-                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend} (or swerex "
-                    "with a server of this image in sandbox_swerex_servers)"
+                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
@@ -445,9 +437,9 @@ class HookedWorld:
         await asyncio.wait({closing}, timeout=limit_s)
         if not closing.done():
             closing.cancel()
-            cause = f"took longer than {limit_s:g} s (env.tool_timeout_s){_definition(self.hooks.close, self._files)}"
+            cause = f"took longer than {limit_s:g} s (env.tool_timeout_s){definition_in(self.hooks.close, self._files)}"
         elif closing.cancelled():
-            cause = f"was cancelled{_definition(self.hooks.close, self._files)}"
+            cause = f"was cancelled{definition_in(self.hooks.close, self._files)}"
         elif (error := closing.result()) is not None:
             cause = f"raised {type(error).__name__}: {error}{self._where('close', error)}"
         else:
@@ -463,16 +455,16 @@ class HookedWorld:
 
     def locate(self, error: OPDError) -> None:
         """Add the file and line of the world to an error's message, unless a sandbox or a server is at fault."""
-        where = _location(error, self._files)
+        where = location_in(error, self._files)
         if where not in str(error) and not isinstance(error, SandboxError | ServerError):
             error.args = (f"{error}{where}", *error.args[1:])
 
     def failure(self, name: str, text: str) -> WorldError:
         """Return the error for a wrong result of a hook, with the file and line of the hook."""
-        return WorldError(f"world {self._name}: {text}{_definition(getattr(self.hooks, name), self._files)}")
+        return WorldError(f"world {self._name}: {text}{definition_in(getattr(self.hooks, name), self._files)}")
 
     def _where(self, name: str, error: BaseException) -> str:
-        return _location(error, self._files) or _definition(getattr(self.hooks, name), self._files)
+        return location_in(error, self._files) or definition_in(getattr(self.hooks, name), self._files)
 
 
 def _result_or_error(hook: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -512,39 +504,6 @@ async def _in_daemon_thread(hook: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return result
-
-
-def _files_of(kind: type) -> frozenset[str]:
-    """Return the files that define a world's class and its bases, without those of this package."""
-    modules = [
-        sys.modules.get(base.__module__) for base in kind.__mro__ if not base.__module__.startswith("agentic_opd.")
-    ]
-    return frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
-
-
-def _location(error: BaseException, files: Collection[str] | None) -> str:
-    """Return the deepest line of `files` in the traceback, as ` (FILE:LINE)`; an empty text if there is none.
-
-    None: any file but this one and Python's frozen modules.
-    """
-    where = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if file in files if files is not None else file != __file__ and not file.startswith("<"):
-            where = f" ({_short(file)}:{line})"
-    return where
-
-
-def _definition(hook: Callable[..., Any], files: Collection[str]) -> str:
-    """Return the first line of a hook as `_location` does."""
-    code = getattr(inspect.unwrap(hook), "__code__", None)
-    return f" ({_short(code.co_filename)}:{code.co_firstlineno})" if code and code.co_filename in files else ""
-
-
-def _short(file: str) -> str:
-    """Return a file's path, relative to the current directory if it is in it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 @dataclass
@@ -712,67 +671,3 @@ def _first_lines(lines: Iterable[str]) -> bytes:
         if len(found) > MOST_BYTES:
             break
     return bytes(found)
-
-
-def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> CustomWorld:
-    """Import and construct the world that `env.world` names: `FILE.py:CLASS` or `package.module:CLASS`.
-
-    Args:
-        name: Location of the class.
-        options: Keyword arguments of its constructor.
-
-    Raises:
-        ConfigError: The file, module or class does not exist, importing or constructing it fails, or it is not a
-            `CustomWorld`.
-    """
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name.isidentifier():
-        raise ConfigError(f"{name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
-    try:
-        kind = getattr(_module(place), class_name, None)
-    except ConfigError:
-        raise
-    except Exception as error:
-        where = _location(error, {str(Path(place).absolute())} if place.endswith(".py") else None)
-        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}{where}") from error
-    if not (inspect.isclass(kind) and issubclass(kind, CustomWorld)):
-        raise ConfigError(f"env.world: {place} has no class {class_name} that is a CustomWorld")
-    return constructed(kind, options or {})
-
-
-def constructed(kind: type[CustomWorld], options: Mapping[str, Any]) -> CustomWorld:
-    """Return `kind(**options)`.
-
-    Raises:
-        ConfigError: The constructor does not take these options, or fails.
-    """
-    try:
-        inspect.signature(kind).bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"env.world_options: {kind.__name__}{inspect.signature(kind)}: {error}") from error
-    try:
-        return kind(**options)
-    except OPDError:
-        raise
-    except Exception as error:
-        where = _location(error, _files_of(kind))
-        raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
-
-
-def _module(place: str) -> ModuleType:
-    """Import a module, which may import others in the folder of its file, or in the current directory."""
-    path = Path(place)
-    folder = str(path.parent.resolve()) if place.endswith(".py") else str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    if not place.endswith(".py"):
-        return import_module(place)
-    if not path.is_file():
-        raise ConfigError(f"env.world: there is no file {place!r}")
-    spec = spec_from_file_location(f"own_world_{path.stem}", path.absolute())
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
-    spec.loader.exec_module(module)
-    return module

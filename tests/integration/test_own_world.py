@@ -12,8 +12,8 @@ from tests.support.fake_plugin import CALL, FakePlugin, fake_plugin
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.trajectory import trajectory_api
 from tests.support.vllm import SharedServer
+from tests.unit.environments.test_functions import CONVERT, STOP, written
 from tests.unit.worlds.test_custom import documented
-from tests.unit.worlds.test_functions import CONVERT, STOP, written
 
 FILES = '''\
 from agentic_opd.worlds.custom import Checks, CustomWorld, Task, tool

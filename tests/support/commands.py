@@ -135,7 +135,9 @@ def _connect(kind: str) -> socket.socket:
 def _start(kind: str) -> str:
     """Start the process that forks; returns its socket once it has imported everything."""
     path, log = session.folder() / f"warm-{kind}.socket", session.folder() / f"warm-{kind}.log"
-    places = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join(
+        [str(ROOT), str(ROOT / "environments"), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    )
     command = [sys.executable, "-m", "tests.support.warm", str(path), kind]
     began = time.monotonic()
     session.keep(command, log, {"PYTHONPATH": places.rstrip(os.pathsep)}, ROOT)

@@ -9,7 +9,8 @@ from typing import Any
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.folders import PREFIX
-from agentic_opd.worlds.harbor.world import HarborWorld
+from agentic_opd.worlds.choose import make_world
+from agentic_opd_environments.harbor.world import HarborWorld
 from tests.support.places import ROOT
 from tests.support.sandbox_backends import ENGINE, start_backend
 
@@ -21,7 +22,7 @@ def why_no_containers() -> str | None:
     program = shlex.split(ENGINE)[0]
     if shutil.which(program) is None:
         return f"{program} is not installed"
-    start_backend("docker", {})
+    start_backend("docker")
     return None
 
 
@@ -34,7 +35,10 @@ def settings(tasks: Path, **changes: Any) -> dict[str, Any]:
 
 
 def world(tasks: Path, **changes: Any) -> HarborWorld:
-    return HarborWorld(AgentEnvConfig(**settings(tasks, **changes)))
+    config = AgentEnvConfig(**settings(tasks, **changes))
+    world = make_world(config.world, config, None)
+    assert isinstance(world, HarborWorld)
+    return world
 
 
 def containers(pid: int) -> list[str]:

@@ -36,15 +36,15 @@ from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.gateway.choice import held_back
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
-from agentic_opd.worlds import calls
 from agentic_opd.worlds.coding import grading
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
-from agentic_opd.worlds.harbor import compose, verdict
-from agentic_opd.worlds.harbor import tasks as harbor_tasks
-from agentic_opd.worlds.harbor.dockerfile import base_images
-from agentic_opd.worlds.harbor.images import build_failure
-from agentic_opd.worlds.sql.order import is_ordered
+from agentic_opd_environments import calls
+from agentic_opd_environments.harbor import compose, verdict
+from agentic_opd_environments.harbor import tasks as harbor_tasks
+from agentic_opd_environments.harbor.dockerfile import base_images
+from agentic_opd_environments.harbor.images import build_failure
+from agentic_opd_environments.sql.order import is_ordered
 
 pytestmark = pytest.mark.slow
 ROOT = Path(agentic_opd.__file__).parent

@@ -11,7 +11,7 @@ from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.insertion import hint_place, insert_hint
 from agentic_opd.worlds.custom import Left
-from agentic_opd.worlds.sql.world import Desk
+from agentic_opd_environments.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS
 from demo_policy.sql.author import ANSWER_TURN, SqlAuthor
 from demo_policy.sql.faults import mistake_of, quoted

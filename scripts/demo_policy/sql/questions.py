@@ -11,7 +11,7 @@ from itertools import repeat
 from random import Random
 from typing import Literal
 
-from agentic_opd.worlds.sql.engine import Result, difference, run_query
+from agentic_opd_environments.sql.engine import Result, difference, run_query
 from demo_policy.sql.databases import (
     NEVER_TRAINED,
     TRAINING,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.sql.config import SqlConfig
-from agentic_opd.worlds.sql.world import Case, SqlWorld
+from agentic_opd_environments.sql.world import Case, SqlWorld
 from demo_policy.sql.questions import Question, questions, sql
 
 
@@ -16,7 +16,7 @@ class GeneratedSql(SqlWorld):
 
     def __init__(self) -> None:
         """Generate nothing yet."""
-        super().__init__(SqlConfig())
+        super().__init__(Path(), Path())
 
     def tasks(self) -> list[Task]:
         """Return the questions to train on."""

@@ -21,8 +21,8 @@ from agentic_opd.runs.distill_file import read_lines
 from agentic_opd.runs.metric_log import MetricFile
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.wire.files import check_place
-from agentic_opd.worlds.functions import _rows
-from agentic_opd.worlds.sql.files import read_questions
+from agentic_opd_environments.functions import _rows
+from agentic_opd_environments.sql.files import read_questions
 from tests.support.disk import KINDS, make
 
 

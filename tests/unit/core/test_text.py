@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentic_opd
+import agentic_opd_environments
 from agentic_opd.core.text import (
     json_line,
     printable,
@@ -100,13 +101,10 @@ def test_what_controls_a_terminal_is_spelled_out(text: str, shown: str) -> None:
 
 def test_json_of_others_has_one_way_in() -> None:
     """What runs beside a solution, inside vLLM, or reads this package's own files has another."""
-    root = Path(agentic_opd.__file__).parent
-    others = (
-        *("serving", "sandboxes", "training", "worlds/coding/verifier/harness"),
-        "worlds/sql/query_process.py",
-    )
+    others = ("serving", "sandboxes", "training", "worlds/coding/verifier/harness", "sql/query_process.py")
     ways = [
         str(path.relative_to(root))
+        for root in (Path(agentic_opd.__file__).parent, Path(agentic_opd_environments.__file__).parent)
         for path in sorted(root.rglob("*.py"))
         if re.search(r"\bjson\.loads?\(|\.splitlines\(", path.read_text(encoding="utf-8"))
         and not str(path.relative_to(root)).startswith(others)

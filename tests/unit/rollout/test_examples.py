@@ -30,8 +30,7 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.custom import Checks, CustomWorld, HookedWorld, tool
-from agentic_opd.worlds.sql.config import SqlConfig
-from agentic_opd.worlds.sql.world import SqlWorld
+from agentic_opd_environments.sql.world import SqlWorld
 
 EXAMPLES: list[dict[str, Any]] = [
     {"role": "user", "content": "Ring twice."},
@@ -180,8 +179,8 @@ def test_questions_of_a_file_have_them(tmp_path: Path) -> None:
         database.commit()
     questions = [{"db_id": "shop", "question": "All?", "query": "SELECT a FROM t", "examples": EXAMPLES}]
     (tmp_path / "questions.json").write_text(json.dumps(questions))
-    config = SqlConfig(sql_file=str(tmp_path / "questions.json"), sql_databases=str(tmp_path / "databases"))
-    assert [len(task.examples) for task in SqlWorld(config).tasks()] == [4]
+    world = SqlWorld(tmp_path / "questions.json", tmp_path / "databases")
+    assert [len(task.examples) for task in world.tasks()] == [4]
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -403,9 +403,10 @@ HEAD = "from agentic_opd.worlds.custom import CustomWorld, tool\n"
 @pytest.mark.parametrize(
     ("code", "name", "said"),
     [
-        ("", "own.py", "expected FILE.py:CLASS or package.module:CLASS"),
-        ("", "own.py:Missing", "own.py has no class Missing that is a CustomWorld"),
-        ("class Own: pass\n", "own.py:Own", "has no class Own that is a CustomWorld"),
+        ("", "own.py", "name a class as FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py:Own.er", "expected FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py:Missing", "own.py has no class Missing"),
+        ("class Own: pass\n", "own.py:Own", "expected a subclass of CustomWorld or a World"),
         ("1 / 0\n", "own.py:Own", "own.py can't be imported: ZeroDivisionError"),
         ("", "missing.py:Own", "there is no file 'missing.py'"),
         ("", "no.such.module:Own", "no.such.module can't be imported: ModuleNotFoundError"),
@@ -682,13 +683,13 @@ def test_what_a_task_asks_for_in_vain_is_named(task: Task, said: str) -> None:
 def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
-        "from agentic_opd.worlds.own import OwnWorld\n"
-        "class Own(OwnWorld):\n    def __init__(self, level=1): self.level = level\n"
+        "from agentic_opd.worlds.custom import CustomWorld\n"
+        "class Own(CustomWorld):\n    def __init__(self, level=1): self.level = level\n"
         "    def tasks(self): ...\n    def verify(self, task, state): ...\n"
     )
     world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
     assert cast(Any, world).hooks.level == 3
-    with pytest.raises(ConfigError, match=r"env.world_options: Own\(level=1\): got an unexpected"):
+    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'level'"):
         make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
 
 

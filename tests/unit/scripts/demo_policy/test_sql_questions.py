@@ -12,7 +12,7 @@ from demo_policy.sql.world import GeneratedSql
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.custom import HookedWorld
-from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
+from agentic_opd_environments.sql.engine import QueryError, difference, run_query
 
 pytestmark = pytest.mark.slow
 

@@ -1,1 +1,0 @@
-"""Launchable environments: a task source plus `config_init`, in the manner of Atropos."""

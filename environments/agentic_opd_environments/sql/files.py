@@ -1,0 +1,224 @@
+"""Read questions in the formats of Spider and BIRD: a JSON list, and a folder of SQLite databases.
+
+questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "...",
+                   "examples"?: [messages]}, ...]
+databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
+
+Without more databases, copies of the shown one judge the answers (`copies.py`). Each question has those that change
+the result of its own query.
+"""
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.files import check_regular
+from agentic_opd.core.text import read_json
+from agentic_opd_environments.sql.copies import NUM_COPIES, Copies
+from agentic_opd_environments.sql.engine import QueryError, Source, difference
+from agentic_opd_environments.sql.order import Expected, expected
+
+_JUDGING = 3
+"""Copies that judge an answer, besides the shown database."""
+_NAMED = 5
+_SUFFIXES = (".sqlite", ".db")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuestion:
+    """One entry; `number` is its index in the file, counted from 0."""
+
+    number: int
+    database: str
+    text: str
+    sql: str
+    shown: Path
+    """The database that the policy sees."""
+    examples: Sequence[Any] = ()
+    hidden: tuple[Source, ...] = ()
+    """The databases that judge an answer."""
+    is_guarded: bool = True
+    """Whether some hidden database gives other values, so that an answer that repeats shown values is wrong."""
+    cuts_tie: bool = False
+    """Whether the question's own query keeps some of several rows that it does not order among each other."""
+
+
+def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) -> Iterator[FileQuestion]:
+    """Yield the questions of a file; each one's own query must run on its shown database.
+
+    Args:
+        path: The file.
+        databases: Folder of the databases.
+        skip_broken: Leave wrong entries out, and those whose own query cuts a tie, with a warning, instead of failing.
+
+    Raises:
+        ConfigError: The file cannot be read, a database is missing, or an entry is wrong; names the entry.
+    """
+    try:
+        check_regular(path, is_read=True)
+        entries = read_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
+    notes = _Notes(skip_broken)
+    for number, question in enumerate(_questions(entries, path, databases)):
+        if not isinstance(question, ConfigError):
+            notes.add(number, question)
+            if not (skip_broken and question.cuts_tie):
+                yield question
+        elif skip_broken:
+            notes.broken.append(f"\n  entry {number}: {question}")
+        else:
+            raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
+    notes.log(len(entries))
+
+
+class _Notes:
+    """What is noticed about entries, for one warning of each kind."""
+
+    def __init__(self, skip_broken: bool) -> None:
+        self.broken, self._cut, self._unguarded = list[str](), list[str](), list[str]()
+        self._skip_broken = skip_broken
+
+    def add(self, number: int, question: FileQuestion) -> None:
+        """Note what is wrong with a question that can be asked."""
+        if question.cuts_tie:
+            self._cut.append(f"\n  entry {number}: {question.sql}")
+        if not question.is_guarded and not (self._skip_broken and question.cuts_tie):
+            self._unguarded.append(f"\n  entry {number}: {question.sql}")
+
+    def log(self, count: int) -> None:
+        """Log the notes on `count` entries."""
+        remedy = "they are left out" if self._skip_broken else "leave them out with env.dataset_skip_broken"
+        for named, text in (
+            (self.broken, "are left out"),
+            (self._cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
+            (self._unguarded, "have no hidden database with other values: an answer may repeat those of the result"),
+        ):
+            if named:
+                examples = "".join(named[:_NAMED])
+                _log.warning("%d of %d entries %s, the first ones:%s", len(named), count, text, examples)
+
+
+def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[FileQuestion | ConfigError]:
+    """Yield each entry's question with its hidden databases, or what is wrong with the entry."""
+    read = list[FileQuestion | ConfigError]()
+    for number, entry in enumerate(entries):
+        try:
+            read.append(_question(number, entry, f"sql_file: {path}, entry {number}", databases))
+        except ConfigError as error:
+            read.append(error)
+    queries: defaultdict[Path, list[str]] = defaultdict(list)
+    for question in read:
+        if isinstance(question, FileQuestion):
+            queries[question.shown].append(question.sql)
+    copies = {shown: Copies(shown, of_shown) for shown, of_shown in queries.items()}
+
+    def judged(question: FileQuestion | ConfigError) -> FileQuestion | ConfigError:
+        if isinstance(question, ConfigError):
+            return question
+        try:
+            return _with_hidden(question, copies[question.shown])
+        except QueryError as error:
+            return ConfigError(f"sql_file: {path}, entry {question.number}: its own query fails: {error}")
+        except ConfigError as error:
+            return error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(judged, read)
+
+
+def _question(number: int, entry: Any, place: str, databases: Path) -> FileQuestion:
+    name, text, sql = (
+        _field(entry, place, "db_id"),
+        _field(entry, place, "question"),
+        _field(entry, place, "query", "SQL"),
+    )
+    if Path(name).name != name:
+        raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
+    if evidence := str(entry.get("evidence") or "").strip():
+        text = f"{text}\n{evidence}"
+    return FileQuestion(number, name, text, sql, shown_database(databases, name), entry.get("examples") or ())
+
+
+def _field(entry: Any, place: str, *names: str) -> str:
+    value = next((entry[name] for name in names if name in entry), None) if isinstance(entry, dict) else None
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{place} has no text as {' or '.join(names)}")
+    return value
+
+
+def shown_database(folder: Path, name: str) -> Path:
+    """Return the path of the database that the policy sees.
+
+    Raises:
+        ConfigError: The file does not exist.
+    """
+    for suffix in _SUFFIXES:
+        if (path := folder / name / f"{name}{suffix}").is_file():
+            return path
+    raise ConfigError(f"sql_databases: there is no {folder / name / name}.sqlite")
+
+
+def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
+    """Return a question with the databases that judge its answers.
+
+    These are the other databases in the folder of the shown one. If there are none, they are the shown one itself and
+    copies of it, with other values and other rows.
+
+    Raises:
+        QueryError: The question's own query fails on the shown database.
+        ConfigError: The shown database cannot be copied.
+    """
+    own = expected(question.shown, question.sql)
+    paths = (path for path in question.shown.parent.iterdir() if path.suffix in _SUFFIXES and path != question.shown)
+    beside = sorted(path for path in paths if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
+    if beside:
+        results = [result for path in beside if (result := _result(path, question.sql)) is not None]
+        is_guarded, cuts_tie = (
+            any(_has_other_values(own, result) for result in results),
+            any(result.cuts_tie for result in results),
+        )
+        return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
+    guards, changed, others = list[bytes](), list[bytes](), list[bytes]()
+    for seed in range(NUM_COPIES):
+        image = copies.image(seed)
+        result = _result(image, question.sql)
+        if result is None or (result.cuts_tie and not own.cuts_tie):
+            continue
+        if len(own.result.rows) == 1 < len(result.result.rows):
+            others.append(image)  # Two largest values where the shown database has one, say.
+        elif _has_other_values(own, result):
+            guards.append(image)
+        else:
+            is_same = difference(result.result, own.result, is_ordered=False) is None
+            (others if is_same else changed).append(image)
+        if len(guards) == _JUDGING:
+            break
+    judging = [*guards, *changed, *others][:_JUDGING]
+    return replace(question, hidden=(question.shown, *judging), is_guarded=bool(guards), cuts_tie=own.cuts_tie)
+
+
+def _result(source: Source, sql: str) -> Expected | None:
+    try:
+        return expected(source, sql)
+    except QueryError:
+        return None
+
+
+def _has_other_values(own: Expected, copied: Expected) -> bool:
+    """Whether no answer that repeats values of the shown result gives another one, also not under the same condition.
+
+    So the other result has a row that is not in the shown one; or, of a shown result with different rows, only some.
+    """
+    shown, judging = {*own.result.rows}, {*copied.result.rows}
+    return not judging <= shown or (len(shown) > 1 and 0 < len(judging) < len(shown))
