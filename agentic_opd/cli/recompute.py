@@ -33,7 +33,7 @@ class Recomputed:
     from this server's weights."""
     missing: int
     """Number of ids of rows that are not among those the server gave: the K most likely for rows of K entries, with
-    `distill_support` also the student's, or where the server takes no named ids the 2K most likely."""
+    `teacher.support` also the student's, or where the server takes no named ids the 2K most likely."""
     precisions: tuple[str, ...]
     """Precision of the server, and that of the file's teacher if it differs."""
     in_overlaps: Noise | None = None

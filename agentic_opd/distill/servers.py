@@ -25,7 +25,7 @@ class DistillServers:
     teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
     """Teachers by kind of task."""
     student: PluginClient | None = None
-    """The policy, if rows hold its most likely tokens (`distill_support`) and the teacher has other weights."""
+    """The policy, if rows hold its most likely tokens (`teacher.support`) and the teacher has other weights."""
 
     def of(self, kind: str | None) -> "DistillServers":
         """Return these servers with the teacher of this kind of task, if there is one."""

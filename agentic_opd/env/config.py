@@ -52,10 +52,10 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
             raise ValueError(f"tasks_dir is set, but the world is {self.world}: set world to harbor")
         if self.tasks_dir is None and self.world == "harbor":
             raise ValueError("the world harbor needs tasks: set tasks_dir (docs/harbor.md)")
-        if self.world == "harbor" and self.sandbox_backend != "docker":
+        if self.world == "harbor" and self.sandbox.type != "docker":
             raise ValueError(
                 "the world harbor runs each task in a container of docker or podman on this machine: set "
-                f"sandbox_backend docker, and sandbox_container_command for podman; got {self.sandbox_backend}"
+                f"sandbox.type docker, and sandbox.container_command for podman; got {self.sandbox.type}"
             )
         if self.world_options and self.world in ("coding", "sql", "harbor"):
             raise ValueError(f"world_options are set, but the world {self.world} has none")
@@ -70,8 +70,8 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 
     @model_validator(mode="after")
     def _check_siblings(self) -> "AgenticOPDEnvConfig":
-        if "sibling" in self.hint_source and self.group_size == 1:
-            raise ValueError("hint_source sibling needs other rollouts of the task: set group_size above 1")
+        if "sibling" in self.hint.source and self.group_size == 1:
+            raise ValueError("hint.source sibling needs other rollouts of the task: set group_size above 1")
         return self
 
 

@@ -1,11 +1,11 @@
 """Settings of worlds that other packages bring, until each world declares its own."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.fields import FIRST, WORLD
+from agentic_opd.settings.fields import WORLD
 
 
 class SqlConfig(BaseModel):
@@ -35,7 +35,7 @@ class HarborConfig(BaseModel):
 
     setting_group: ClassVar = WORLD
 
-    tasks_dir: Annotated[Path | None, FIRST] = Field(
+    tasks_dir: Path | None = Field(
         default=None,
         description="harbor: a task in Harbor's format (a folder with task.toml), or a folder with tasks at any depth "
         "(docs/harbor.md).",

@@ -155,9 +155,9 @@ def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any
     here, there = (tokenizer.decode(list(ids[same : same + _SHOWN])) for ids in (rendered, recorded))
     advice = "Other tools, another renderer or another tokenizer?"
     if there.startswith("<think>"):
-        advice = "Set env.renderer_options to {enable_thinking: false}: the prompts have an empty think block."
+        advice = "Set env.renderer.options to {enable_thinking: false}: the prompts have an empty think block."
     elif here.startswith("<think>"):
-        advice = "Set env.renderer_options to {enable_thinking: true}: the prompts have no think block."
+        advice = "Set env.renderer.options to {enable_thinking: true}: the prompts have no think block."
     return (
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
         f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
@@ -438,7 +438,7 @@ class PolicyDistiller:
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
         """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
-        Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded
+        Controls are dropped, because they belong to the replaced rows. With `hint.selection: overlap` all recorded
         hints of a turn are compared again, otherwise its `hint` is scored. `reads_hints` is False for `hint_source:
         none`.
 
@@ -471,7 +471,7 @@ class PolicyDistiller:
         tokens, ids, version = tuple(rollout.tokens_T), record.hint_token_ids, record.weight_version
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
         hints = [(record.hint, ids, record.span[0] if place is None else place)]
-        if config.hint_selection == "overlap" and record.hints:
+        if config.hint.selection == "overlap" and record.hints:
             hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
 
         def request(ids: tuple[int, ...], at: int) -> TeacherRequest:

@@ -212,7 +212,7 @@ class RunMetrics:
         if self.silent_rollouts > 0:
             logger.warning(
                 "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "
-                "its calls could be read (env.renderer, its tool_parser, env.tool_format); a small model needs an "
+                "its calls could be read (env.renderer.name, its tool_parser, env.renderer.tool_format); a small model needs an "
                 "example turn before its task (examples, docs/worlds.md)",
                 self.silent_rollouts,
             )

@@ -4,7 +4,7 @@ A later layer replaces single settings, however deeply nested. Where a later lay
 settings that all types share are kept of the earlier ones. Names that are no settings are collected as sentences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -35,6 +35,18 @@ def flags_layer(flags: Sequence[FlagText], prefix: str) -> Layer:
                 tree = _FlagTree({part: tree})
             layer.append(tree)
     return layer
+
+
+def nested_layer(settings: Mapping[str, Any], model: type[BaseModel], without: Collection[str] = ()) -> Layer:
+    """Return settings with dotted names as a layer, without those of `without` and those that are not in `model`."""
+    outer = model.model_fields.keys() - {*without}
+    return [_tree(name, value) for name, value in settings.items() if name.partition(".")[0] in outer]
+
+
+def _tree(name: str, value: Any) -> Mapping[str, Any]:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
 
 
 def set_values(config: BaseModel) -> dict[str, Any]:

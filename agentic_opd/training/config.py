@@ -92,7 +92,7 @@ class LossConfig(BaseModel):
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, rlsd, "
+        description="Learn what the hint says beyond a control hint (env.hint.control). The gap of token_advantage, rlsd, "
         "sdar, rlcsd and combined uses the control's reading as its baseline, and the divergences use a target that "
         "moves the policy by the difference of both readings.",
     )
@@ -388,11 +388,11 @@ class TrainerConfig(BaseModel):
         lt=1,
         description="Share that a moving average of the trained weights keeps of itself at each step. With adapters it "
         "is the average of their factors (an average of their products would have a higher rank), and it is pushed as "
-        "the teacher of env.teacher ema. Whole weights are pushed to teacher_urls.",
+        "the teacher of env.teacher.weights ema. Whole weights are pushed to teacher_urls.",
     )
     teacher_urls: list[Url] = Field(
         default_factory=list[Url],
-        description="vLLM servers that receive the moving average of whole weights, for env.teacher_base_url. Their "
+        description="vLLM servers that receive the moving average of whole weights, for env.teacher.base_url. Their "
         "--weights-root must hold weights_dir/teacher.",
     )
     gradient_checkpointing: bool = Field(

@@ -48,7 +48,7 @@ def missing_libraries(config: UpConfig, environments: Mapping[str, Any]) -> Iter
     """Yield a sentence for each part whose libraries are not installed here."""
     needs = dict.fromkeys(config.servers, "vllm") | {"trainer": "train"}
     for name, environment in config.environments.items():
-        if environment.mode == "gateway" or getattr(environments.get(name), "agent_command", None) is not None:
+        if environment.mode == "gateway" or _runs_program(environments.get(name)):
             needs[name] = "gateway"
     for name, extra in needs.items():
         if missing := [library for library in _LIBRARIES[extra] if find_spec(library) is None]:
@@ -56,6 +56,12 @@ def missing_libraries(config: UpConfig, environments: Mapping[str, Any]) -> Iter
                 f"{name}: {', '.join(missing)} is not installed here: it needs the extra, pip install "
                 f"'agentic-opd[{extra}]'"
             )
+
+
+def _runs_program(env: Any) -> bool:
+    """Whether a program of the settings takes the place of the agent loop, through a gateway of its own."""
+    agent = getattr(env, "agent", None)  # A gateway and a custom script have none.
+    return agent is not None and agent.command is not None
 
 
 def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iterator[str]:
@@ -78,12 +84,12 @@ def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iter
                 f"episodes have up to env.max_token_length {length} tokens, and the trainer drops sequences above "
                 f"max_token_len {training.max_token_len}: raise it, or lower env.max_token_length"
             )
-    teacher = getattr(env, "teacher", "live")
-    if env.opd_enabled and teacher != "live" and env.teacher_base_url is None:
+    teacher = env.teacher.weights
+    if env.opd_enabled and teacher != "live" and env.teacher.base_url is None:
         if training.lora_rank is None:
-            yield f"env.teacher {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
+            yield f"env.teacher.weights {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
         elif teacher == "ema" and training.ema_decay is None:
-            yield "env.teacher ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
+            yield "env.teacher.weights ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
 
 
 def _context(server: ServerConfig) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.command import build_parser as environment_parser
@@ -150,15 +150,23 @@ def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: Train
             settings["env.seed"] = number
     has_average = training.lora_rank is not None and training.ema_decay is not None
     if has_average and all(server.serves != "teacher" for server in config.servers.values()):
-        settings["env.teacher"] = "ema"
+        settings["env.teacher.weights"] = "ema"
     in_file: object = {}
     if environment.config is not None:
         with suppress(ConfigError):  # `_refusal` reports it.
             in_file = read_yaml(environment.config, "environment").get("env")
-    set_names = {f"env.{name}" for name in in_file} if isinstance(in_file, dict) else set[str]()
-    if set_names | environment.flags.keys() >= {"env.teacher_base_url"}:
-        settings.pop("env.teacher", None)
+    set_names = {*_dotted({"env": in_file})}
+    if "env.teacher.base_url" in {*set_names, *_dotted(environment.flags)}:
+        settings.pop("env.teacher.weights", None)
     return {name: value for name, value in settings.items() if name not in set_names}
+
+
+def _dotted(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names in settings, and the dotted names in their sections."""
+    for name, value in settings.items():
+        yield name
+        if isinstance(value, dict):
+            yield from _dotted({f"{name}.{inner}": entry for inner, entry in cast(dict[str, Any], value).items()})
 
 
 def _wiring(config: UpConfig) -> Flags:
@@ -171,7 +179,7 @@ def _wiring(config: UpConfig) -> Flags:
     }
     for server in config.servers.values():
         if server.serves != "policy":
-            settings[f"env.{server.serves}_base_url"] = f"{server.url}/v1"
+            settings[f"env.{server.serves}.base_url"] = f"{server.url}/v1"
     return settings
 
 

@@ -42,7 +42,7 @@ class Backend:
     settings: dict[str, Any]
 
     def factory(self, **changes: Any) -> SandboxFactory:
-        return sandbox_factory(CodingConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
+        return sandbox_factory(CodingConfig(sandbox={"type": self.name}, **self.settings | changes))  # type: ignore[arg-type]
 
     def use(self, use: Callable[[Sandbox], Awaitable[T]], **changes: Any) -> T:
         async def main() -> T:
@@ -76,7 +76,7 @@ def start_backend(name: str) -> Backend:
     """The backend; where it is made of containers, with an image from Debian's packages."""
     settings = dict[str, Any]()
     if name == "docker":
-        settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
+        settings = {"sandbox": {"container_command": ENGINE, "image": IMAGE}}
         subprocess.run([ROOT / "scripts/install/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
     backend = Backend(name, settings)
     asyncio.run(check_sandbox(backend.factory()))
@@ -94,7 +94,7 @@ def remote_engine(folder: Path) -> Generator[Backend]:
         try:
             until(socket.is_socket, 120, service, log.read_text)
             patch.setenv("CONTAINER_HOST", f"unix://{socket}")
-            backend = Backend("docker", {"sandbox_container_command": "podman --remote", "sandbox_image": IMAGE})
+            backend = Backend("docker", {"sandbox": {"container_command": "podman --remote", "image": IMAGE}})
             asyncio.run(check_sandbox(backend.factory()))
             yield backend
         finally:
@@ -120,7 +120,7 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str, contain
 
     It is stopped when it has more than `containers` containers.
     """
-    settings = json.dumps({"sandbox_backend": backend.name, **backend.settings})
+    settings = json.dumps({"sandbox": {"type": backend.name}, **backend.settings})
     command = f"echo > file; setsid {marker} & {marker}"
     argv = [sys.executable, "-c", _ENVIRONMENT, settings, command]
     environment = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)

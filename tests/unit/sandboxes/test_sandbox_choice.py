@@ -14,7 +14,7 @@ from agentic_opd.worlds.coding.config import CodingConfig
 
 
 def config(backend: str, **settings: Any) -> CodingConfig:
-    return CodingConfig(sandbox_backend=backend, **settings)  # type: ignore[arg-type]
+    return CodingConfig(sandbox={"type": backend}, **settings)  # type: ignore[arg-type]
 
 
 def test_bubblewrap_is_the_default() -> None:
@@ -28,7 +28,7 @@ def test_unknown_backends_are_refused() -> None:
 
 def enter_docker(command: str) -> str:
     async def main() -> None:
-        async with sandbox_factory(config("docker", sandbox_container_command=command))():
+        async with sandbox_factory(config("docker", sandbox={"container_command": command}))():
             pass
 
     with pytest.raises(SandboxError) as raised:
