@@ -7,7 +7,7 @@ from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.settings.layers import nested_layer, set_values
 from agentic_opd.settings.read import validated
 
-_NOT_OF_THE_FILE = frozenset({"tokenizer_name", "custom_thinking_prompt"})
+_EXCLUDED = frozenset({"tokenizer_name", "custom_thinking_prompt"})
 """Settings that are not taken from the run's file: the tokenizer is the server's model's."""
 
 
@@ -21,7 +21,7 @@ def settings_of_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvC
 
     run = read_settings(settings_path(file))
     wrong: list[str] = []
-    layers = [[set_values(defaults)], nested_layer(run, AgenticOPDEnvConfig, _NOT_OF_THE_FILE)]
+    layers = [[set_values(defaults)], nested_layer(run, AgenticOPDEnvConfig, _EXCLUDED)]
     config = validated(AgenticOPDEnvConfig, "", layers, wrong)
     if wrong:
         raise ConfigError(

@@ -156,7 +156,10 @@ class Hindsight(BaseEnv):
             sys.argv[1:] = _with_sections(sys.argv[1:], cast(type[BaseEnvConfig], cls.env_config_cls))
             super().cli()
         except ValidationError as error:
-            problems = [f"env.{'.'.join(map(str, entry['loc'])).removeprefix('env.')}: {entry['msg']}" for entry in error.errors()]
+            problems = [
+                f"env.{'.'.join(map(str, entry['loc'])).removeprefix('env.')}: {entry['msg']}"
+                for entry in error.errors()
+            ]
             raise SystemExit("\n  - ".join(["error: settings are wrong:", *problems])) from None
         except OPDError as error:
             raise SystemExit(f"error: {error}") from None

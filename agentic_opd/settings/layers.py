@@ -165,7 +165,10 @@ class Merge:
         section, _, name = path.rpartition(".")
         outermost = old_names.RENAMED.get(below, below).partition(".")[0]
         elsewhere: Mapping[str, str] = getattr(self._root, "settings_elsewhere", {})
-        if outermost in elsewhere and outermost not in self._root.model_fields:
+        removed: Mapping[str, str] = getattr(model, "removed_settings", {})
+        if name in removed:
+            self._wrong.append(f"{path}: {removed[name]}")
+        elif outermost in elsewhere and outermost not in self._root.model_fields:
             self._elsewhere.setdefault(elsewhere[outermost], []).append(path)
         elif self._prefix == "env" and (renamed := old_names.answer(below)) is not None:
             self._wrong.append(f"{path} {renamed}")

@@ -11,14 +11,10 @@ nothing and raises ConfigError for settings that do not go together.
 """
 
 import inspect
-import sys
+import logging
 import warnings
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -27,9 +23,9 @@ from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.types import World
 from agentic_opd.settings.listing import names_of, nearest
 from agentic_opd.settings.read import wrong_values
+from agentic_opd.settings.user_code import error_line, files_of, load_named
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.custom import CustomWorld, HookedWorld
-from agentic_opd.worlds.source_lines import files_of, location_in
 
 ENTRY_POINTS = "agentic_opd.worlds"
 """Group of the entry points that register worlds."""
@@ -48,7 +44,7 @@ class WorldSettings(BaseModel):
 
 
 def world_class(name: str) -> type[Any]:
-    """Import the class of a world.
+    """Import the class of a world, whose package may log from now on as this one does.
 
     Raises:
         ConfigError: There is no such world, two packages register it, it can't be imported, or it is not a world.
@@ -56,6 +52,9 @@ def world_class(name: str) -> type[Any]:
     if name == CODING:
         return CodingWorld
     kind = _located(name) if ":" in name else _registered(name)
+    package = logging.getLogger(str(getattr(kind, "__module__", name)).partition(".")[0])
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.getLogger("agentic_opd").level)
     if inspect.isclass(kind) and (issubclass(kind, CustomWorld) or all(hasattr(kind, method) for method in _METHODS)):
         return kind
     raise ConfigError(f"env.world: {name} is {kind!r}, expected a subclass of CustomWorld or a World (docs/worlds.md)")
@@ -144,7 +143,7 @@ def constructed(kind: type[Any], options: Mapping[str, Any], config: Any) -> Any
     except OPDError:
         raise
     except Exception as error:
-        where = location_in(error, files_of(kind))
+        where = error_line(error, files_of(kind))
         raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
 
 
@@ -168,7 +167,7 @@ def _registered(name: str) -> Any:
     try:
         return named[0].load()
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}{location_in(error, None)}"
+        cause = f"{type(error).__name__}: {error}{error_line(error, None)}"
         raise ConfigError(
             f"env.world: the world {name!r} of {packages[0]} can't be imported: {cause}. Install what it needs"
         ) from error
@@ -176,35 +175,8 @@ def _registered(name: str) -> Any:
 
 def _located(name: str) -> Any:
     """Import the class at `FILE.py:CLASS` or `package.module:CLASS`."""
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name.isidentifier():
-        raise ConfigError(f"env.world: {name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
-    try:
-        module = _module(place)
-    except ConfigError:
-        raise
-    except Exception as error:
-        where = location_in(error, {str(Path(place).absolute())} if place.endswith(".py") else None)
-        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}{where}") from error
-    if not hasattr(module, class_name):
-        raise ConfigError(f"env.world: {place} has no class {class_name}")
-    return getattr(module, class_name)
-
-
-def _module(place: str) -> ModuleType:
-    """Import a module, which may import others in the folder of its file, or in the current directory."""
-    path = Path(place)
-    folder = str(path.parent.resolve()) if place.endswith(".py") else str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    if not place.endswith(".py"):
-        return import_module(place)
-    if not path.is_file():
-        raise ConfigError(f"env.world: there is no file {place!r}")
-    spec = spec_from_file_location(f"own_world_{path.stem}", path.absolute())
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
-    spec.loader.exec_module(module)
-    return module
+    kind = load_named("env.world", name, "class")
+    if kind is None:
+        source, _, class_name = name.rpartition(":")
+        raise ConfigError(f"env.world: {source} has no class {class_name}")
+    return kind

@@ -25,7 +25,7 @@ from agentic_opd.settings.old_names import RENAMED
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 
-_MADE = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
+_GENERATED = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
 
 METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
     "Rollouts": (*TRAIN_METRICS, *RUN_METRICS),
@@ -209,11 +209,11 @@ def pages() -> dict[Path, str]:
 
 def metrics_page() -> str:
     """Every metric, its unit and its meaning."""
-    parts = ["# Metrics", _MADE, _METRICS_INTRO]
+    parts = ["# Metrics", _GENERATED, _METRICS_INTRO]
     for title, metrics in METRIC_TABLES.items():
         rows = [f"| `{metric.name}` | {metric.unit} | {metric.meaning} |" for metric in metrics]
         parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
-    tolerances = [f"| {name} | {one.rms:g} | {one.largest:g} |" for name, one in TOLERANCES.items()]
+    tolerances = [f"| {name} | {tolerance.rms:g} | {tolerance.largest:g} |" for name, tolerance in TOLERANCES.items()]
     parts += [
         "## Noise",
         _NOISE,
@@ -229,7 +229,7 @@ def configuration_page() -> str:
     gateway = [row for row in settings_in({"env": GatewayConfig()}) if row.model is GatewayConfig]
     parts = [
         "# Configuration",
-        _MADE,
+        _GENERATED,
         _CONFIGURATION_INTRO,
         *_tables([row for row in rows if row.group is not NO_EFFECT]),
     ]
@@ -248,9 +248,16 @@ def configuration_page() -> str:
 
 
 def judge_page() -> str:
-    """What the judge is told and asked, and what it is shown."""
+    """The judge's prompts, and the evidence in them."""
     example = Questions(b"an example").question(_EXAMPLE)
-    parts = ["# The judge", _MADE, _JUDGE_INTRO, _fenced(JUDGE_SYSTEM_PROMPT), _JUDGE_QUESTION, _fenced(JUDGE_QUESTION)]
+    parts = [
+        "# The judge",
+        _GENERATED,
+        _JUDGE_INTRO,
+        _fenced(JUDGE_SYSTEM_PROMPT),
+        _JUDGE_QUESTION,
+        _fenced(JUDGE_QUESTION),
+    ]
     parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT), _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 

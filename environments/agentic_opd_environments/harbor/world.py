@@ -245,11 +245,8 @@ class HarborWorld:
             variables=data.variables,
             folders=folders,
         )
-        in_use = pool.place(self._sandbox.max_concurrent)
-        async with (
-            in_use,
-            TaskContainer(self._sandbox.container_command, image.name, limits, place, mounts) as container,
-        ):
+        command, in_use = self._sandbox.container_command, pool.in_use(self._sandbox.max_concurrent)
+        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container
