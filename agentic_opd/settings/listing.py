@@ -99,6 +99,7 @@ def _rows(
         if section is None:
             yield Setting(dotted(prefix, name), model, name, default, group, type_name, types if name == "type" else ())
             continue
+        group = getattr(section, "setting_group", group)  # Models of single types inherit it.
         if kinds is None:
             yield from _rows(dotted(prefix, name), type(default), default, all_types, group)
             continue

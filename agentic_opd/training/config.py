@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.settings.fields import FIRST, SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
+from agentic_opd.settings.layers import flags_layer
 from agentic_opd.settings.read import refuse, validated
 
 GAP_PARTS = ("token_advantage", "combined")
