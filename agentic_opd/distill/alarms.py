@@ -14,7 +14,8 @@ turn in so many groups gets a hint."""
 
 ADVICE = {
     TurnOutcome.NO_NEXT_STATE: "nothing answers the turns: no tool result, no user, no verdict. Does the policy call "
-    "tools at all, and is env.renderer.name the model's own, so that its calls are read? (`agentic-opd doctor` checks that)",
+    "tools at all, and is env.renderer.name the model's own, so that its calls are read? (`agentic-opd doctor` checks "
+    "that)",
     TurnOutcome.VOTE_FAILED: "the judge finds nothing to say about the turns. Where the policy solves nearly every "
     "task that is as it should be: take harder tasks. Otherwise take a stronger judge (env.judge.base_url), or "
     "accept a hint from one vote (env.hint.vote_rule any)",

@@ -154,9 +154,9 @@ async def connect_teacher(
             await check_model(http, info, model_name, "env.teacher.model_name")
         if read_by != "policy" and not info.max_adapters:
             raise ServerMismatchError(
-                f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher.weights must be live "
-                "there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or set "
-                "env.teacher.base_url."
+                f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher.weights must be "
+                "live there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or "
+                "set env.teacher.base_url."
             )
         if not info.has_plugin:
             info = replace(info, model=model_name or info.model)

@@ -91,7 +91,10 @@ def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[s
     teacher = env.teacher.weights
     if env.opd_enabled and teacher != "live" and env.teacher.base_url is None:
         if training.lora_rank is None:
-            yield f"env.teacher.weights {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
+            yield (
+                f"env.teacher.weights {teacher} needs a policy that is trained with adapters: set the trainer's "
+                "lora_rank"
+            )
         elif teacher == "ema" and training.ema_decay is None:
             yield "env.teacher.weights ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
 

@@ -37,9 +37,8 @@ def test_the_names_of_today_are_settings() -> None:
 
 
 def test_each_old_flag_is_answered_all_at_once() -> None:
-    assert refusal(*(text for name in RENAMED for text in (f"--env.{name}", "1"))) == [
-        f"env.{old} is now env.{new}" for old, new in RENAMED.items()
-    ]
+    lines = refusal(*(text for name in RENAMED for text in (f"--env.{name}", "1")))
+    assert sorted(lines) == sorted(f"env.{old} is now env.{new}" for old, new in RENAMED.items())
 
 
 def test_each_old_name_in_a_file_is_answered(tmp_path: Path) -> None:
@@ -76,11 +75,8 @@ def test_a_run_file_of_an_earlier_version_is_read_by_the_names_of_today(tmp_path
     path.write_text(json.dumps(old))
     assert run_file(path)["teacher.weights"] == "frozen"
     config = settings_of_run(ENV, tmp_path / "groups.jsonl")
-    assert (config.judge.temperature, config.teacher.weights, config.hindsight.evidence) == (
-        0.1,
-        "frozen",
-        "next_state",
-    )
+    assert (config.judge.temperature, config.teacher.weights) == (0.1, "frozen")
+    assert config.hindsight.evidence == "next_state"
     assert (config.renderer.name, config.renderer.options) == ("qwen3", {"enable_thinking": False})
     assert (config.sandbox.type, config.sandbox.model_dump()["image"], config.eval.fraction) == ("docker", "slim", 0.5)
     assert (config.hint.control, config.group_size) == ("neutral", 2)

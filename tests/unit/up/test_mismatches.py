@@ -112,7 +112,8 @@ def test_what_follows_from_the_trainer_is_filled_in(loop: Loop, tmp_path: Path) 
 def test_what_a_file_or_a_flag_sets_is_kept(loop: Loop, tmp_path: Path) -> None:
     own = tmp_path / "env.yaml"
     own.write_text(
-        "env: {renderer: {name: qwen3}, packed_rows: false, teacher: {weights: frozen}, seed: 7, max_token_length: 4096}\n"
+        "env: {renderer: {name: qwen3}, packed_rows: false, teacher: {weights: frozen}, seed: 7, "
+        "max_token_length: 4096}\n"
     )
     loop["trainer"]["flags"] = {"lora_rank": 8, "ema_decay": 0.9}
     loop["servers"]["policy"]["flags"] = {"max_lora_rank": 64}
