@@ -112,17 +112,17 @@ def add_settings(
     parser: SettingsParser,
     models: Mapping[str, BaseModel],
     mode: Mode | None = None,
-    shown: Collection[str] | None = None,
+    effective: Collection[str] | None = None,
 ) -> None:
     """Let `parser`, created with `add_help=False`, take a flag for each setting of `models` (prefix -> defaults).
 
-    Help shows the groups that `mode` needs (None: all), and of those the fields and sections in `shown`, if given.
+    Help shows the groups that `mode` needs (None: all), and of those the fields and sections in `effective`, if given.
     """
     sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
     usage = " ".join(f"[--{dotted(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
     parser.usage = f"{parser.prog} [--config FILE] {usage}"
-    parser.models, parser.settings = models, SettingsHelp(models, mode, shown)
+    parser.models, parser.settings = models, SettingsHelp(models, mode, effective)
     parser.add_argument(
         *("-h", "--help"),
         nargs="?",

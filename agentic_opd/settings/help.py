@@ -38,13 +38,13 @@ class SettingsHelp:
     """The settings of a command, for its help."""
 
     def __init__(
-        self, models: Mapping[str, BaseModel], mode: Mode | None = None, shown: Collection[str] | None = None
+        self, models: Mapping[str, BaseModel], mode: Mode | None = None, effective: Collection[str] | None = None
     ) -> None:
         """Show the groups of settings that `mode` needs (None: all).
 
-        `shown`, if given, names the fields and sections, without the prefix, that have an effect in the command.
+        `effective`, if given, names the fields and sections, without the prefix, that have an effect in the command.
         """
-        self._models, self._mode, self._shown = models, mode, shown
+        self._models, self._mode, self._effective = models, mode, effective
 
     def first(self) -> str:
         """Return the settings that people set first, and the names of all groups."""
@@ -56,13 +56,13 @@ class SettingsHelp:
         width = max(map(len, self.groups()))
         groups = (f"  {name:<{width}}  {group.title}" for name, group in self.groups().items())
         footer = ["--help GROUP shows one group of settings, --help all all of them. Groups:", *groups, "", _RULES]
-        return "\n".join([_shown(rows), *footer])
+        return "\n".join([_rendered(rows), *footer])
 
     def of_group(self, name: str) -> str | None:
         """Return the settings of one group, or those of `all`; None if there is no such group."""
         if name != "all" and name not in self.groups():
             return None
-        return _shown(row for row in self._rows(all_types=True) if name in ("all", row.group.name))
+        return _rendered(row for row in self._rows(all_types=True) if name in ("all", row.group.name))
 
     def groups(self) -> dict[str, SettingGroup]:
         """Return the groups by name, in the order of the help."""
@@ -74,13 +74,13 @@ class SettingsHelp:
         return [row for row in rows if row.group is not NO_EFFECT and self._has_effect(row)]
 
     def _has_effect(self, row: Setting) -> bool:
-        return self._shown is None or any(part in self._shown for part in row.flag.split("."))
+        return self._effective is None or any(part in self._effective for part in row.flag.split("."))
 
     def _is_of_mode(self, group: SettingGroup) -> bool:
         return self._mode is None or self._mode in group.modes
 
 
-def _shown(rows: Iterable[Setting]) -> str:
+def _rendered(rows: Iterable[Setting]) -> str:
     """Return the settings below the titles of their groups."""
     lines: list[str] = []
     group: SettingGroup | None = None

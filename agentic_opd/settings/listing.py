@@ -105,9 +105,9 @@ def _rows(
             continue
         yield from _rows(dotted(prefix, name), section, default, all_types, group, types=tuple(kinds.names()))
         for kind in kinds.names() if all_types else (default.type,):
-            own = kinds.model_of(kind)
-            of_kind = default if isinstance(default, own) else None
-            for row in _rows(dotted(prefix, name), own, of_kind, all_types, group, kind):
+            type_model = kinds.model_of(kind)
+            of_kind = default if isinstance(default, type_model) else None
+            for row in _rows(dotted(prefix, name), type_model, of_kind, all_types, group, kind):
                 if row.name not in section.model_fields:
                     yield row
 

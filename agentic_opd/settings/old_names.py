@@ -94,8 +94,8 @@ def refuse(values: Any, names: Container[str]) -> Any:
     Raises:
         ValueError: it has old names; the message says all of today's.
     """
-    given = cast(Mapping[str, Any], values) if isinstance(values, Mapping) else {}
-    if sentences := [f"{name} {text}" for name in given if name not in names and (text := answer(name))]:
+    settings = cast(Mapping[str, Any], values) if isinstance(values, Mapping) else {}
+    if sentences := [f"{name} {text}" for name in settings if name not in names and (text := answer(name))]:
         raise ValueError("; ".join(sentences))
     return values
 

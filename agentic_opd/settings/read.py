@@ -98,8 +98,8 @@ def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> I
             continue
         # The input of a section or a missing setting holds other settings, including keys.
         is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in path
-        got = f", got {entry['input']!r}" if is_shown and not isinstance(entry["input"], Mapping) else ""
-        yield f"{path}: {entry['msg'].removeprefix('Value error, ')}{got}"
+        suffix = f", got {entry['input']!r}" if is_shown and not isinstance(entry["input"], Mapping) else ""
+        yield f"{path}: {entry['msg'].removeprefix('Value error, ')}{suffix}"
 
 
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

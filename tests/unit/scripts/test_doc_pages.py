@@ -6,7 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -95,9 +95,14 @@ def help_of(*argv: str) -> str:
 
 
 def help_of_module(name: str, *arguments: str) -> str:
+    groups = ([], ["all"]) if {*arguments} & WITH_GROUPS else ([],)
+    return "".join(_help_of_module(name, *arguments, more=more) for more in groups)
+
+
+def _help_of_module(name: str, *arguments: str, more: Sequence[str]) -> str:
     said = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-        patch.setattr(sys, "argv", [name, *arguments, "--help", *(["all"] if {*arguments} & WITH_GROUPS else [])])
+        patch.setattr(sys, "argv", [name, *arguments, "--help", *more])
         for module in (name, f"{name}.__main__"):
             patch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit) as end:

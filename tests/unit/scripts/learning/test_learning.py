@@ -226,13 +226,13 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
         "no-hint": "none",
     }
     for mode, source in expected.items():
-        assert commands[mode].get("hint_source") == source
-        assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")
-        assert "teacher_base_url" not in commands[mode]
-        assert commands[mode]["judge_base_url"] == "http://127.0.0.1:4/v1"
-        assert commands[mode]["judge_model_name"] == ("words" if mode == "opd-judge" else "verbatim")
+        assert commands[mode].get("hint.source") == source
+        assert (commands[mode]["teacher.weights"], commands[mode]["lora_rank"]) == ("frozen", "16")
+        assert "teacher.base_url" not in commands[mode]
+        assert commands[mode]["judge.base_url"] == "http://127.0.0.1:4/v1"
+        assert commands[mode]["judge.model_name"] == ("words" if mode == "opd-judge" else "verbatim")
         assert not subject.needs_expert(mode)
-    assert commands["opd-full"]["teacher_base_url"] == "http://127.0.0.1:3/v1"
+    assert commands["opd-full"]["teacher.base_url"] == "http://127.0.0.1:3/v1"
     assert "lora_rank" not in commands["opd-full"]
     assert [mode for mode in subject.modes if subject.needs_expert(mode)] == ["opd-full"]
     assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))
