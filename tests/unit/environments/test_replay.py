@@ -77,7 +77,7 @@ def graded(journal: Path, *rounds: list[str]) -> tuple[tuple[float, str], list[d
 
     async def grade() -> tuple[float, str]:
         async with served({"/v1/chat/completions": chat}) as url:
-            world = Replay(config(judge={"base_url": f"{url}/v1"}, prm_votes=4), str(journal))
+            world = Replay(config(judge={"base_url": f"{url}/v1", "model_name": "j"}, prm_votes=4), str(journal))
             (task, _) = world.eval_tasks()
             new = {"role": "assistant", "content": "def f(): pass  # \\boxed{1}"}
             return await world.verify(task, None, [*task.messages, new])
