@@ -70,8 +70,10 @@ env:
 
 is `--env.judge.base_url http://127.0.0.1:8002/v1 --env.judge.temperature 0.5 --env.sandbox docker ...`. A whole section
 is a flag too (`--env.judge '{temperature: 0.5}'`). `--env.sandbox docker` is short for `--env.sandbox.type docker`.
-Where a flag changes the type, only the settings that all types have are kept of the file's section. `--help` shows what people
-set first, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all` everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
+Where a flag changes the type, only the settings that all types have are kept of the file's section.
+
+`--help` shows what people set first, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all`
+everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
 checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
 
 
@@ -82,8 +84,8 @@ a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 
 
 _OLD_NAMES = """\
-A flag, a file or a constructor with an earlier name is refused, with the name of today (all below `env`). A `.run.json` beside
-groups of an earlier version is read with these names."""
+A flag, a file or a constructor with an earlier name is refused, with the name of today (all below `env`). A `.run.json`
+beside groups of an earlier version is read with these names."""
 
 
 _GATEWAY_INTRO = """\

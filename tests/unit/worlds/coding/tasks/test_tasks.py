@@ -290,8 +290,8 @@ def test_all_or_nothing_can_be_held_out(tmp_path: Path, caplog: pytest.LogCaptur
 def test_small_datasets_never_lose_a_side_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", *rows(2))
     assert split(path, eval={"fraction": 0.001}) == (["0", "1"], [])
-    assert "with eval_fraction 0.001 none of its 2 tasks is held out" in caplog.text
-    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set eval_fraction to 0"):
+    assert "with eval.fraction 0.001 none of its 2 tasks is held out" in caplog.text
+    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set eval.fraction to 0"):
         split(path, eval={"fraction": 0.9}, dataset_limit=1)
 
 
@@ -306,8 +306,8 @@ def test_a_dataset_of_its_own_to_evaluate_on(tmp_path: Path) -> None:
     other = write(tmp_path / "b.jsonl", *({**row, "prompt": f"other {row['prompt']}"} for row in rows(2)))
     assert split(train, eval={"dataset_name": str(other)}) == (["0", "1", "2"], ["0", "1"])
     mbpp = write(tmp_path / "c.jsonl", {"task_id": 7, "body": "T", "code": "", "test_list": ["assert f(1)"]})
-    settings = {"eval": {"dataset_format": "mbpp", "dataset_fields": {"text": "body"}}}
-    assert split(train, eval={"dataset_name": str(mbpp)}, **settings) == (["0", "1", "2"], ["7"])
+    evaluation = {"dataset_name": str(mbpp), "dataset_format": "mbpp", "dataset_fields": {"text": "body"}}
+    assert split(train, eval=evaluation) == (["0", "1", "2"], ["7"])
     assert split(None, eval={"dataset_name": str(other)})[1] == ["0", "1"]
 
 
@@ -325,7 +325,7 @@ def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
 
 
 def test_a_split_of_no_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="neither eval_dataset_name nor dataset_name"):
+    with pytest.raises(ValueError, match="neither eval.dataset_name nor dataset_name"):
         CodingConfig(eval=EvalConfig(dataset_split="test"))
 
 
