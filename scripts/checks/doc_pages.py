@@ -73,8 +73,8 @@ is a flag too (`--env.judge '{temperature: 0.5}'`). `--env.sandbox docker` is sh
 Where a flag changes the type, only the settings that all types have are kept of the file's section.
 
 `--help` shows what people set first, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all`
-everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
-checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same
+settings checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
 
 
 _TRAINER_INTRO = """\

@@ -690,7 +690,7 @@ def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
     assert cast(Any, world).hooks.level == 3
-    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'level'"):
+    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'env.world.level'"):
         make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
 
 

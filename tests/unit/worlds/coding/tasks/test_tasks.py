@@ -325,7 +325,7 @@ def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
 
 
 def test_a_split_of_no_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="neither eval.dataset_name nor dataset_name"):
+    with pytest.raises(ValueError, match=r"neither eval\.dataset_name nor dataset_name"):
         CodingConfig(eval=EvalConfig(dataset_split="test"))
 
 
