@@ -57,13 +57,13 @@ class InactivityWatch:
             return None
         self._was_said = True
         counts = Counter(record.outcome for record in records).most_common()
-        shown = ", ".join(f"{outcome.value} {count}" for outcome, count in counts)
+        outcomes = ", ".join(f"{outcome.value} {count}" for outcome, count in counts)
         likely = counts[0][0]
         errors = Counter(record.error for record in records if record.outcome is likely and record.error)
         example = f" (for example: {errors.most_common(1)[0][0][:300]})" if errors else ""
         return (
             f"DISTILLATION IS INACTIVE: no token was scored in the last {len(self._groups)} group(s), so there is "
-            f"nothing to learn from hints. Their turns ended so: {shown}. Most likely {ADVICE[likely]}{example}."
+            f"nothing to learn from hints. Their turns ended so: {outcomes}. Most likely {ADVICE[likely]}{example}."
         )
 
 

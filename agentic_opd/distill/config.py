@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from agentic_opd.core.names import HintSource
+from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
 from agentic_opd.settings.fields import DISTILLATION, FIRST, HINT, JUDGE, RUN_ONLY, TEACHER, Section, Url
 from agentic_opd.settings.old_names import RootSettings
@@ -35,16 +35,15 @@ class HintConfig(Section):
 
     setting_group: ClassVar = HINT
 
-    source: Annotated[tuple[HintSource, ...], BeforeValidator(_names)] = Field(
+    source: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         default=("judge",),
         min_length=1,
         description="Sources of the teacher's hint, of which the first with a hint for a turn is used ([sibling, "
         "judge]): judge (the hint that the judge wrote), feedback (what came after the turn, verbatim; SDPO), "
         "sibling (what a passing rollout of the group did, for the turn that caused the failure; group_size above "
-        "1), reference (the task's own solution; OPSD), or, each alone, to show what a run learns without the "
-        "hint's content, other_task or none (in place of the judge's hint an accepted one of another task, or "
-        "nothing; until there is one, the turn ends as vote_failed). Only judge, other_task and none ask the judge, "
-        "also for judge.step_votes; hints with data of hidden tests are dropped as leaked.",
+        "1), reference (the task's own solution; OPSD), or a function as FILE.py:NAME or package.module:NAME "
+        "(docs/judge.md). feedback, sibling and reference never ask the judge, not even for judge.step_votes; hints "
+        "with data of hidden tests are dropped as leaked.",
     )
     vote_rule: Literal["majority", "any"] = Field(
         default="majority",
@@ -56,11 +55,6 @@ class HintConfig(Section):
         description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
         "turn's distinct accepted hints, and where there are several also the turn without a hint, in one request.",
-    )
-    overlap: Literal["sequence", "token"] = Field(
-        default="sequence",
-        description="selection overlap: choose one hint for the turn by its mean overlap (sequence), or the hint "
-        "with the largest overlap for each token (token).",
     )
     placement: Literal["end", "last_user"] = Field(
         default="end",
@@ -80,32 +74,18 @@ class HintConfig(Section):
     )
 
     @property
-    def replacement(self) -> Literal["other_task", "none"] | None:
-        """What the teacher reads in place of each hint, to show what a run learns without the hint's content.
-
-        These controls of a whole run are settings of `source`; the replaced hint is the judge's.
-        """
-        return next((name for name in self.source if name in ("other_task", "none")), None)
-
-    @property
-    def sources(self) -> tuple[HintSource, ...]:
-        """The sources of hints, in order of preference."""
-        return ("judge",) if self.replacement else self.source
-
-    @property
     def asks_judge(self) -> bool:
-        """Whether any hint source needs the judge."""
-        return "judge" in self.sources
+        """Whether any hint source may ask the judge, as a user's may."""
+        return any(name not in ("feedback", "sibling", "reference") for name in self.source)
 
     @model_validator(mode="after")
     def _check_sources(self) -> "HintConfig":
         names = self.source
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"source names {' and '.join(twice)} twice")
-        if len(names) > 1 and (alone := [name for name in names if name in ("other_task", "none")]):
-            raise ValueError(f"source {alone[0]} is a control, which stands alone: leave out the others, or it")
-        if self.selection == "overlap" and self.replacement:
-            raise ValueError(f"selection overlap compares hints that source {self.replacement} replaces")
+        if unknown := [name for name in names if name not in HINT_SOURCES and ":" not in name]:
+            expected = ", ".join(HINT_SOURCES)
+            raise ValueError(f"source {unknown[0]}: expected {expected}, FILE.py:NAME or package.module:NAME")
         return self
 
 

@@ -66,7 +66,7 @@ async def connect(
     async with AsyncExitStack() as undo:
 
         async def connected(
-            server: TeacherServer, known: ServerInfo | None, read_by: ReadBy, key_setting: str
+            server: TeacherServer, policy_server: ServerInfo | None, read_by: ReadBy, key_setting: str
         ) -> PluginClient:
             teacher = await connect_teacher(
                 JsonClient(server.base_url, _plain(server.api_key), retry_s=retry_s, key_setting=key_setting),
@@ -74,24 +74,26 @@ async def connect(
                 top_k=config.logprobs_asked,
                 max_token_length=max_token_length,
                 model_name=server.model_name,
-                policy=known,
+                policy=policy_server,
                 max_concurrent=config.teacher.max_concurrent,
                 read_by=read_by,
             )
             undo.push_async_callback(teacher.close)
             return teacher
 
-        own = TeacherServer(base_url=policy.base_url, model_name=config.teacher.model_name, api_key=policy.api_key)
+        of_policy = TeacherServer(
+            base_url=policy.base_url, model_name=config.teacher.model_name, api_key=policy.api_key
+        )
         own_key, teacher_key = JsonClient.key_setting, "env.teacher.api_key"
         teacher = await connected(
-            separate or own,
+            separate or of_policy,
             policy_info if separate else None,
             READ_BY[config.teacher.weights],
             teacher_key if separate else own_key,
         )
         is_policy = not separate and config.teacher.weights == "live"
         has_student = config.teacher.support != "teacher" and bool(config.teacher.by_kind or not is_policy)
-        student = await connected(own, None, "policy", own_key) if has_student else None
+        student = await connected(of_policy, None, "policy", own_key) if has_student else None
         teachers = {
             kind: await connected(server, policy_info, "policy", f"env.teacher.by_kind: {kind}: api_key")
             for kind, server in config.teacher.by_kind.items()
@@ -167,8 +169,8 @@ async def connect_teacher(
             )
         # The policy can't learn ids outside of its vocabulary.
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
-        known = replace(info, vocab_size=min(sizes, default=None))
-        teacher = PluginClient(http, known, read_by, max_concurrent)
+        limited = replace(info, vocab_size=min(sizes, default=None))
+        teacher = PluginClient(http, limited, read_by, max_concurrent)
         await teacher.check_scores(top_k)
         teacher.check_caps(context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await teacher.check_tokenizer(tokenizer)

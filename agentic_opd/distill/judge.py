@@ -213,7 +213,9 @@ class OpenAIJudge:
                 if error.status not in (400, 422) or isinstance(error, EndpointRefusedError):
                     raise
                 tried[form] = error
-                form = next((other for other in self._other_forms(form, error, n) if other not in tried), None)
+                form = next(
+                    (candidate for candidate in self._other_forms(form, error, n) if candidate not in tried), None
+                )
             else:
                 self._remember(form)
                 return answer

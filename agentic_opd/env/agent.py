@@ -205,7 +205,7 @@ class AgentEnv(BaseEnv):
             item_id=item.item_id,
             task_id=item.task.task_id,
             weight_version=min(versions, default=None),
-            distillation=of_group.about if of_group else None,
+            distillation=of_group.metadata if of_group else None,
             no_verdicts=no_verdicts or None,
         )
         return FinishedGroup(group, rolled_out, of_group)
@@ -223,8 +223,8 @@ class AgentEnv(BaseEnv):
                 if episode.no_verdict is not None:
                     return episode, None
                 await place.aclose()  # The next episode begins while this one is judged and scored.
-                known = await turns.known()
-                return episode, await self.distiller.distill(episode.recording, policy_url, known)
+                results = await turns.results()
+                return episode, await self.distiller.distill(episode.recording, policy_url, results)
 
     async def _finished_together(
         self, task: Task, distiller: Distiller

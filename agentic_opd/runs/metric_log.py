@@ -176,7 +176,7 @@ class RunMetrics:
         """Return the metrics since the last logging step."""
         stats = [episode for group in self._distilled for episode in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
-        distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
+        distilled = aggregate(stats, [group.metadata for group in self._distilled]) if stats else {}
         metrics = {**of_rollouts, **self.evaluation, **distilled}
         failures = self.close_failures()
         if failures is not None and (metrics or failures > self._logged_close_failures):

@@ -34,7 +34,6 @@ RENAMED: Mapping[str, str] = {
     "hint_source": "hint.source",
     "hint_vote_rule": "hint.vote_rule",
     "hint_selection": "hint.selection",
-    "hint_overlap": "hint.overlap",
     "hint_placement": "hint.placement",
     "control": "hint.control",
     "control_neutral_hint": "hint.neutral",
@@ -72,6 +71,7 @@ RENAMED: Mapping[str, str] = {
 
 _SWEREX = "the sandbox is bubblewrap or docker; an engine on another machine is DOCKER_HOST or CONTAINER_HOST"
 REMOVED: Mapping[str, str] = {
+    "hint_overlap": "hint.selection overlap chooses one hint for a turn, as hint_overlap sequence did",
     "sandbox_swerex_url": _SWEREX,
     "sandbox_swerex_token": _SWEREX,
     "sandbox_swerex_servers": _SWEREX,
@@ -110,5 +110,5 @@ class RootSettings(BaseModel):
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run file by today's dotted names, without removed ones."""
-    return {RENAMED.get(name, name): value for name, value in settings.items() if name not in REMOVED}
+    """Return the settings of a run file by today's dotted names; removed ones keep theirs."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}

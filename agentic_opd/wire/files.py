@@ -178,6 +178,10 @@ def _has_lines(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
+_REMOVED = {"hint_overlap": "sequence"}
+"""Settings that earlier versions had, with the value of what is done now."""
+
+
 class GroupFile:
     """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
@@ -264,6 +268,7 @@ class GroupFile:
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
+        settings = {**{name: value for name, value in _REMOVED.items() if name in earlier}, **settings}
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)

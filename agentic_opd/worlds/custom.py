@@ -23,7 +23,6 @@ from operator import itemgetter
 from threading import Thread
 from typing import Any, TypeVar, cast
 
-from agentic_opd.core.authors import MOST_BYTES, Authors
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, SandboxError, ServerError, WorldError
 from agentic_opd.core.text import cut_middle, well_formed
@@ -33,6 +32,7 @@ from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.settings.user_code import definition_line, error_line, files_of
+from agentic_opd.worlds.authors import MOST_BYTES, Authors
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
 from agentic_opd.worlds.split import split_tasks
@@ -560,7 +560,7 @@ class HookedSession:
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call and record whether it changed the judged state or files."""
-        await asyncio.to_thread(self._authors.given, *await self._judged())
+        await asyncio.to_thread(self._authors.set_baseline, *await self._judged())
         is_error = False
         try:
             text = await self._answer(call)

@@ -101,9 +101,8 @@ Hints that give hidden tests away are left out before one is chosen.
 
 If several votes bring a hint, `hint.selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
 teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
-teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens
-(`hint_overlap`: `sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints)
-has the formula and the recorded fields.
+teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens.
+[wire_format.md](wire_format.md#compared-hints) has the formula and the recorded fields.
 
 A turn with a single hint costs nothing more: there is nothing to compare. Each further hint costs one reading of the
 turn, and a comparison one more, without a hint. All of them take the turn's context from the prefix cache. With
@@ -111,6 +110,28 @@ turn, and a comparison one more, without a hint. All of them take the turn's con
 64 ms with one hint alone, 156 ms to compare two hints and 227 ms to compare three. Recording the student's 50 most
 likely tokens while it samples would save the reading without a hint, but costs 15 ms and 187 kB in every turn of 150
 tokens, also in those without a hint.
+
+## Sources of your own
+
+`hint_source` also takes a function of a Python file, as `FILE.py:NAME` or `package.module:NAME`. It has one parameter,
+a `SourceTurn` (`agentic_opd.distill.sources`), and returns `Hints`, or the reason why it has none as a text:
+
+```python
+async def wrong_hint(turn: SourceTurn) -> Hints | str:
+    accepted = await turn.judged()
+    if not accepted:
+        return "the judge accepted no hint"
+    hint = turn.pool.of_other_task(*accepted)
+    return Hints("", [hint.text], hint.task_id) if hint else "no other task has an accepted hint yet"
+```
+
+`turn.context` is the turn with its evidence, `turn.pool` holds the accepted hints of other turns, and `turn.judged()`
+asks the judge. A source that needs no judge may be a plain function. The first text that gives no hidden test away is
+used; for an empty text without an introduction the teacher reads no hint. An exception, or another result, stops
+the run.
+`scripts/learning/hint_sources.py` has two examples.
+
+## Evidence
 
 What came after a turn, with `hindsight: delayed`:
 

@@ -40,12 +40,14 @@ from learning.talk import TalkFailedError, User, WireProtocol, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
+SOURCES_FILE = Path(__file__).with_name("hint_sources.py")
+WRONG_HINT, NO_HINT = f"{SOURCES_FILE}:wrong_hint", f"{SOURCES_FILE}:no_hint"
 MODES: dict[str, dict[str, dict[str, object]]] = {
     "opd": {"loss": {"forward_kl": 1.0}},
     "grpo": {"loss": {"grpo": 1.0, "route_by_turn": False}, "env": {"opd_enabled": "false"}},
     "opd+grpo": {"loss": {"forward_kl": 1.0, "grpo": 1.0}},
-    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "other_task"}},
-    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "none"}},
+    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": WRONG_HINT}},
+    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": NO_HINT}},
     "next-state": {"loss": {"forward_kl": 1.0}, "env": {"hindsight.evidence": "next_state"}},
     "feedback": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "feedback"}},
     "sibling": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "sibling"}},
@@ -60,11 +62,11 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"hint.control": "other"}},
     "wrong-hint-contrast": {
         "loss": {"forward_kl": 1.0, "contrast": True},
-        "env": {"hint.control": "neutral", "hint.source": "other_task"},
+        "env": {"hint.control": "neutral", "hint.source": WRONG_HINT},
     },
     "wrong-hint-contrast-other": {
         "loss": {"forward_kl": 1.0, "contrast": True},
-        "env": {"hint.control": "other", "hint.source": "other_task"},
+        "env": {"hint.control": "other", "hint.source": WRONG_HINT},
     },
     "bf16": {"loss": {"forward_kl": 1.0}, "trainer": {"precision": "bf16"}},
     "lora": {"loss": {"forward_kl": 1.0}, "trainer": {"lora_rank": LORA_RANK}},
@@ -85,7 +87,6 @@ PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "opd": MODES["opd"],
     "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint.selection": "overlap"}},
-    "overlap-token": {"loss": {"forward_kl": 1.0}, "env": {"hint.selection": "overlap", "hint.overlap": "token"}},
     "student-support": {"loss": {"forward_kl": 1.0}, "env": {"teacher.support": "student"}},
     "union-support": {"loss": {"forward_kl": 1.0}, "env": {"teacher.support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
@@ -108,9 +109,7 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     },
 }
 """Modes that `--objectives` compares; each is compared at its best learning rate."""
-USUAL_OBJECTIVES = (
-    *("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "overlap-token", "rejection"),
-)
+USUAL_OBJECTIVES = ("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "rejection")
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
 MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"judge.step_votes": 1}}}

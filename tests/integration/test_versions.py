@@ -238,7 +238,13 @@ def test_two_hints_are_each_others_controls(rooted: RootedServer) -> None:
         return [f"\\boxed{{1}}\n[HINT_START]Hint number {next(said)} of the judge.[HINT_END]"] * body["n"]
 
     async def roll() -> list[tuple[str, TurnRecord]]:
-        env = make_env(rooted.server, judge, group_size=1, hint={"control": "other", "source": "other_task"})
+        env = make_env(
+            rooted.server,
+            judge,
+            group_size=1,
+            hint={"control": "other"},
+            hint_source=f"{ROOT}/scripts/learning/hint_sources.py:wrong_hint",
+        )
         await env.setup()
         found: list[tuple[str, TurnRecord]] = []
         try:

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agentic_opd.core.authors import Authors
 from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
@@ -15,6 +14,7 @@ from agentic_opd.sandboxes.host_workdir import MAX_BYTES, MAX_FILE_BYTES, MAX_FI
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.worlds.authors import Authors
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
@@ -68,7 +68,7 @@ class ToolSession:
         Changes count no matter how they were made: by the file tools, a heredoc, `sed` or a program.
         """
         if not self._has_begun:
-            self._authors.given(await self.judged_files())
+            self._authors.set_baseline(await self.judged_files())
             self._has_begun = True
         result = await self._answer(call)
         if call.name in READING_TOOLS:

@@ -15,13 +15,15 @@ from agentic_opd.core.types import ContextTurn, DistillArrays, Message, Recordin
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
-from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
+from agentic_opd.distill.hints import JudgedBy, Questions
 from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
 from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.distill.scoring import noise_floor
 from agentic_opd.distill.servers import DistillServers
+from agentic_opd.distill.sources import SIBLING
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
@@ -57,6 +59,7 @@ LEAK = [POSITIVE.replace(HINT, "See that fizzbuzz(30) == 'FizzBuzz' holds.")] * 
 REFUSED = ServerRequestError("HTTP 400: no", 400)
 GONE = ServerUnreachableError("http://nowhere gave no usable answer for 60 s")
 CONFIG = DistillConfig(distill_topk=5)
+WRONG_HINT, NO_HINT = (f"scripts/learning/hint_sources.py:{name}" for name in ("wrong_hint", "no_hint"))
 
 
 def make_deps(
@@ -438,10 +441,9 @@ def compared(answer: Sequence[str] = TWO_HINTS, teacher: TableTeacher | None = N
     return distilled.records[0], distilled.traces[0].arrays, distilled.stats.turns[0].scored, teacher
 
 
-@pytest.mark.parametrize("by", ["sequence", "token"])
 @pytest.mark.parametrize("version", [VERSION, NEWER])
-def test_all_hints_of_a_turn_are_scored_in_one_request_and_the_file_rebuilds_every_row(by: str, version: int) -> None:
-    record, arrays, stats, teacher = compared(teacher=TableTeacher(weight_version=version), hint={"overlap": by})
+def test_all_hints_of_a_turn_are_scored_in_one_request_and_the_file_rebuilds_every_row(version: int) -> None:
+    record, arrays, stats, teacher = compared(teacher=TableTeacher(weight_version=version))
     assert [one.hint for one in record.hints] == [HINT, SHORT], "the longest first"
     assert len(teacher.requests) == 1
     assert [one.top_k for one in teacher.read] == [5, 5], "the turn without a hint, and with the other one"
@@ -456,17 +458,13 @@ def test_all_hints_of_a_turn_are_scored_in_one_request_and_the_file_rebuilds_eve
     rows = [table_rows(request, 5, version) for request in requests]
     best = [one.overlap for one in record.hints].index(max(one.overlap for one in record.hints))
     assert (record.hint, record.hint_token_ids) == (record.hints[best].hint, record.hints[best].hint_token_ids)
-    of_row = record.hint_of_row or (best,) * 3
-    assert (record.hint_of_row is None) == (by == "sequence")
-    for row, hint in enumerate(of_row):
-        assert arrays.logprobs_TK[5 + row][0] == rounded(rows[hint].actual_R)[row]
-        assert {*arrays.token_ids_TK[5 + row][1:]} <= {*rows[hint].top_ids_RK[row].tolist()}
+    for row in range(3):
+        assert arrays.logprobs_TK[5 + row][0] == rounded(rows[best].actual_R)[row]
+        assert {*arrays.token_ids_TK[5 + row][1:]} <= {*rows[best].top_ids_RK[row].tolist()}
     plain = table_rows(PLAIN, 5, version)
     overlaps = [overlap(one, plain, TOKENS[5:8]) for one in rows]
     assert [one.overlap for one in record.hints] == pytest.approx([one.mean() for one in overlaps], abs=1e-6)
-    assert stats.overlaps == pytest.approx([overlaps[hint][row] for row, hint in enumerate(of_row)])
-    if by == "token":
-        assert of_row == tuple(int(overlaps[1][row] > overlaps[0][row]) for row in range(3))
+    assert stats.overlaps == pytest.approx(overlaps[best])
     baseline = plain.actual_R if version == NEWER else make_trace().logprobs_T[5:8]
     assert (record.baseline_logprobs is None) == (version == VERSION)
     for one, read in zip(record.hints, rows, strict=True):
@@ -539,9 +537,8 @@ def test_a_comparison_by_named_ids_knows_the_students_whole_top() -> None:
         assert one.overlap == pytest.approx(sum(shared) / 3, abs=1e-6)
 
 
-@pytest.mark.parametrize("by", ["sequence", "token"])
-def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> None:
-    config = with_settings(CONFIG, {"hint": {"selection": "overlap", "overlap": by}})
+def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored() -> None:
+    config = with_settings(CONFIG, {"hint": {"selection": "overlap"}})
     deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
     one = rollout_of(distill(make_recording(), deps, config).traces[0])
 
@@ -550,12 +547,7 @@ def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> N
 
     assert again(config) == one
     (plain, _), chosen = again(CONFIG).turns or (), (one.turns or ())[0]
-    assert (plain.hint, plain.hint_token_ids, plain.hints, plain.hint_of_row) == (
-        chosen.hint,
-        chosen.hint_token_ids,
-        (),
-        None,
-    )
+    assert (plain.hint, plain.hint_token_ids, plain.hints) == (chosen.hint, chosen.hint_token_ids, ())
 
 
 def test_a_control_is_none_of_the_compared_hints() -> None:
@@ -565,7 +557,7 @@ def test_a_control_is_none_of_the_compared_hints() -> None:
 
 
 def test_each_hint_may_be_one_of_another_task() -> None:
-    distilled, teacher = controlled(OTHER, hint={"source": ("other_task",)})
+    distilled, teacher = controlled(OTHER, hint={"source": (WRONG_HINT,)})
     record = distilled.records[0]
     assert record.hint == OTHER.text
     assert [vote.hint for vote in record.votes] == [HINT] * 3
@@ -574,22 +566,22 @@ def test_each_hint_may_be_one_of_another_task() -> None:
 
 
 def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
-    distilled, teacher = controlled(hint={"source": ("other_task",)})
+    distilled, teacher = controlled(hint={"source": (WRONG_HINT,)})
     record = distilled.records[0]
     assert (record.outcome.value, record.hint, record.hint_token_ids) == ("vote_failed", None, ())
-    assert record.error == "hint_source other_task: no other task has an accepted hint yet"
+    assert record.error == "hint_source wrong_hint: no other task has an accepted hint yet"
     assert teacher.requests == []
 
 
 def test_a_wrong_hints_control_is_of_a_third_task() -> None:
     for _ in range(5):
-        record = controlled(OTHER, THIRD, hint={"source": ("other_task",), "control": "other"})[0].records[0]
+        record = controlled(OTHER, THIRD, hint={"source": (WRONG_HINT,), "control": "other"})[0].records[0]
         assert record.control is not None
         assert {record.hint, record.control.hint} == {OTHER.text, THIRD.text}
 
 
 def test_the_teacher_may_read_no_hint_at_all() -> None:
-    distilled, teacher = controlled(hint={"source": ("none",)})
+    distilled, teacher = controlled(hint={"source": (NO_HINT,)})
     record, scored = distilled.records[0], distilled.stats.turns[0].scored
     assert teacher.requests[0].token_ids == TOKENS[:8]
     assert (record.hint, record.hint_token_ids, record.insert_at) == (HINT, (), None)
@@ -720,8 +712,8 @@ FILES = [
     {"hint": {"source": ("reference",)}},
     {"hint": {"source": ("sibling", "reference", "judge")}},
     {"hint": {"control": "other"}},
-    {"hint": {"control": "other", "source": ("other_task",)}},
-    {"hint": {"control": "neutral", "source": ("none",)}},
+    {"hint": {"control": "other", "source": (WRONG_HINT,)}},
+    {"hint": {"control": "neutral", "source": (NO_HINT,)}},
     {"teacher": {"gap_baseline": "teacher"}},
 ]
 
@@ -738,7 +730,7 @@ def test_a_written_group_passes_the_checks_of_a_file(
     distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
-    about = asyncio.run(distiller.close_group([distilled])).about
+    about = asyncio.run(distiller.close_group([distilled])).metadata
     group = ScoredGroup((rollout_of(distilled.traces[0]),), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()
     wire = json.loads(json.dumps(group.to_wire(), allow_nan=False))
@@ -759,7 +751,7 @@ def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest
     def distilled(kind: str | None) -> tuple[DistilledRecording, GroupDistillation]:
         async def run() -> tuple[DistilledRecording, GroupDistillation]:
             one = await distiller.distill(replace(make_recording(), task=replace(TASK, kind=kind)), "http://policy")
-            return one, (await distiller.close_group([one])).about
+            return one, (await distiller.close_group([one])).metadata
 
         return asyncio.run(run())
 
@@ -821,7 +813,7 @@ def test_pending_turns_are_known_when_all_are_done_without_those_that_failed() -
         distiller._servers["policy"] = deps
         async with PendingTurns(distiller, "policy") as turns:
             turns.begin(make_recording(verification=None), 0)
-            return await turns.known()
+            return await turns.results()
 
     found = asyncio.run(known(make_deps({FIRST: YES})))
     assert [(index, one.stats.record.outcome.value) for index, one in found.items()] == [(0, "scored")]

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_opd.distill.config import DistillConfig, HintConfig
-from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
+from agentic_opd.distill.hints import Hint
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.scoring import control_hints
 
 from .fakes import OTHER, THIRD, pool_of

@@ -87,4 +87,4 @@ def test_a_run_file_of_today_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_text(json.dumps({"judge.temperature": 0.1, "judge.no_such": 1}))
     with pytest.raises(ConfigError, match=r"judge\.no_such is unknown"):
         settings_of_run(ENV, tmp_path / "groups.jsonl")
-    assert current_names({"judge.temperature": 0.1, "sandbox_swerex_url": "x"}) == {"judge.temperature": 0.1}
+    assert current_names({"judge.temperature": 0.1}) == {"judge.temperature": 0.1}

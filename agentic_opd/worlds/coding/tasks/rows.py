@@ -50,7 +50,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
     number = 0
     try:
         for row in json_rows(path, _parse):
-            number, place = row.number, f"{path.name}, {row.place}"
+            number, place = row.number, f"{path.name}, {row.location}"
             if not isinstance(row.value, dict):
                 raise DatasetError(f"{place}: expected a JSON object, got {type(row.value).__name__}")
             yield Row(place, row.value)

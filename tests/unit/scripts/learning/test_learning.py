@@ -157,8 +157,8 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     }
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
-    assert commands["wrong-hint"] == [*plain, "--env.hint.source", "other_task"]
-    assert commands["no-hint"] == [*plain, "--env.hint.source", "none"]
+    assert commands["wrong-hint"] == [*plain, "--env.hint.source", laboratory.WRONG_HINT]
+    assert commands["no-hint"] == [*plain, "--env.hint.source", laboratory.NO_HINT]
     assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
     assert commands["next-state"] == [*plain, "--env.hindsight.evidence", "next_state"]
     assert commands["contrast"] == [*plain, "--env.hint.control", "neutral"]
@@ -222,8 +222,8 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
         "feedback": "feedback",
         "opd": "judge",
         "opd-judge": "judge",
-        "wrong-hint": "other_task",
-        "no-hint": "none",
+        "wrong-hint": laboratory.WRONG_HINT,
+        "no-hint": laboratory.NO_HINT,
     }
     for mode, source in expected.items():
         assert commands[mode].get("hint.source") == source
@@ -327,7 +327,7 @@ def test_the_committed_comparison_of_objectives_is_what_its_page_shows(tmp_path:
         for name in ("costs.json", "seconds.json"):
             (tmp_path / world / name).write_text((folder / world / name).read_text())
         (tmp_path / world / "results.json").write_text(json.dumps(curves))
-        assert set(curves) == set(laboratory.USUAL_OBJECTIVES)
+        assert set(curves) == {*laboratory.USUAL_OBJECTIVES, "overlap-token"}, "of a setting that was removed"
         assert results.by_points(results.read_curves(tmp_path / world / "results.json")) in page
     objectives.collect(tmp_path)
     header, rule, *rows = (tmp_path / "objectives.md").read_text().splitlines()
