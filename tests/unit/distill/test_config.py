@@ -28,9 +28,9 @@ def test_hint_source_is_one_name_or_an_order_of_preference(given: Any, sources: 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("", "hint_source : expected judge, feedback"),
+        ("", "source : expected judge, feedback"),
         ([], "at least 1 item"),
-        ("sibling,brother", "hint_source brother: expected judge, feedback, sibling, reference, FILE.py:NAME"),
+        ("sibling,brother", "source brother: expected judge, feedback, sibling, reference, FILE.py:NAME"),
         ("judge,sibling,judge", "names judge twice"),
     ],
 )

@@ -64,9 +64,7 @@ def connected(
     async def run() -> DistillServers:
         async with served(policy) as url, served(teacher_server or {}) as teacher_url:
             address = {"base_url": f"{teacher_url}/v1"} if teacher_server else {}
-            config = with_settings(
-                DistillConfig(), {**settings, "teacher": {"weights": address | settings.get("teacher", {})}}
-            )
+            config = with_settings(DistillConfig(), {**settings, "teacher": address | settings.get("teacher", {})})
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
