@@ -14,25 +14,27 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
-from agentic_opd.settings.fields import MOST_USED, TASKS
+from agentic_opd.settings.fields import FIRST, RUN, WORLD
 from agentic_opd.worlds.coding.config import CodingConfig
 
 
 class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborConfig, IdleEnvSettings):
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
-    tokenizer_name: Annotated[str, MOST_USED] = Field(
+    setting_group: ClassVar = RUN
+
+    tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
 
-    world: Annotated[str, MOST_USED] = Field(
+    world: Annotated[str, WORLD, FIRST] = Field(
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
         "databases, docs/sql.md), functions (function calls, docs/functions.md), harbor (tasks in Harbor's format, "
         "docs/harbor.md), replay (for evaluate: turns of a gateway's journal, docs/gateway.md), or a custom class as "
         "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
-    world_options: Annotated[dict[str, Any], TASKS] = Field(
+    world_options: Annotated[dict[str, Any], WORLD] = Field(
         default_factory=dict,
         description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
         "{level: 3}.",
@@ -50,10 +52,10 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
             raise ValueError(f"tasks_dir is set, but the world is {self.world}: set world to harbor")
         if self.tasks_dir is None and self.world == "harbor":
             raise ValueError("the world harbor needs tasks: set tasks_dir (docs/harbor.md)")
-        if self.world == "harbor" and self.sandbox_backend != "docker":
+        if self.world == "harbor" and self.sandbox.type != "docker":
             raise ValueError(
                 "the world harbor runs each task in a container of docker or podman on this machine: set "
-                f"sandbox_backend docker, and sandbox_container_command for podman; got {self.sandbox_backend}"
+                f"sandbox.type docker, and sandbox.container_command for podman; got {self.sandbox.type}"
             )
         if self.world_options and self.world in ("coding", "sql", "harbor"):
             raise ValueError(f"world_options are set, but the world {self.world} has none")
@@ -68,8 +70,8 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 
     @model_validator(mode="after")
     def _check_siblings(self) -> "AgenticOPDEnvConfig":
-        if "sibling" in self.hint_source and self.group_size == 1:
-            raise ValueError("hint_source sibling needs other rollouts of the task: set group_size above 1")
+        if "sibling" in self.hint.source and self.group_size == 1:
+            raise ValueError("hint.source sibling needs other rollouts of the task: set group_size above 1")
         return self
 
 

@@ -23,6 +23,7 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OutputError, Sand
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.config import SANDBOX_KINDS
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.wire.files import JsonLines
@@ -55,12 +56,12 @@ _FLAGS = {
     "tasks_dir": "FILE",
     "tasks_network": "--network",
     "tasks_variables": "--variables",
-    "sandbox_backend": "--sandbox",
-    "sandbox_container_command": "--engine",
+    "sandbox.type": "--sandbox",
+    "sandbox.container_command": "--engine",
     "verify_timeout_s": "--timeout",
 }
 """Settings of the package -> this command's names for them."""
-_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(_FLAGS)})\b")
+_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(map(re.escape, _FLAGS))})\b")
 _OF_VARIABLE = re.compile(r"set --variables to \{(\w+): \.\.\.\}")
 
 
@@ -188,11 +189,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
     limit = "processor seconds for the tests of one task (default: %(default)g)"
     add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
-    backend = settings["sandbox_backend"].default
     of_harbor = "docker with --format harbor"
-    add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
-    engine = settings["sandbox_container_command"].default
-    add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
+    add("--sandbox", metavar="TYPE", help=f"env.sandbox.type (default: {SANDBOX_KINDS.default}; {of_harbor})")
+    add("--engine", metavar="COMMAND", help="env.sandbox.container_command (default: docker)")
     add("--network", action="store_true", help="harbor: tasks_network")
     values = "harbor: tasks_variables"
     add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
@@ -225,8 +224,7 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
         )
     variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
     wrong: list[str] = []
-    sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
-    config = validated(CodingConfig, "", sandbox, wrong)
+    config = validated(CodingConfig, "", [[{"sandbox": _sandbox(arguments, "docker")}]], wrong)
     refuse(wrong)
     return HarborWorld(
         config,
@@ -236,6 +234,11 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
         limit=arguments.limit,
         skip_broken=arguments.skip_broken,
     )
+
+
+def _sandbox(arguments: argparse.Namespace, default: str) -> dict[str, str]:
+    engine = {} if arguments.engine is None else {"container_command": arguments.engine}
+    return {"type": arguments.sandbox or default, **engine}
 
 
 def _config(arguments: argparse.Namespace) -> CodingConfig:
@@ -249,11 +252,10 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
         # Solutions may refer to tasks beyond the limit, so all ids are loaded.
         "dataset_limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
-        "sandbox_backend": arguments.sandbox or CodingConfig.model_fields["sandbox_backend"].default,
-        "sandbox_container_command": arguments.engine,
+        "sandbox": _sandbox(arguments, SANDBOX_KINDS.default),
     }
     wrong: list[str] = []
-    config = validated(CodingConfig, "", settings, wrong)
+    config = validated(CodingConfig, "", [[settings]], wrong)
     refuse(wrong)
     return config
 

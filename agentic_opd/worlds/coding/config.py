@@ -4,24 +4,22 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from agentic_opd.sandboxes.config import SandboxConfig
-from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD, TASKS
-
-DatasetFormat = Literal["generic", "humaneval", "mbpp", "apps"]
+from agentic_opd.settings.fields import FIRST, REWARD, WORLD
+from agentic_opd.worlds.config import DatasetFormat, WorldConfig
 
 
-class CodingConfig(SandboxConfig):
+class CodingConfig(WorldConfig):
     """Where coding tasks come from, what the agent's tools may do, and how long the hidden tests may take."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
-    dataset_name: Annotated[str | None, MOST_USED] = Field(
+    dataset_name: Annotated[str | None, FIRST] = Field(
         default=None,
         description="Source of the tasks: a local .jsonl, .jsonl.gz or .parquet file, a folder (of such files, or "
         "saved by `datasets`), or a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG). Unset: the built-in tasks.",
     )
     dataset_split: str = Field(default="train", description="Split to load, if the dataset has splits.")
-    dataset_format: Annotated[DatasetFormat, MOST_USED] = Field(
+    dataset_format: DatasetFormat = Field(
         default="generic",
         description="Preset that maps the fields of a row; apps also fits LiveCodeBench and other datasets of "
         "inputs and outputs.",
@@ -49,37 +47,6 @@ class CodingConfig(SandboxConfig):
         description="Training tasks whose hidden tests run in the solution's process, where cheating is easier: "
         "keep them with a warning, skip them, or refuse to start. Evaluation keeps them, marks them and counts them.",
     )
-    eval_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="Share of the dataset's tasks held out for evaluation, by a hash of the task's id. The eight "
-        "built-in tasks are used for both training and evaluation.",
-    )
-    eval_seed: int = Field(default=0, ge=0, description="Seed of the hash that selects the held-out tasks.")
-    eval_dataset_name: str | None = Field(
-        default=None, description="Dataset for evaluation, in the form of dataset_name; with it, no tasks are held out."
-    )
-    eval_dataset_split: str | None = Field(
-        default=None,
-        description="Split for evaluation, of eval_dataset_name (unset: dataset_split), or of dataset_name if "
-        "eval_dataset_name is unset.",
-    )
-    eval_dataset_format: Literal["same", DatasetFormat] = Field(
-        default="same",
-        description="Preset of the dataset for evaluation; same: dataset_format and dataset_fields apply.",
-    )
-    eval_dataset_fields: dict[str, str] = Field(
-        default_factory=dict, description="Overrides of eval_dataset_format, in the form of dataset_fields."
-    )
-    tool_timeout_s: Annotated[float, AGENT] = Field(
-        default=30.0, gt=0, description="Time limit of one tool call, in seconds."
-    )
-    tool_output_max_chars: Annotated[int, AGENT] = Field(
-        default=4000,
-        ge=200,
-        description="Maximum number of characters of a tool result; longer results are cut in the middle.",
-    )
     verify_timeout_s: Annotated[float, REWARD] = Field(
         default=30.0,
         gt=0,
@@ -89,6 +56,6 @@ class CodingConfig(SandboxConfig):
 
     @model_validator(mode="after")
     def _check_eval_split(self) -> "CodingConfig":
-        if self.eval_dataset_split is not None and self.eval_dataset_name is None and self.dataset_name is None:
-            raise ValueError("eval_dataset_split is set, but neither eval_dataset_name nor dataset_name is")
+        if self.eval.dataset_split is not None and self.eval.dataset_name is None and self.dataset_name is None:
+            raise ValueError("eval.dataset_split is set, but neither eval.dataset_name nor dataset_name is")
         return self

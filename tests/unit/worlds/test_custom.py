@@ -22,6 +22,7 @@ from agentic_opd.rollout.loop import first_messages
 from agentic_opd.sandboxes.program import Program
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import EvalConfig
 from agentic_opd.worlds.custom import (
     Checks,
     CustomWorld,
@@ -63,7 +64,7 @@ def acted(
 
 
 def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
-    world = make_world(documented(tmp_path, 1), CodingConfig(eval_fraction=0.0), "Sell.")
+    world = make_world(documented(tmp_path, 1), CodingConfig(eval=EvalConfig(fraction=0.0)), "Sell.")
     tasks, held_out = asyncio.run(world.train_and_eval_tasks())
     assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
     assert world.system_prompt == "Sell."
@@ -102,7 +103,7 @@ def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=StandIn))  # type: ignore[arg-type]
     name = documented(tmp_path, 0)
     assert len((tmp_path / "documented.py").read_text().splitlines()) <= 37
-    config = AgentEnvConfig(world=name, world_options={"size": 5, "seed": 3}, eval_fraction=0.0)
+    config = AgentEnvConfig(world=name, world_options={"size": 5, "seed": 3}, eval=EvalConfig(fraction=0.0))
     world = make_world(config.world, config, None)
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     assert (len(tasks), list(world.tools), tasks[0].limits) == (5, [], {"max_turns": 1})
@@ -628,7 +629,7 @@ class Room(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_verdict_may_read_the_sandbox_and_the_conversation() -> None:
-    world = HookedWorld(Room(), CodingConfig(eval_fraction=0.0))
+    world = HookedWorld(Room(), CodingConfig(eval=EvalConfig(fraction=0.0)))
     assert world.runs_programs
 
     async def episode() -> Verification:
@@ -667,7 +668,7 @@ def test_messages_stand_for_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs sandbox_backend docker, not none"),
+        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs env.sandbox.type docker, not none"),
         (Task("t", "p", tools=[{"name": "go"}]), "two tools of one name"),
         (Task("t", "p", tools=[{"name": "fly"}]), "has tools, but the world has no hook call"),
         (Task("t", "p", tools=[{"description": "?"}]), "tools raised ValueError: a function without a name"),
@@ -689,7 +690,7 @@ def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
     assert cast(Any, world).hooks.level == 3
-    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'level'"):
+    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'env.world.level'"):
         make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
 
 

@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on and those to evaluate on; only the built-in tasks are in both.
 
-    With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`), all tasks of the other one are for
-    training. Otherwise `eval_fraction` of the dataset's tasks is held out. Without any dataset, both lists hold the
+    With a dataset to evaluate on (`eval.dataset_name` or `eval.dataset_split`), all tasks of the other one are for
+    training. Otherwise `eval.fraction` of the dataset's tasks is held out. Without any dataset, both lists hold the
     built-in tasks.
 
-    The evaluation list is empty at `eval_fraction` 0. It can be empty for a small dataset too, which is logged as a
+    The evaluation list is empty at `eval.fraction` 0. It can be empty for a small dataset too, which is logged as a
     warning. The training list is empty at 1. `dataset_in_process` applies only to the training list.
 
     Raises:
@@ -40,25 +40,25 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
             `dataset_in_process` refuses tasks, or leaves no task.
     """
     tasks = load_tasks(config)
-    if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
+    if config.eval.dataset_name is not None or config.eval.dataset_split is not None:
         evaluation = load_tasks(_eval_config(config))
         _check_disjoint(tasks, evaluation)
         return _to_train_on(tasks, config), evaluation
     if config.dataset_name is None:
         return tasks, tasks
-    train, evaluation = split_tasks(tasks, config.eval_fraction, config.eval_seed)
-    if not train and config.eval_fraction < 1:
+    train, evaluation = split_tasks(tasks, config.eval.fraction, config.eval.seed)
+    if not train and config.eval.fraction < 1:
         raise DatasetError(
-            f"dataset {config.dataset_name!r}: with eval_fraction {config.eval_fraction:g} and eval_seed "
-            f"{config.eval_seed} all of its {len(tasks)} tasks are held out for evaluation. Set eval_fraction to 0 to "
+            f"dataset {config.dataset_name!r}: with eval.fraction {config.eval.fraction:g} and eval.seed "
+            f"{config.eval.seed} all of its {len(tasks)} tasks are held out for evaluation. Set eval.fraction to 0 to "
             "train on all of them."
         )
-    if not evaluation and config.eval_fraction > 0:
+    if not evaluation and config.eval.fraction > 0:
         _log.warning(
-            "dataset %r: with eval_fraction %g none of its %d tasks is held out, so there is nothing to evaluate on. "
-            "Set a larger eval_fraction, or eval_dataset_name.",
+            "dataset %r: with eval.fraction %g none of its %d tasks is held out, so there is nothing to evaluate on. "
+            "Set a larger eval.fraction, or eval.dataset_name.",
             config.dataset_name,
-            config.eval_fraction,
+            config.eval.fraction,
             len(tasks),
         )
     return _to_train_on(train, config), evaluation
@@ -162,12 +162,12 @@ def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
 
 def _eval_config(config: CodingConfig) -> CodingConfig:
     """Return settings with which `load_tasks` loads the dataset to evaluate on."""
-    is_same = config.eval_dataset_format == "same"
+    is_same = config.eval.dataset_format == "same"
     changes = {
-        "dataset_name": config.eval_dataset_name or config.dataset_name,
-        "dataset_split": config.eval_dataset_split or config.dataset_split,
-        "dataset_format": config.dataset_format if is_same else config.eval_dataset_format,
-        "dataset_fields": {**(config.dataset_fields if is_same else {}), **config.eval_dataset_fields},
+        "dataset_name": config.eval.dataset_name or config.dataset_name,
+        "dataset_split": config.eval.dataset_split or config.dataset_split,
+        "dataset_format": config.dataset_format if is_same else config.eval.dataset_format,
+        "dataset_fields": {**(config.dataset_fields if is_same else {}), **config.eval.dataset_fields},
     }
     return config.model_copy(update=changes)
 
@@ -180,7 +180,7 @@ def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
         shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
         raise DatasetError(
             f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({shown}). Name "
-            "another eval_dataset_name or eval_dataset_split; or unset both, and eval_fraction holds tasks out."
+            "another eval.dataset_name or eval.dataset_split; or unset both, and eval.fraction holds tasks out."
         )
 
 

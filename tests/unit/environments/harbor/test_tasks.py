@@ -322,7 +322,7 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
         ({"tasks_dir": "tasks"}, "tasks_dir is set, but the world is coding: set world to harbor"),
         (
             {"world": "harbor", "tasks_dir": "tasks"},
-            "of docker or podman on this machine: set sandbox_backend docker, .* got bubblewrap",
+            "of docker or podman on this machine: set env.sandbox.type docker, .* got bubblewrap",
         ),
     ],
 )

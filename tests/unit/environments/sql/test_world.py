@@ -51,7 +51,7 @@ def write(folder: Path, entries: Any) -> None:
 
 def of_files(folder: Path, **settings: Any) -> HookedWorld:
     files = {"sql_file": str(folder / "questions.json"), "sql_databases": str(folder / "databases")}
-    config = AgenticOPDEnvConfig(world="sql", **files, **({"eval_fraction": 0} | settings))
+    config = AgenticOPDEnvConfig(world="sql", **files, **({"eval": {"fraction": 0}} | settings))
     made = make_world(config.world, config, None)
     assert isinstance(made, HookedWorld)
     return made
@@ -95,7 +95,7 @@ def test_without_databases_beside_it_parts_of_the_shown_one_judge(shops: Path) -
 
 def test_bird_writes_sql_and_evidence(shops: Path) -> None:
     write(shops, [{"db_id": "shop", "question": "Which?", "evidence": "dear means price > 2", "SQL": GOLD}] * 4)
-    training, held_out = asyncio.run(of_files(shops, eval_fraction=0.5).train_and_eval_tasks())
+    training, held_out = asyncio.run(of_files(shops, eval={"fraction": 0.5}).train_and_eval_tasks())
     assert training[0].prompt == "Which?\ndear means price > 2"
     assert len(training) + len(held_out) == 4
 
