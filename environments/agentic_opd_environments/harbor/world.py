@@ -77,11 +77,11 @@ def _tools() -> list[dict[str, Any]]:
     tools = deepcopy(TOOL_SPECS)
     for tool in tools:
         function = tool["function"]
-        for name, about in function["parameters"]["properties"].items():
+        for name, schema in function["parameters"]["properties"].items():
             if name == "path":
-                about["description"] = "Path of the file, absolute or relative to the current directory."
+                schema["description"] = "Path of the file, absolute or relative to the current directory."
             if name == "command":
-                about["description"] = "The command line, for example: ls -la"
+                schema["description"] = "The command line, for example: ls -la"
         if function["name"] == "terminal":
             function["description"] = (
                 "Run a shell command with bash in the current directory and return what it prints, stdout and stderr "
@@ -233,7 +233,7 @@ class HarborWorld:
         assert isinstance(data, HarborTask)
         image = await self._images.of(data)
         limits = Limits(memory_mb=data.memory_mb, disk_mb=data.disk_mb, processes=_PROCESSES)
-        place = TaskPlace(
+        container_settings = TaskPlace(
             workdir=data.workdir or image.workdir,
             user=data.agent_user,
             cpus=data.cpus,
@@ -243,7 +243,7 @@ class HarborWorld:
         )
         command = self.config.sandbox_container_command
         in_use = pool.place(self.config.sandbox_max_concurrent)
-        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
+        async with in_use, TaskContainer(command, image.name, limits, container_settings, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container
