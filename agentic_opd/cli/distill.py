@@ -32,7 +32,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 from agentic_opd.wire.images import ImageFolder
@@ -50,10 +50,10 @@ _PROBE_S = 1.0
 """Longest time, in seconds, for which a server that does not answer at the start is asked again."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
         description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
         "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
     parser.add_argument("--out", type=Path, metavar="OUT", help="output file (default: FILE's name.distilled.jsonl)")

@@ -23,7 +23,6 @@ COMMANDS = {
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
     "report": "write an HTML report of a file of scored groups, or a comparison of two files",
-    "hints": "list the hints of a file of scored groups",
     "distill": "add hints and teacher rows to a file of groups or conversations, without new rollouts",
     "serve-vllm": "start a vLLM server with everything that the other commands need",
 }
@@ -36,11 +35,15 @@ _MODULES = {
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",
     "report": "agentic_opd.report.command",
-    "hints": "agentic_opd.cli.hints",
     "distill": "agentic_opd.cli.distill",
     "serve-vllm": "agentic_opd.serving.launch",
 }
 """Modules with the `main` of each command; the other commands are modes of the environment."""
+
+_REMOVED = {
+    "hints": "`agentic-opd report FILE` writes a page that lists the hints, with their lifts if those were measured",
+}
+"""Command that an earlier version had -> what to use now."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(f"agentic_opd {__version__}")
         return 0
+    if command in _REMOVED:
+        print(f"error: the command {command!r} is gone: {_REMOVED[command]}", file=sys.stderr)
+        return EXIT_USAGE
     if command not in COMMANDS:
         close = get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
-        meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
-        print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
+        remedy = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
+        print(f"error: the command {command!r} is unknown{remedy}", file=sys.stderr)
         return EXIT_USAGE
     if command not in _MODULES:
         return import_module("agentic_opd.env.command").main(None, arguments, "agentic-opd")

@@ -102,9 +102,9 @@ def _show(path: Path, report: FileContents) -> None:
         print(f"{name:<{width}}  {count:>10,}")
     if "groups with distillation" not in report.counts:
         print("Distillation is absent: no group holds distillation arrays.")
-    for violation in report.shown:
+    for violation in report.listed:
         print(printable_line(violation))
-    if report.violations > len(report.shown):
-        print(f"... and {report.violations - len(report.shown):,} more")
+    if report.violations > len(report.listed):
+        print(f"... and {report.violations - len(report.listed):,} more")
     plural = "" if report.violations == 1 else "s"
     print(f"{path!s}: {f'{report.violations:,} violation{plural}' if report.violations else 'no violation'}")

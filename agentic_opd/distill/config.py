@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from agentic_opd.core.names import HintSource
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
-from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
+from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, FIRST, JUDGE, RUN_ONLY, TEACHER, Url
 
 
 def _names(value: object) -> object:
@@ -29,18 +29,18 @@ class DistillConfig(BaseModel):
 
     setting_group: ClassVar = DISTILLATION
 
-    opd_enabled: bool = Field(
+    opd_enabled: Annotated[bool, FIRST] = Field(
         default=True,
         description="Distill from hindsight. Off: the judge is not asked and no distillation fields are written.",
     )
-    distill_topk: int = Field(
+    distill_topk: Annotated[int, FIRST] = Field(
         default=50,
         ge=1,
         le=1000,
         description="Number of entries in a scored row: the sampled token and the teacher's most likely other tokens.",
     )
-    prm_votes: int = Field(default=3, ge=1, le=64, description="Number of judge votes on each turn.")
-    hint_max_next_state_chars: int = Field(
+    prm_votes: Annotated[int, FIRST] = Field(default=3, ge=1, le=64, description="Number of judge votes on each turn.")
+    hint_max_next_state_chars: Annotated[int, FIRST] = Field(
         default=4000,
         ge=100,
         description="Maximum number of characters of a next state that the judge reads; "

@@ -14,38 +14,31 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
-from agentic_opd.settings.fields import MOST_USED, TASKS
+from agentic_opd.settings.fields import FIRST, RUN, WORLD
 from agentic_opd.worlds.coding.config import CodingConfig
 
 
 class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborConfig, IdleEnvSettings):
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
-    tokenizer_name: Annotated[str, MOST_USED] = Field(
+    setting_group: ClassVar = RUN
+
+    tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
 
-    world: Annotated[str, MOST_USED] = Field(
+    world: Annotated[str, WORLD, FIRST] = Field(
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
         "databases, docs/sql.md), functions (function calls, docs/functions.md), harbor (tasks in Harbor's format, "
         "docs/harbor.md), replay (for evaluate: turns of a gateway's journal, docs/gateway.md), or a custom class as "
         "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
-    world_options: Annotated[dict[str, Any], TASKS] = Field(
+    world_options: Annotated[dict[str, Any], WORLD] = Field(
         default_factory=dict,
         description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
         "{level: 3}.",
     )
-
-    @model_validator(mode="after")
-    def _check_program(self) -> "AgentEnvConfig":
-        if self.agent_command is not None and self.sandbox_backend not in ("bubblewrap", "docker"):
-            raise ValueError(
-                f"agent_command needs sandbox_backend bubblewrap or docker, got {self.sandbox_backend}: the others "
-                "give a program no way to the policy"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_world(self) -> "AgentEnvConfig":

@@ -5,13 +5,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.fields import MOST_USED, TASKS
+from agentic_opd.settings.fields import FIRST, WORLD
 
 
 class SqlConfig(BaseModel):
     """Files in the format of Spider and BIRD."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
     sql_file: str | None = Field(
         default=None,
@@ -33,9 +33,9 @@ class SqlConfig(BaseModel):
 class HarborConfig(BaseModel):
     """Where Harbor tasks are, and what their files leave open."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
-    tasks_dir: Annotated[Path | None, MOST_USED] = Field(
+    tasks_dir: Annotated[Path | None, FIRST] = Field(
         default=None,
         description="harbor: a task in Harbor's format (a folder with task.toml), or a folder with tasks at any depth "
         "(docs/harbor.md).",

@@ -249,7 +249,6 @@ class Gateway:
                     info = await fetch_info(server.http)
                 if info.weight_version is not None:
                     self.telemetry.version.labels(server.url).set(info.weight_version)
-                self.telemetry.rollbacks.labels(server.url).set(info.rollbacks)
 
         await asyncio.gather(*map(read, self._servers.values()))
 

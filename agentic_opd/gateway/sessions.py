@@ -222,8 +222,8 @@ class Sessions:
         scope = _scope(owner, asked.prompt_key)
         match = self._index.find(asked.identities, scope=scope, accept=is_behind_call)
         rest = asked.messages[match.length :]
-        if match.known and not _has_turn(rest):
-            key = self._best(match.known)
+        if match.values and not _has_turn(rest):
+            key = self._best(match.values)
             return Place(self._by_id[key.session_id], self.path(key), rest)
         found = self._histories.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_behind_call)
         if called is not None and (found is None or found.position < called.position):
@@ -232,8 +232,8 @@ class Sessions:
             key = called.key if called is not None and called.position == found.position else self._meant(found)
             if key is not None:
                 return self._following(key, asked, found)
-        if match.known:
-            return Place(self._by_id[self._best(match.known).session_id], (), asked.messages, True)
+        if match.values:
+            return Place(self._by_id[self._best(match.values).session_id], (), asked.messages, True)
         return None
 
     def _called(self, owner: str, asked: Asked, accept: Callable[[TurnKey], bool]) -> CalledTurn | None:

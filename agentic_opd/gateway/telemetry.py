@@ -33,11 +33,6 @@ class Telemetry:
         self.lost = counter("groups_lost", "groups lost by a restart of the trajectory API")
         self.outcomes = counter("turn_outcomes", "judged turns by outcome", ["outcome"])
         self.version = gauge("weight_version", "version of the weights that a policy server has", ["server"])
-        self.rollbacks = gauge(
-            "weight_rollbacks",
-            "times that a trainer's brake replaced a server's weights by earlier ones, since the server's start",
-            ["server"],
-        )
         self.failing = gauge("failing_outputs", "1 while the disk refuses writes to an output, else 0", ["output"])
         self.first_token_s = histogram("first_token_seconds", "seconds from a request to its first token")
         self.answer_s = histogram("answer_seconds", "seconds from a request to the end of its response")

@@ -386,20 +386,14 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    async def load_weights(self, folder: Path, version: int, withdrawn_from: int | None = None) -> None:
-        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors.
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
+        await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
 
-        `withdrawn_from` is the first of the versions that a roll-back replaces.
-        """
-        body = {"path": str(folder), "version": version, **_withdrawing(withdrawn_from)}
-        await self.http.post("/v1/opd/reload_weights", body)
-
-    async def load_adapter(
-        self, folder: Path, version: int, *, as_teacher: bool = False, withdrawn_from: int | None = None
-    ) -> None:
+    async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
         """Load a LoRA adapter as `version` of the policy, or as the teacher's; otherwise as `load_weights`."""
         body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
-        await self.http.post("/v1/opd/load_adapter", {**body, **_withdrawing(withdrawn_from)})
+        await self.http.post("/v1/opd/load_adapter", body)
 
     async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
         """Join the process group of the weight transfer with the ranks from `rank_offset` on."""
@@ -407,20 +401,11 @@ class PluginClient:
         await self.http.post("/v1/opd/join_transfer", where)
 
     async def receive_weights(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        version: int,
-        withdrawn_from: int | None = None,
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], version: int
     ) -> None:
         """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
         body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
-        await self.http.post("/v1/opd/receive_weights", {**body, **_withdrawing(withdrawn_from)})
-
-
-def _withdrawing(withdrawn_from: int | None) -> dict[str, int]:
-    return {} if withdrawn_from is None else {"withdrawn_from": withdrawn_from}
+        await self.http.post("/v1/opd/receive_weights", body)
 
 
 def _lost_images(error: ServerRequestError, images: Sequence[PlacedImage]) -> bool:

@@ -22,8 +22,6 @@ class ServerInfo:
     """-1 means no limit."""
     vocab_size: int | None = None
     weight_version: int | None = None
-    rollbacks: int = 0
-    """Roll-backs of the weights since the server started."""
     plugin_version: str | None = None
     vllm_version: str | None = None
     score_route: int = 1

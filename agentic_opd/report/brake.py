@@ -1,6 +1,5 @@
 """`brake.jsonl` of a trainer -> sentences for the report (I/O)."""
 
-from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -8,40 +7,35 @@ from typing import Any
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.text import read_json, refuse_constant
 from agentic_opd.wire.files import whole_lines
-from agentic_opd.wire.group import TurnRecord
 
 BRAKE_FILE = "brake.jsonl"
 
 
-def brake_notes(file: Path, turns: Iterable[TurnRecord]) -> list[str]:
-    """Return a sentence about each roll-back of the trainer that wrote `file`, and the turns of withdrawn versions.
+def brake_notes(file: Path) -> list[str]:
+    """Return a sentence about each roll-back of the trainer that wrote `file`.
 
     Raises:
         PlaceError: the file can't be read, or holds something other than verdicts.
     """
-    versions = [turn.weight_version for turn in turns if turn.weight_version is not None]
     try:
         rows = [read_json(line, parse_constant=refuse_constant) for line, _ in whole_lines(file)]
         verdicts = {row["version"]: row for row in rows if "mean" in row}
-        return [_roll_back(verdicts, row, versions) for row in rows if row["verdict"] == "rolled_back"]
+        return [_roll_back(verdicts, row) for row in rows if row["verdict"] == "rolled_back"]
     except OSError as error:
         raise PlaceError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise PlaceError(f"{str(file)!r} holds no verdicts of a trainer's brake: {error!r}") from error
 
 
-def _roll_back(verdicts: dict[int, dict[str, Any]], row: dict[str, int], versions: list[int]) -> str:
+def _roll_back(verdicts: dict[int, dict[str, Any]], row: dict[str, int]) -> str:
     bad, to, new = row["bad"], row["to"], row["version"]
     verdict = verdicts[bad]
     worst = min(verdict["falls"], key=lambda fall: fall["standard_errors"])
     falls = [number for fall in verdict["falls"] for number in (fall["difference"], fall["standard_errors"])]
     if not all(map(isfinite, (verdict["mean"], *falls))):
         raise ValueError(f"the verdict on version {bad} has a number that is not finite")
-    sampled = sum(to < version < new for version in versions)
     return (
         f"The brake rolled version {bad} back to version {to}, which is served as version {new}: its mean score over "
         f"{verdict['tasks']} held-out tasks was {verdict['mean']:.3f}, {-worst['difference']:.3f} "
-        f"({-worst['standard_errors']:.1f} standard errors) below that of version {worst['version']}. {sampled} turns "
-        f"of this file were sampled by the withdrawn versions {to + 1} to {new - 1}; a resumed trainer leaves their "
-        "groups out."
+        f"({-worst['standard_errors']:.1f} standard errors) below that of version {worst['version']}."
     )

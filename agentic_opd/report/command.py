@@ -76,7 +76,7 @@ def make_report(
         tokenizer, notes = choose_tokenizer(run, tokenizer_name)
         verdicts = brake or file.with_name(BRAKE_FILE)
         if brake or verdicts.exists():
-            notes += brake_notes(verdicts, (turn for rollout in run.rollouts for turn in rollout.records))
+            notes += brake_notes(verdicts)
         shown.append(ShownRun(run, tokenizer, notes))
     rollouts = [rollout for one in shown for rollout in one.run.rollouts]
     with LiveBar("rollouts packed", len(rollouts), console=console) as bar:

@@ -1,6 +1,6 @@
 """Lifts: pass rates of hinted turns that were sampled again with and without their hint (I/O: one file).
 
-`scripts/measure_hints FILE --samples N` writes the file beside the groups, as `groups.hints.json` beside
+`scripts/learning/measure_hints FILE --samples N` writes the file beside the groups, as `groups.hints.json` beside
 `groups.jsonl`; the report reads it.
 """
 
@@ -104,5 +104,5 @@ def read_lifts(path: Path) -> Lifts | None:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise PlaceError(
             f"cannot read {str(path)!r}, the lifts of the hints ({why}): measure them again with "
-            "scripts/measure_hints, or remove the file"
+            "scripts/learning/measure_hints, or remove the file"
         ) from error

@@ -203,7 +203,7 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRo
             continue
         group, problems = GroupChecker().read(value)
         if group is None or problems:
-            left_out.append(problems[0].at(f"line {number}"))
+            left_out.append(problems[0].message_for(f"line {number}"))
             continue
         sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
         yield from (_rollout(group, one, number, index, is_first=is_first) for index, (one, is_first) in sequences)

@@ -5,8 +5,8 @@ so that it cannot end a message or open one in another role. In assistant and sy
 specifications, the control tokens around reasoning and calls are kept, because they may be intended. The messages
 themselves do not change.
 
-In: a renderer of the package `renderers`, and chat messages. Out: `Prompt` (ids and the two places where a hint may
-enter) and `ParsedTurn`. Sampled ids are never rendered again; new ids are appended to them.
+In: a renderer of the package `renderers`, and chat messages. Out: `Prompt` (ids and the two positions where a hint may
+be inserted) and `ParsedTurn`. Sampled ids are never rendered again; new ids are appended to them.
 """
 
 import json
@@ -95,30 +95,32 @@ class ChatFormat:
         """Return a chat of the same model with other tools; None: this one."""
         if tools is None:
             return self
-        other = copy(self)
-        other.tools, other._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
-        return other
+        chat = copy(self)
+        chat.tools, chat._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
+        return chat
 
     def with_images(self, images: ImageTokens | None) -> "ChatFormat":
         """Return a chat that can render messages with these pictures; None: this one."""
         if images is None:
             return self
-        other = copy(self)
-        other.images = images
-        return other
+        chat = copy(self)
+        chat.images = images
+        return chat
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Render the messages before the first turn. Without a user message, the last one that is not the assistant's
-        takes its place, and without such a one, the assistant's opening.
+        """Render the messages before the first turn.
+
+        `last_user_end` is the end of the last user message; without one, of the last message that is not the
+        assistant's; without that, the assistant's opening.
         """
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
             if not rendered.is_content and any(message["role"] == "assistant" for message in messages):
-                prompt = self._placed_by_difference(rendered.token_ids, text)
+                prompt = self._located_by_difference(rendered.token_ids, text)
             else:
-                prompt = self._place(rendered, messages, known=0, last_user_end=None)
-            return self._with_image_tokens(prompt, messages, known=0)
+                prompt = self._located(rendered, messages, offset=0, last_user_end=None)
+            return self._with_image_tokens(prompt, messages, offset=0)
 
     def next_prompt(
         self,
@@ -151,13 +153,14 @@ class ChatFormat:
             if rendered is None:
                 rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
             if rendered.token_ids[: len(known_ids)] != known_ids:
-                at = shared_length(rendered.token_ids, known_ids)
+                first = shared_length(rendered.token_ids, known_ids)
                 raise RendererError(
-                    f"the renderer changed token {at} of the {len(known_ids)} known ones: got "
-                    f"{rendered.token_ids[at : at + 3]}, expected {known_ids[at : at + 3]}; name another renderer"
+                    f"the renderer changed token {first} of the {len(known_ids)} known ones: got "
+                    f"{rendered.token_ids[first : first + 3]}, expected {known_ids[first : first + 3]}; name another "
+                    "renderer"
                 )
-            prompt = self._place(rendered, new, known=len(known_ids), last_user_end=last_user_end)
-            return self._with_image_tokens(prompt, new, known=len(known_ids))
+            prompt = self._located(rendered, new, offset=len(known_ids), last_user_end=last_user_end)
+            return self._with_image_tokens(prompt, new, offset=len(known_ids))
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
         """Parse a completion into an assistant message; an unparsable call keeps its text and its error."""
@@ -183,10 +186,10 @@ class ChatFormat:
         """Return the number of leading ids of a completion that hold its message's reasoning, including tags."""
         reasoning = (message.get("reasoning_content") or "").strip()
         text = self.text(completion_ids) if reasoning else ""
-        at = text.find(reasoning)
-        if not reasoning or at < 0:
+        start = text.find(reasoning)
+        if not reasoning or start < 0:
             return 0
-        behind = at + len(reasoning)
+        behind = start + len(reasoning)
         closing = _REASONING_CLOSE.match(text, behind)
         end = closing.end() if closing else behind
         return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
@@ -210,10 +213,11 @@ class ChatFormat:
         """
         prompt = self.first_prompt(messages[:-1])
         with _renderer_errors("rendering a turn"):
-            whole = self.renderer.render_ids(self._as_text(messages), tools=self._written_tools)  # type: ignore[arg-type]
-        shared = shared_length(whole, prompt.token_ids)
-        ids = whole[shared:]
-        opened, turn = (self.text(tokens[prompt.assistant_open :]) for tokens in (prompt.token_ids, whole))
+            text, tools = self._as_text(messages), self._written_tools
+            all_ids = self.renderer.render_ids(text, tools=tools)  # type: ignore[arg-type]
+        shared = shared_length(all_ids, prompt.token_ids)
+        ids = all_ids[shared:]
+        opened, turn = (self.text(tokens[prompt.assistant_open :]) for tokens in (prompt.token_ids, all_ids))
         is_continued = shared == len(prompt.token_ids) or (shared >= prompt.assistant_open and turn.startswith(opened))
         if is_continued and shared < len(prompt.token_ids):  # A token of the whole text reaches into the prompt's.
             ids = self.tokenizer.encode(turn[len(opened) :], add_special_tokens=False)
@@ -229,7 +233,7 @@ class ChatFormat:
         return ids
 
     def reads_back(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
-        """Whether a turn is parsed as the message that it was rendered from, but for the calls' ids and outer space."""
+        """Return whether a turn parses to the message it was rendered from, but for calls' ids and outer space."""
         parsed = self.parse(prompt_ids, completion_ids, 0)
         names = ("content", "reasoning_content")
         pairs = [(parsed.message.get(name) or "", message.get(name) or "") for name in names]
@@ -239,9 +243,9 @@ class ChatFormat:
         return all(first.strip() == second.strip() or self._same_ids(first, second) for first, second in pairs)
 
     def spells_calls(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
-        """Whether the text of a message without calls holds calls in the model's own form, and nothing after them.
+        """Return whether the text of a message without calls ends with calls in the model's own format.
 
-        Such calls are meant: as calls of the message they have the same ids.
+        Such a text stands for calls: as calls of the message they render to the same ids.
         """
         parsed = self.parse(prompt_ids, completion_ids, 0)
         is_called = not message.get("tool_calls") and all(call.error is None for call in parsed.tool_calls)
@@ -254,20 +258,20 @@ class ChatFormat:
         return self.written([user, plain]) == self.written([user, called])
 
     def spells_control_tokens(self, message: Message) -> bool:
-        """Whether a text of a message, or a name or an argument of its calls, holds a control token of the model."""
+        """Return whether a message's text, or a name or argument of its calls, holds a control token of the model."""
         calls = [(call["function"]["name"], _arguments_of(call)) for call in message.get("tool_calls") or ()]
         texts = (message["content"], message.get("reasoning_content") or "", json.dumps(calls, ensure_ascii=False))
         return any(token in text for text in texts for token in self._control)
 
     def without_stop(self, text: str) -> str:
-        """Return the text of a turn without stop tokens at its end, which some logs hold."""
+        """Return the text of a turn without the stop tokens at its end that some logs have."""
         stops = tuple(self.text([token]) for token in self.stop_token_ids)
         while (core := text.rstrip()).endswith(stops):
             text = core.removesuffix(next(stop for stop in stops if core.endswith(stop)))
         return text
 
     def _same_ids(self, first: str, second: str) -> bool:
-        """Whether two texts are the same for the tokenizer, which may normalize letters."""
+        """Return whether two texts have the same ids, because the tokenizer may normalize letters."""
         encode = self.tokenizer.encode
         return encode(first.strip(), add_special_tokens=False) == encode(second.strip(), add_special_tokens=False)
 
@@ -282,14 +286,14 @@ class ChatFormat:
         if rendered is not None or turn[-1] not in self.stop_token_ids or _REASONING_END not in self._control:
             return rendered
         closed: list[int] = [*self.tokenizer.encode(_REASONING_END, add_special_tokens=False), turn[-1]]
-        other = self.renderer.bridge_to_next_turn(prompt, closed, new, tools=self._written_tools)
+        bridged = self.renderer.bridge_to_next_turn(prompt, closed, new, tools=self._written_tools)
         length = len(prompt) + len(closed)
-        if other is None or other.token_ids[:length] != [*prompt, *closed]:
+        if bridged is None or bridged.token_ids[:length] != [*prompt, *closed]:
             return None
         return RenderedTokens(
-            token_ids=known_ids + other.token_ids[length:],
-            message_indices=[-1] * len(known_ids) + other.message_indices[length:],
-            is_content=[False] * len(known_ids) + other.is_content[length:] if other.is_content else [],
+            token_ids=known_ids + bridged.token_ids[length:],
+            message_indices=[-1] * len(known_ids) + bridged.message_indices[length:],
+            is_content=[False] * len(known_ids) + bridged.is_content[length:] if bridged.is_content else [],
         )
 
     def _reopened(self, known_ids: list[int], start: int) -> RenderedTokens | None:
@@ -299,11 +303,11 @@ class ChatFormat:
             return None
         owners = rendered.message_indices
         opening = 1 + max((i for i, owner in enumerate(owners) if owner == 0), default=len(owners) - 1)
-        kept = [i for i, owner in enumerate(owners) if owner != 0]
+        indices = [i for i, owner in enumerate(owners) if owner != 0]
         return RenderedTokens(
-            token_ids=[rendered.token_ids[i] for i in kept],
-            message_indices=[-1 if i >= opening else _BETWEEN for i in kept],
-            is_content=[rendered.is_content[i] for i in kept] if rendered.is_content else [],
+            token_ids=[rendered.token_ids[i] for i in indices],
+            message_indices=[-1 if i >= opening else _BETWEEN for i in indices],
+            is_content=[rendered.is_content[i] for i in indices] if rendered.is_content else [],
         )
 
     def _dropped_reasoning(self, history: Sequence[Message], new: Sequence[Message], first: int) -> int | None:
@@ -316,9 +320,10 @@ class ChatFormat:
         config = getattr(self.renderer, "config", None)
         if getattr(config, "thinking_retention", None) is not None:
             return None
-        thought = (i for i, one in enumerate(history) if i >= first and (one.get("reasoning_content") or "").strip())
-        if (index := next(thought, None)) is None:
+        has_reasoning = [bool((message.get("reasoning_content") or "").strip()) for message in history]
+        if True not in has_reasoning[first:]:
             return None
+        index = has_reasoning.index(True, first)
         without = [
             {k: v for k, v in m.items() if i != index or k != "reasoning_content"} for i, m in enumerate(history)
         ]
@@ -341,8 +346,9 @@ class ChatFormat:
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
                 "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
             )
-        own = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
-        turn = range(own[0] if own else 0, len(old))  # Some families close no turn: the next message's role ends it.
+        last_ids = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
+        turn = range(last_ids[0] if last_ids else 0, len(old))
+        # Some families close no turn: the next message's role ends it.
         close = next((i for i in reversed(turn) if old[i] in self.stop_token_ids), None)
         first_new = next((i for i, message in enumerate(full.message_indices) if message >= len(history)), len(old))
         after = first_new if close is None else close + 1
@@ -385,37 +391,41 @@ class ChatFormat:
         if self.images is None:
             raise RendererError("a message has pictures, and the model reads text only")
         if marks != len(message["images"]):
-            raise RendererError(f"a message has {len(message['images'])} pictures, and {marks} places for them")
+            raise RendererError(f"a message has {len(message['images'])} pictures, and {marks} marks for them")
         return content.replace(IMAGE_MARK, self.images.placeholder)
 
-    def _with_image_tokens(self, prompt: Prompt, messages: Sequence[Message], known: int) -> Prompt:
+    def _with_image_tokens(self, prompt: Prompt, messages: Sequence[Message], offset: int) -> Prompt:
         """Return a prompt with each picture's own tokens in place of its placeholder.
 
-        `messages` are those of the prompt, which begins at position `known` of the conversation.
+        `messages` are those of the prompt, which begins at position `offset` of the conversation.
         """
         digests = [digest for message in messages for digest in message.get("images", ())]
         if not digests or self.images is None:
             return prompt
         old = list(prompt.token_ids)
         target: list[int] = self.tokenizer.encode(self.images.placeholder, add_special_tokens=False)
-        found = [at for at in range(len(old)) if old[at : at + len(target)] == target]
-        if len(found) != len(digests):
+        starts = [start for start in range(len(old)) if old[start : start + len(target)] == target]
+        if len(starts) != len(digests):
             raise RendererError(
-                f"the chat template writes {len(found)} times {self.images.placeholder!r} for {len(digests)} pictures"
+                f"the chat template writes {len(starts)} times {self.images.placeholder!r} for {len(digests)} pictures"
             )
         ids, images, end = list[int](), list[PlacedImage](), 0
-        for at, digest in zip(found, digests, strict=True):
+        for start, digest in zip(starts, digests, strict=True):
             tokens = self.images.by_digest[digest]
-            ids += old[end:at]
-            images.append(PlacedImage(digest, known + len(ids), len(tokens)))
+            ids += old[end:start]
+            images.append(PlacedImage(digest, offset + len(ids), len(tokens)))
             ids += tokens
-            end = at + len(target)
+            end = start + len(target)
         ids += old[end:]
 
-        def moved(place: int) -> int:
-            before = [one for at, one in zip(found, images, strict=True) if known + at < place]
-            inside = [known + at + len(target) - place for at in found if 0 < place - known - at < len(target)]
-            return place + sum(one.length - len(target) for one in before) + sum(inside)
+        def moved(position: int) -> int:
+            before = [image for start, image in zip(starts, images, strict=True) if offset + start < position]
+            inside = [
+                offset + start + len(target) - position
+                for start in starts
+                if 0 < position - offset - start < len(target)
+            ]
+            return position + sum(image.length - len(target) for image in before) + sum(inside)
 
         return Prompt(tuple(ids), moved(prompt.assistant_open), moved(prompt.last_user_end), tuple(images))
 
@@ -426,10 +436,10 @@ class ChatFormat:
         text = call_arguments(arguments)
         if "\\" in text:
             with suppress(ValueError, RecursionError):
-                shown = json.dumps(read_json(text), ensure_ascii=False)
+                encoded = json.dumps(read_json(text), ensure_ascii=False)
                 has_half_pairs = "\\ud" in text or "\\uD" in text
-                is_plain = without_control_tokens(self._structural, shown) == shown
-                return text if is_plain and not has_half_pairs else shown
+                is_plain = without_control_tokens(self._structural, encoded) == encoded
+                return text if is_plain and not has_half_pairs else encoded
         return text
 
     def _plain_json(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -438,39 +448,40 @@ class ChatFormat:
         plain = without_control_tokens(self._structural, well_formed(text))
         return data if plain == text else read_json(plain)
 
-    def _place(
-        self, rendered: RenderedTokens, messages: Sequence[Message], *, known: int, last_user_end: int | None
+    def _located(
+        self, rendered: RenderedTokens, messages: Sequence[Message], *, offset: int, last_user_end: int | None
     ) -> Prompt:
+        """Return the ids from `offset` on as a prompt, with the positions of its two insertion points."""
         ids, owner = rendered.token_ids, rendered.message_indices
         opening = len(ids)
-        while opening > known and owner[opening - 1] == -1:
+        while opening > offset and owner[opening - 1] == -1:
             opening -= 1
         if last_user_end is None or any(message["role"] == "user" for message in messages):
             last = _last_user(messages)
-            last_user_end = opening if last is None else self._content_end(rendered, last, known)
-        return Prompt(tuple(ids[known:]), opening, last_user_end)
+            last_user_end = opening if last is None else self._content_end(rendered, last, offset)
+        return Prompt(tuple(ids[offset:]), opening, last_user_end)
 
-    def _placed_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
-        """Place a prompt for a renderer that does not attribute tokens to messages, as when a template writes a message
-        differently if others follow: compare with the ids of a prompt whose last user message has one word more.
+    def _located_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+        """Return a prompt of a renderer that does not attribute tokens to messages, as when a template writes a message
+        differently if messages follow it. Its last user message ends where one more word in it changes the ids.
         """
         without = self.renderer.render_ids(list(messages), tools=self._written_tools)  # type: ignore[arg-type]
         opening = shared_length(ids, without)
         if (last := _last_user(messages)) is None:
             return Prompt(tuple(ids), opening, opening)
-        longer_one = {**messages[last], "content": f"{messages[last]['content']} x"}
-        more = [*messages[:last], longer_one, *messages[last + 1 :]]
-        longer = self.renderer.render_ids(more, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
+        longer_message = {**messages[last], "content": f"{messages[last]['content']} x"}
+        changed = [*messages[:last], longer_message, *messages[last + 1 :]]
+        longer = self.renderer.render_ids(changed, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
         return Prompt(tuple(ids), opening, min(opening, shared_length(ids, longer)))
 
-    def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
+    def _content_end(self, rendered: RenderedTokens, message_index: int, offset: int) -> int:
         """Return the end of a message's last content token; without attribution, of its last visible token."""
-        own = [i for i in range(known, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
-        content = [i for i in own if rendered.is_content[i]] if rendered.is_content else []
+        positions = [i for i in range(offset, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
+        content = [i for i in positions if rendered.is_content[i]] if rendered.is_content else []
         if content:
             return content[-1] + 1
-        end = own[-1] + 1
-        while end > own[0] + 1 and self._is_scaffold(rendered.token_ids[end - 1]):
+        end = positions[-1] + 1
+        while end > positions[0] + 1 and self._is_scaffold(rendered.token_ids[end - 1]):
             end -= 1
         return end
 
@@ -481,8 +492,8 @@ class ChatFormat:
 def _last_user(messages: Sequence[Message]) -> int | None:
     """Return the index of the last user message; without one, of the last message that is not the assistant's."""
     users = (i for i, message in reversed([*enumerate(messages)]) if message["role"] == "user")
-    others = (i for i, message in reversed([*enumerate(messages)]) if message["role"] != "assistant")
-    return next(users, next(others, None))
+    fallbacks = (i for i, message in reversed([*enumerate(messages)]) if message["role"] != "assistant")
+    return next(users, next(fallbacks, None))
 
 
 _REASONING_CLOSE = re.compile(r"\s*(</\w+>|\[/\w+\]|<\|end\|>)?\s*")

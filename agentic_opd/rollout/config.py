@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
+from agentic_opd.settings.fields import AGENT, FIRST, REWARD
 
 
 class RendererConfig(BaseModel):
     setting_group: ClassVar = AGENT
 
-    renderer: Annotated[str, MOST_USED] = Field(
+    renderer: Annotated[str, FIRST] = Field(
         default="auto",
         description="Renderer of the `renderers` package (auto, qwen3, llama-3, glm-4.5, ...), default (the "
         "tokenizer's chat template), or a class as package.module:CLASS or FILE.py:CLASS. Name it for a fine-tuned "
@@ -51,22 +51,22 @@ class RolloutConfig(RendererConfig):
     setting_group: ClassVar = AGENT
 
     system_prompt: str | None = Field(default=None, description="System prompt that replaces the agent's default one.")
-    max_turns: Annotated[int, MOST_USED] = Field(
+    max_turns: Annotated[int, FIRST] = Field(
         default=8, ge=1, le=1000, description="Maximum number of assistant turns in an episode."
     )
-    max_token_length: Annotated[int, MOST_USED] = Field(
+    max_token_length: Annotated[int, FIRST] = Field(
         default=8192,
         ge=16,
         description="Maximum number of tokens in an episode, including the prompt and tool results.",
     )
-    max_tokens_per_turn: Annotated[int, MOST_USED] = Field(
+    max_tokens_per_turn: Annotated[int, FIRST] = Field(
         default=1024, ge=1, description="Maximum number of tokens sampled in one assistant turn."
     )
-    temperature: Annotated[float, MOST_USED] = Field(
+    temperature: Annotated[float, FIRST] = Field(
         default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts."
     )
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation.")
-    agent_command: Annotated[str | None, MOST_USED] = Field(
+    agent_command: Annotated[str | None, FIRST] = Field(
         default=None,
         description="Shell command of a program that replaces the package's agent loop (needs the extra [gateway]). "
         "It runs in the sandbox's work directory, reads the task from the variable TASK or from the file that "

@@ -132,7 +132,7 @@ class Conversation:
     def answer(self, messages: Sequence[Message]) -> None:
         """Add the answers to the last turn: tool results, or a user message."""
         del self._tokens[len(self._masks) :]  # Drops a rendered prompt without a turn.
-        self._images = [one for one in self._images if one.offset < len(self._masks)]
+        self._images = [image for image in self._images if image.offset < len(self._masks)]
         self._prompt = None
         self.messages += messages
 
@@ -162,15 +162,15 @@ class Conversation:
             masks_T=tuple(self._masks),
             logprobs_T=tuple(self._logprobs),
             turns=tuple(self.turns),
-            images=tuple(one for one in self._images if one.offset < end),
+            images=tuple(image for image in self._images if image.offset < end),
         )
 
 
 def _context_turns(trace: Trace, sampled: Collection[int]) -> tuple[ContextTurn, ...]:
     """Return the assistant messages without a turn in `trace`; `sampled` are the message indices of all turns."""
-    own = {turn.message_index for turn in trace.turns}
+    sampled_here = {turn.message_index for turn in trace.turns}
     return tuple(
         ContextTurn(index, "shared" if index in sampled else "not_sampled")
         for index, message in enumerate(trace.messages)
-        if message["role"] == "assistant" and index not in own
+        if message["role"] == "assistant" and index not in sampled_here
     )

@@ -14,29 +14,29 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
 
-Known = TypeVar("Known", bound=Hashable)
+ValueT = TypeVar("ValueT", bound=Hashable)
 
 
-class Match(NamedTuple, Generic[Known]):
-    """Values stored for the first `length` messages of the query; `known` is empty if `length` is 0."""
+class Match(NamedTuple, Generic[ValueT]):
+    """Values stored for the first `length` messages of the query; none if `length` is 0."""
 
     length: int
-    known: Sequence[Known]
+    values: Sequence[ValueT]
 
 
-class ConversationIndex(Generic[Known]):
+class ConversationIndex(Generic[ValueT]):
     """Values by a hash of message prefixes; a look-up reads only the messages of the query.
 
     A value represents a conversation up to some message. Values of different `scope`s are separate.
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, list[Known]] = {}
-        self._hashes: dict[Known, blake2b] = {}
+        self._by_key: dict[bytes, list[ValueT]] = {}
+        self._hashes: dict[ValueT, blake2b] = {}
 
     def find(
-        self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
-    ) -> Match[Known]:
+        self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[ValueT], bool] = lambda value: True
+    ) -> Match[ValueT]:
         """Return the longest known prefix of a request's messages, and all accepted values stored for it.
 
         `identities` are the messages' `identity`s; the look-up is restricted to values with this `scope`.
@@ -46,22 +46,24 @@ class ConversationIndex(Generic[Known]):
             prefix.update(message)
             digests.append(prefix.digest())
         for length in range(len(digests), 0, -1):
-            if known := [value for value in self._by_key.get(digests[length - 1], ()) if accept(value)]:
-                return Match(length, known)
+            if values := [value for value in self._by_key.get(digests[length - 1], ()) if accept(value)]:
+                return Match(length, values)
         return Match(0, ())
 
-    def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
-        """Store `known` under `messages`, or under the messages of `after` followed by `messages`."""
-        so_far = _start(scope) if after is None else self._hashes[after].copy()
+    def add(
+        self, value: ValueT, messages: Sequence[Message], after: ValueT | None = None, *, scope: bytes = b""
+    ) -> None:
+        """Store `value` under `messages`, or under the messages of `after` followed by `messages`."""
+        prefix = _start(scope) if after is None else self._hashes[after].copy()
         for message in messages:
-            so_far.update(identity(message))
-        self._hashes[known] = so_far
-        self._by_key.setdefault(so_far.digest(), []).append(known)
+            prefix.update(identity(message))
+        self._hashes[value] = prefix
+        self._by_key.setdefault(prefix.digest(), []).append(value)
 
-    def discard(self, known: Known) -> None:
-        if known in self._hashes:
-            key = self._hashes.pop(known).digest()
-            self._by_key[key].remove(known)
+    def discard(self, value: ValueT) -> None:
+        if value in self._hashes:
+            key = self._hashes.pop(value).digest()
+            self._by_key[key].remove(value)
             if not self._by_key[key]:
                 del self._by_key[key]
 
@@ -79,8 +81,8 @@ def identity(message: Message) -> bytes:
     content: Any = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-    said = (message["role"], str(content).strip(), calls, *message.get("images", ()))
-    return blake2b(repr(said).encode(), digest_size=16).digest()
+    essentials = (message["role"], str(content).strip(), calls, *message.get("images", ()))
+    return blake2b(repr(essentials).encode(), digest_size=16).digest()
 
 
 def _canonical(arguments: Any) -> str:

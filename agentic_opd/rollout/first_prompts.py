@@ -34,7 +34,7 @@ def too_long(
     if by_program:
         chat = ChatFormat(chat.renderer, chat.tokenizer, ())
     longest = max(len(token.encode()) for token in chat.tokenizer.get_vocab())
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     frame: int | None = None
     for task in tasks:
         messages = [_user(task)] if by_program else first_messages(world, task)
@@ -49,15 +49,15 @@ def too_long(
             task_chat = chat if by_program else chat.with_tools(task.tools)
             tokens = len(task_chat.first_prompt(messages).token_ids)
         if tokens >= max_token_length:
-            found[task.task_id] = tokens
-    return found
+            lengths[task.task_id] = tokens
+    return lengths
 
 
 def described(long: dict[str, int], total: int, max_token_length: int) -> str:
     """Return a sentence about the tasks that are too long, with the numbers of the first three."""
-    shown = ", ".join(f"{task_id!r} has {tokens} tokens or more" for task_id, tokens in list(long.items())[:3])
+    examples = ", ".join(f"{task_id!r} has {tokens} tokens or more" for task_id, tokens in list(long.items())[:3])
     more = f", and {len(long) - 3} more" if len(long) > 3 else ""
     return (
         f"{len(long)} of {total} tasks have a first prompt that does not fit env.max_token_length "
-        f"({max_token_length}): {shown}{more}"
+        f"({max_token_length}): {examples}{more}"
     )

@@ -120,7 +120,7 @@ class AgentLoop:
         """Return the tool results in the order of the calls, or the user's reply, or nothing."""
         if calls:
             results = [await self.session.run_tool(call) for call in calls]
-            self.changes[-1] = frozenset(place for place, result in enumerate(results) if result.is_change)
+            self.changes[-1] = frozenset(index for index, result in enumerate(results) if result.is_change)
             self.tool_calls += len(results)
             self.tool_errors += sum(result.is_error for result in results)
             self.broken_turns += any(result.is_error for result in results)
@@ -180,27 +180,27 @@ async def run_episode(
         loop = AgentLoop(task, conversation, session, config, user_reply, on_answered)
         return await loop.run(policy)
 
-    def so_far(stop: StopReason) -> Episode | None:
+    def unfinished(stop: StopReason) -> Episode | None:
         return loop.episode(stop) if loop is not None and conversation.num_turns else None
 
-    return await verified(run, so_far, world.session(task), task, world, config)
+    return await verified(run, unfinished, world.session(task), task, world, config)
 
 
 async def verified(
     run: Callable[[SessionT], Awaitable[Episode]],
-    so_far: Callable[[StopReason], Episode | None],
-    place: AbstractAsyncContextManager[SessionT],
+    unfinished: Callable[[StopReason], Episode | None],
+    session_scope: AbstractAsyncContextManager[SessionT],
     task: Task,
     world: World,
     config: RolloutConfig,
 ) -> Episode:
-    """Run an episode in its session `place`, then verify and reward the result; returns and raises as `run_episode`.
+    """Run an episode in the session of `session_scope`, then verify and reward it; returns and raises as `run_episode`.
 
-    An episode whose tests gave no verdict gets no reward. `so_far` returns the episode if its sandbox died on the way;
-    None before its first turn.
+    An episode whose tests gave no verdict gets no reward. `unfinished` returns the episode of a sandbox that died; None
+    before its first turn.
     """
     try:
-        async with place as session:
+        async with session_scope as session:
             episode = await run(session)
             if episode.error is not None:
                 return episode
@@ -208,10 +208,10 @@ async def verified(
         verification = await world.verify(task, left)
     except SandboxError as error:
         await world.check()  # On a machine where no sandbox works, raise instead of returning zero rewards.
-        unfinished = so_far(StopReason.SANDBOX_DIED)
-        if unfinished is None:
+        lost = unfinished(StopReason.SANDBOX_DIED)
+        if lost is None:
             raise
-        return await _without_reward(unfinished, world, error)
+        return await _without_reward(lost, world, error)
     if verification.no_verdict is not None:
         why = verification.report.partition("\n")[0]
         logger.warning("an episode of %s is left out, since its tests gave no verdict: %s", task.task_id, why)
@@ -228,5 +228,5 @@ async def _without_reward(episode: Episode, world: World, error: SandboxError) -
     verdict = await world.verify(task, None)
     text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
     verdict = replace(verdict, passed=0, report=text, judge_report=text, score=None)
-    nothing = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
-    return replace(episode, verification=verdict, reward=nothing)
+    reward = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
+    return replace(episode, verification=verdict, reward=reward)

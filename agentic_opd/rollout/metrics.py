@@ -118,7 +118,9 @@ def train_metrics(
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the metrics of `EPISODE_METRICS`; only the counts without a verdict if no episode got one."""
-    causes = Counter(f"train/no_verdict/{one.no_verdict.value}" for one in episodes if one.no_verdict is not None)
+    causes = Counter(
+        f"train/no_verdict/{cause.value}" for cause in (e.no_verdict for e in episodes) if cause is not None
+    )
     no_verdicts = {name: float(count) for name, count in causes.items()}
     if episodes:
         no_verdicts["train/no_verdict"] = float(causes.total())

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def explained_tokenizer_errors(name: str) -> Generator[None]:
     """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do.
 
-    A name that is no folder is logged: a hub that can't be reached is asked for a minute.
+    A name that is no folder is logged, because an unreachable hub is retried for a minute.
     """
     if not Path(name).is_dir():
         logger.info("the tokenizer %r is no folder here: it is loaded from the hub or its cache", name)
@@ -145,8 +145,8 @@ def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: 
         return CustomRendererConfig(import_path=name, **options)
     if name == "custom":
         return CustomRendererConfig(**options)
-    known = config_from_name(name)
-    return type(known)(**options)
+    default = config_from_name(name)
+    return type(default)(**options)
 
 
 def _template_renderer(
@@ -169,10 +169,10 @@ def _template_renderer(
         )
     if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
         raise ConfigError(f"renderer_options.tool_parser is {name!r}, expected one of {names}")
-    of_renderers = None if name in FORMATS else OF_RENDERERS.get(name, name)
+    tool_parser = None if name in FORMATS else OF_RENDERERS.get(name, name)
     return TemplateRenderer(
         WithoutUnknown(tokenizer),
-        config.model_copy(update={"tool_parser": of_renderers}),
+        config.model_copy(update={"tool_parser": tool_parser}),
         FORMATS.get(name),
         WRITTEN[name] if tool_format != "template" else None,
         call_format=name,
@@ -185,8 +185,8 @@ def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     """Return the ids of the tokens; raise ConfigError if one is not in the vocabulary."""
     vocabulary = tokenizer.get_vocab() if tokens else {}
     if unknown := [token for token in tokens if token not in vocabulary]:
-        known = ", ".join(control_tokens(tokenizer).values())
-        raise ConfigError(f"stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {known}")
+        special = ", ".join(control_tokens(tokenizer).values())
+        raise ConfigError(f"stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {special}")
     return [vocabulary[token] for token in tokens]
 
 
@@ -196,11 +196,11 @@ def _stop_ids_of_files(tokenizer: Any) -> list[int]:
 
     name = getattr(tokenizer, "name_or_path", "")
     try:
-        said: Any = GenerationConfig.from_pretrained(name).eos_token_id if name else None
+        eos: Any = GenerationConfig.from_pretrained(name).eos_token_id if name else None
     except (OSError, ValueError):  # The folder or repository has no such file.
-        said = None
-    listed = said if isinstance(said, list) else [said]
-    return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
+        eos = None
+    ids = eos if isinstance(eos, list) else [eos]
+    return [token_id for token_id in (*ids, tokenizer.eos_token_id) if token_id is not None]
 
 
 def with_template_options(
@@ -218,11 +218,11 @@ def with_template_options(
     config: Any = getattr(renderer, "config", None)
     kind = type(config)
     is_open = getattr(kind, "_allow_opaque_template_kwargs", False)
-    known: frozenset[str] = getattr(kind, "_template_fields", frozenset())
+    fields: frozenset[str] = getattr(kind, "_template_fields", frozenset())
     template = json.dumps(getattr(tokenizer, "chat_template", None) or "")
     chosen: dict[str, Any] = {}
     for name, value in options.items():
-        if name in known or (is_open and name in template):
+        if name in fields or (is_open and name in template):
             if value != getattr(config, name, None):
                 chosen[name] = value
         elif name in template:
@@ -235,12 +235,12 @@ def with_template_options(
         raise ConfigError(f"chat_template_kwargs {', '.join(chosen)}: the renderer takes no such value") from error
     inner = renderer.inner if isinstance(renderer, StoppingAt) else renderer
     if isinstance(inner, TemplateRenderer):
-        other: Any = copy(inner)
-        other.config = changed
+        changed_renderer: Any = copy(inner)
+        changed_renderer.config = changed
     else:
-        other = _of_family(tokenizer, changed)
-    stopping: Any = StoppingAt(other, renderer.get_stop_token_ids())
-    return (stopping if isinstance(renderer, StoppingAt) else other), chosen
+        changed_renderer = _of_family(tokenizer, changed)
+    stopping: Any = StoppingAt(changed_renderer, renderer.get_stop_token_ids())
+    return (stopping if isinstance(renderer, StoppingAt) else changed_renderer), chosen
 
 
 _SHORT_CHARS, _SHORT_TEXTS = 48, 64
@@ -260,7 +260,7 @@ class WithoutUnknown:
         self._short: dict[object, list[int]] = {}
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Return the ids of a text. Those of short texts are cached: renderers encode a few headers all the time."""
+        """Return the ids of a text. The ids of short texts are cached, because renderers encode few headers often."""
         if len(text) > _SHORT_CHARS:
             return self._tokenizer.encode(text, **options)
         key = (text, *sorted(options.items()))
@@ -335,9 +335,9 @@ def check_round_trip(chat: ChatFormat) -> None:
     else:
         raise _unread(chat, name, written)
     answer: Message = {"role": "tool", "tool_call_id": "call00000", "name": name, "content": "ok"}
-    known = [*prompt.token_ids, *completion]
+    known_ids = [*prompt.token_ids, *completion]
     try:
-        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
+        chat.next_prompt(known_ids, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
     except RewrittenError as error:
         logger.warning("every turn after a tool result becomes a sequence of its own: %s", error)
         chat.first_prompt([*before, turn, answer])
@@ -360,8 +360,8 @@ def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
 
 def _completion(chat: ChatFormat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
     """Return the ids of the last message as the renderer writes it, after the prefix shared with its prompt."""
-    whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
-    completion = whole[shared_length(prompt.token_ids, whole) :]
+    all_ids = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
+    completion = all_ids[shared_length(prompt.token_ids, all_ids) :]
     closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
     # In some families the next message's role closes a turn.
     return completion[: closes[-1] + 1] if closes else completion

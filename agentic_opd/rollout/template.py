@@ -68,11 +68,13 @@ class TemplateRenderer(DefaultRenderer):
         self._takes_users_in_a_row = self._can_render("user", "user")
         self._takes_text = self._can_render_call("call00000", "{}")
         self._takes_objects = self._can_render_call("call00000", {}) or not self._takes_text
-        known = {} if self._takes_objects else "{}"
-        self._takes_any_id = self._can_render_call("call_0_0", known) or not self._can_render_call("call00000", known)
+        arguments = {} if self._takes_objects else "{}"
+        self._takes_any_id = self._can_render_call("call_0_0", arguments) or not self._can_render_call(
+            "call00000", arguments
+        )
         closing = self._closing_token()
-        given = stop_token_ids if closing is None else (closing, *stop_token_ids)
-        self._stop_token_ids = list(dict.fromkeys(given))
+        stop_ids = stop_token_ids if closing is None else (closing, *stop_token_ids)
+        self._stop_token_ids = list(dict.fromkeys(stop_ids))
 
     @property
     def supports_tools(self) -> bool:
@@ -99,9 +101,9 @@ class TemplateRenderer(DefaultRenderer):
         indices: list[int] = []
         is_content: list[bool] = []
         for start, _ in encoded["offset_mapping"]:
-            at = min(bisect_left(ends, start + 1), len(spans) - 1)
-            indices.append(at if start < before_opening else -1)
-            is_content.append(spans[at][0] <= start < spans[at][1])
+            index = min(bisect_left(ends, start + 1), len(spans) - 1)
+            indices.append(index if start < before_opening else -1)
+            is_content.append(spans[index][0] <= start < spans[index][1])
         return RenderedTokens(token_ids=encoded["input_ids"], message_indices=indices, is_content=is_content)
 
     def _apply(
@@ -119,15 +121,15 @@ class TemplateRenderer(DefaultRenderer):
         """Return each content's span in the text; a missing one is empty, at the previous span's end."""
         marked = self._text([_marked(message) for message in messages], tools, False)
         plain = marked.replace(_BEGIN, "").replace(_END, "")
-        found = text.startswith(plain)  # If not, the template's text depends on the contents.
+        is_aligned = text.startswith(plain)  # If not, the template's text depends on the contents.
         spans: list[tuple[int, int]] = []
-        at = removed = 0
+        cursor = removed = 0
         for message in messages:
             content = message["content"] if isinstance(message["content"], str) else ""
-            start = marked.find(_BEGIN, at) if found and content.strip() else -1
+            start = marked.find(_BEGIN, cursor) if is_aligned and content.strip() else -1
             if start >= 0:
-                at = marked.index(_END, start)
-                spans.append((start - removed, at - removed - 1))
+                cursor = marked.index(_END, start)
+                spans.append((start - removed, cursor - removed - 1))
                 removed += 2
             else:
                 end = spans[-1][1] if spans else 0
@@ -138,19 +140,21 @@ class TemplateRenderer(DefaultRenderer):
     def _for_template(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Message]:
         """Return the messages in a form that the template supports."""
         write = self._write
-        taken: list[Message] = [_as_text(one, write) if write else self._with_arguments(one) for one in messages]
+        output: list[Message] = [
+            _as_text(message, write) if write else self._with_arguments(message) for message in messages
+        ]
         if not self._takes_any_id:
-            taken = [_with_short_ids(one) for one in taken]
+            output = [_with_short_ids(message) for message in output]
         if write and self._lists_tools and tools:
-            told = instructions(write, tools)
-            if taken and taken[0]["role"] == "system":
-                taken[0] = {**taken[0], "content": f"{taken[0]['content']}\n\n{told}"}
+            description = instructions(write, tools)
+            if output and output[0]["role"] == "system":
+                output[0] = {**output[0], "content": f"{output[0]['content']}\n\n{description}"}
             else:
-                taken.insert(0, {"role": "system", "content": told})
-        if not self._takes_system and len(taken) > 1 and taken[0]["role"] == "system" and taken[1]["role"] == "user":
-            system, first, *rest = taken
-            taken = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
-        return taken if self._takes_users_in_a_row else _one_a_speaker(taken)
+                output.insert(0, {"role": "system", "content": description})
+        if not self._takes_system and len(output) > 1 and output[0]["role"] == "system" and output[1]["role"] == "user":
+            system, first, *rest = output
+            output = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+        return output if self._takes_users_in_a_row else _one_a_speaker(output)
 
     def _with_arguments(self, message: Message) -> Message:
         """Return calls with their arguments in a form that the template can write, as objects if it can."""
@@ -160,7 +164,7 @@ class TemplateRenderer(DefaultRenderer):
         functions = [call["function"] | {"arguments": self._arguments(call["function"]["arguments"])} for call in calls]
         return {
             **message,
-            "tool_calls": [{**call, "function": one} for call, one in zip(calls, functions, strict=True)],
+            "tool_calls": [{**call, "function": function} for call, function in zip(calls, functions, strict=True)],
         }
 
     def _arguments(self, arguments: Any) -> Any:
@@ -232,7 +236,7 @@ def _with_parts(template: Any) -> Any:
     def apply(messages: Sequence[Message], **variables: Any) -> Any:
         parts = [[{"type": "text", "text": message["content"]}] for message in messages]
         return template(
-            [{**message, "content": own} for message, own in zip(messages, parts, strict=True)], **variables
+            [{**message, "content": content} for message, content in zip(messages, parts, strict=True)], **variables
         )
 
     return apply
@@ -293,5 +297,5 @@ def _one_a_speaker(messages: Sequence[Message]) -> list[Message]:
         if role != "user" or len(same) == 1:
             joined += same
         else:
-            joined.append({"role": "user", "content": "\n\n".join(one["content"] for one in same)})
+            joined.append({"role": "user", "content": "\n\n".join(message["content"] for message in same)})
     return joined

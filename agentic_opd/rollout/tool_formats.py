@@ -37,11 +37,11 @@ Writer = Callable[[str, Mapping[str, Any]], str]
 
 def instructions(write: Writer, tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the tool description for the system prompt of a model whose chat template does not support tools."""
-    shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    specifications = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     example = write("NAME", {"ARGUMENT": "VALUE"})
     return (
-        f"# Tools\n\nYou can call these tools:\n{shown}\n\nTo call a tool, write its name and its arguments like "
-        f"this:\n{example}\nThe result is the next message, in {RESULT_OPEN} and {RESULT_CLOSE}."
+        f"# Tools\n\nYou can call these tools:\n{specifications}\n\nTo call a tool, write its name and its arguments "
+        f"like this:\n{example}\nThe result is the next message, in {RESULT_OPEN} and {RESULT_CLOSE}."
     )
 
 
@@ -61,13 +61,13 @@ def _json_after(marker: str, close: str = "") -> Reader:
     opening = re.compile(marker)
 
     def read(text: str) -> Read:
-        found = opening.search(text)
-        content = text if found is None else text[: found.start()]
+        match = opening.search(text)
+        content = text if match is None else text[: match.start()]
         calls: list[ParsedToolCall] = []
-        while found is not None:
-            made, end = _json_calls(text, found.end(), close)
-            calls += made
-            found = opening.search(text, end)
+        while match is not None:
+            parsed, end = _json_calls(text, match.end(), close)
+            calls += parsed
+            match = opening.search(text, end)
         return Read(content, calls)
 
     return read
@@ -81,10 +81,10 @@ def _json_calls(text: str, start: int, close: str = "") -> tuple[list[ParsedTool
         value, end = None, start
     rest = _skip_space(text, end)
     if value is not None and (not close or rest == len(text) or text.startswith(close, rest)):
-        return [_json_call(one) for one in (value if isinstance(value, list) else [value])], end
-    at = text.find(close, start) if close else len(text)
-    end = len(text) if at < 0 else at
-    status = ToolCallParseStatus.UNCLOSED_BLOCK if at < 0 else ToolCallParseStatus.INVALID_JSON
+        return [_json_call(entry) for entry in (value if isinstance(value, list) else [value])], end
+    close_start = text.find(close, start) if close else len(text)
+    end = len(text) if close_start < 0 else close_start
+    status = ToolCallParseStatus.UNCLOSED_BLOCK if close_start < 0 else ToolCallParseStatus.INVALID_JSON
     return [ParsedToolCall(raw=text[start:end].strip(), status=status)], end
 
 
@@ -99,31 +99,31 @@ def _json_call(value: Any) -> ParsedToolCall:
 
 
 _PYTHON_TAG = "<|python_tag|>"
-_MOST_READ = 16
-"""Times that a text may be read as JSON: each object in an object that is no call is tried as a call."""
+_MAX_PASSES = 16
+"""Number of times that a text may be read as JSON: each object inside an object that is no call is tried as a call."""
 _BEGUN_OBJECT = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|parameters|arguments)"\s*:')
 
 
 def _bare_json(text: str) -> Read:
     """Parse objects in the text, as Llama 3 writes them: `{"name": ..., "parameters": {...}}; {...}`."""
     tag = text.find(_PYTHON_TAG)
-    at, begin = max(tag, 0), tag
+    position, begin = max(tag, 0), tag
     calls: list[ParsedToolCall] = []
-    left = _MOST_READ * len(text)
-    while left >= 0 and (found := _BEGUN_OBJECT.search(text, at)) is not None:
-        (call,), end = _json_calls(text, found.start())
+    budget = _MAX_PASSES * len(text)
+    while budget >= 0 and (match := _BEGUN_OBJECT.search(text, position)) is not None:
+        (call,), end = _json_calls(text, match.start())
         if not _is_bare_call(call):
-            at = found.end()
-            left -= end - at
+            position = match.end()
+            budget -= end - position
             continue
-        begin = begin if begin >= 0 else found.start()
+        begin = begin if begin >= 0 else match.start()
         calls.append(call)
-        at = end
+        position = end
     return Read(text[:begin], calls) if calls else Read(text.replace(_PYTHON_TAG, ""), [])
 
 
 def _is_bare_call(call: ParsedToolCall) -> bool:
-    """Return whether an object without a mark is a call, also a broken one: an answer may be JSON with a name too."""
+    """Return whether an object without a mark is a call or a broken call; an answer may be JSON with a name as well."""
     if call.status is ToolCallParseStatus.INVALID_JSON:
         return True
     keys = _JSON.decode(call.raw).keys()
@@ -194,20 +194,20 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Reader:
 
 
 _PYTHON_STRING = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)", re.DOTALL)
-"""Matches a string, also one that is not closed: a search for the end of each of those would take quadratic time."""
-_MOST_PYTHON_VALUES = 4_000
-"""Signs between values outside of strings, at which reading takes 50 ms; it runs on the event loop."""
+"""Matches a string, closed or not: searching for the end of each unclosed one would take quadratic time."""
+_MAX_PYTHON_VALUES = 4_000
+"""Number of signs between values, outside of strings, that take 50 ms to parse on the event loop."""
 
 
 def _python_calls(body: str) -> list[ParsedToolCall]:
     signs = _PYTHON_STRING.sub("", body)
-    if sum(map(signs.count, ",([{=")) > _MOST_PYTHON_VALUES:
+    if sum(map(signs.count, ",([{=")) > _MAX_PYTHON_VALUES:
         return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
             lines = ast.parse(body).body
-        return [_python_call(one) for line in lines for one in _listed(line)]
+        return [_python_call(node) for line in lines for node in _listed(line)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
 
@@ -221,9 +221,9 @@ def _listed(line: ast.stmt) -> Sequence[ast.expr]:
 
 def _python_call(node: ast.expr) -> ParsedToolCall:
     raw = ast.unparse(node)
-    if not isinstance(node, ast.Call) or node.args or any(one.arg is None for one in node.keywords):
+    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
         return ParsedToolCall(raw=raw, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
-    arguments = {str(one.arg): _python_value(one.value) for one in node.keywords}
+    arguments = {str(keyword.arg): _python_value(keyword.value) for keyword in node.keywords}
     return ParsedToolCall(raw=raw, name=ast.unparse(node.func), arguments=arguments)
 
 
@@ -232,10 +232,10 @@ def _python_value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List):
-        return [_python_value(one) for one in node.elts]
+        return [_python_value(value) for value in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
-        return {str(key): _python_value(one) for key, one in zip(keys, node.values, strict=True)}
+        return {str(key): _python_value(value) for key, value in zip(keys, node.values, strict=True)}
     return ast.literal_eval(node)
 
 
@@ -295,7 +295,7 @@ _TYPE_OF_VALUE: dict[type, str] = {
 def _declared_types(schema: Any) -> set[str]:
     """Return the types that a parameter's schema allows, by `type`, `enum`, `anyOf`, `oneOf` and `allOf`.
 
-    Without any of them it is a string, as for vLLM: `const` and `$ref` say nothing.
+    Without any of these keywords it is a string, as for vLLM; `const` and `$ref` are ignored.
     """
     if not isinstance(schema, Mapping):
         return {"string"}
@@ -313,10 +313,9 @@ def _declared_types(schema: Any) -> set[str]:
 
 
 def _typed_text(text: str, schema: Any) -> Any:
-    """Return a text as a value of one of the types that its schema declares; the text itself if it is of none.
+    """Return a text as a value of one of the types that its schema declares, as most of vLLM's readers do.
 
-    As most of vLLM's readers do: an undeclared parameter is a text, and a text that fits no declared type is read as
-    JSON, if it is JSON.
+    A text that fits no declared type is read as JSON; one that is not JSON, or has no schema, stays a text.
     """
     if not isinstance(schema, Mapping):
         return text
@@ -350,7 +349,7 @@ def _typed_object(values: Mapping[str, Any], properties: Any) -> dict[str, Any]:
 def _laguna_value(text: str, schema: Any) -> Any:
     """Return a value as vLLM's reader of Laguna's calls does: JSON, else Python's literal, unless a string is declared.
 
-    That reader passes NaN on, and loses the whole call for a set, because JSON has neither: here both are texts.
+    That reader passes NaN on and loses the whole call for a set. JSON has neither, so both are texts here.
     """
     if isinstance(schema, Mapping) and cast(Mapping[str, Any], schema).get("type") == "string":
         return text
@@ -534,7 +533,7 @@ def with_declared_types(
 
 
 def _typed(call: ParsedToolCall, arguments: dict[str, Any]) -> ParsedToolCall:
-    """Return the call with these arguments: a value that is not JSON is a text, and breaks no call."""
+    """Return the call with these arguments. It is valid, because a value that is not JSON is a text."""
     is_broken = call.status is ToolCallParseStatus.INVALID_JSON
     return replace(call, arguments=arguments, status=ToolCallParseStatus.OK if is_broken else call.status)
 

@@ -2,11 +2,11 @@
 
 import math
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, LOGGING, MOST_USED, RUN_ONLY, TASKS, TRAINER
+from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, FIRST, LOGGING, RUN, RUN_ONLY, TRAINER, WORLD
 
 
 class EvalHandling(Enum):
@@ -25,14 +25,16 @@ class EvalHandling(Enum):
 class RunConfig(BaseModel):
     """Settings of a run and its outputs."""
 
-    seed: Annotated[int, TASKS] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
+    setting_group: ClassVar = RUN
+
+    seed: Annotated[int, WORLD] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
     eval_samples: Annotated[int, EVALUATION, RUN_ONLY] = Field(
         default=1, ge=1, description="Number of samples per task in an evaluation, for pass@k."
     )
     eval_temperature: Annotated[float, EVALUATION, RUN_ONLY] = Field(
         default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
     )
-    max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
+    max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY, FIRST] = Field(
         default=64,
         ge=1,
         description="Number of episodes that run at the same time; the next one starts while an earlier one is "
@@ -47,22 +49,22 @@ class RunConfig(BaseModel):
     server_retry_s: Annotated[float, CONCURRENCY, RUN_ONLY] = Field(
         default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
-    resume: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
+    resume: Annotated[bool, FIRST, RUN_ONLY] = Field(
         default=False, description="Continue the file of an earlier run; takes precedence over overwrite."
     )
-    overwrite: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
+    overwrite: Annotated[bool, FIRST, RUN_ONLY] = Field(
         default=False, description="Replace the file of an earlier run."
     )
-    group_size: Annotated[int, MOST_USED] = Field(
+    group_size: Annotated[int, FIRST] = Field(
         default=4, ge=1, description="Number of episodes of one task that form a group."
     )
-    total_steps: Annotated[int, MOST_USED, RUN_ONLY] = Field(
+    total_steps: Annotated[int, FIRST, RUN_ONLY] = Field(
         default=-1,
         ge=-1,
         description="process: number of groups to make (-1: one per task). serve: number of training steps (-1: the "
         "trainer's).",
     )
-    rollout_server_url: Annotated[str, TRAINER] = Field(
+    rollout_server_url: Annotated[str, TRAINER, FIRST] = Field(
         default="http://127.0.0.1:8001",
         description="serve: trajectory API (run-api); its port must differ from vLLM's.",
     )
@@ -78,9 +80,7 @@ class RunConfig(BaseModel):
         description="serve: groups that training may start during an evaluation: none (STOP_TRAIN), the share "
         "eval_limit_ratio of them (LIMIT_TRAIN), or all (NONE). Groups that have already started are finished.",
     )
-    use_wandb: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
-        default=False, description="Log metrics to Weights & Biases."
-    )
+    use_wandb: Annotated[bool, FIRST, RUN_ONLY] = Field(default=False, description="Log metrics to Weights & Biases.")
     ensure_scores_are_not_same: Annotated[bool, TRAINER] = Field(
         default=False,
         description="Drop groups whose scores are all equal, although such a group may have hints to learn from.",
@@ -114,7 +114,7 @@ class RunConfig(BaseModel):
         le=1,
         description="serve: share of the groups that run during an evaluation with eval_handling LIMIT_TRAIN.",
     )
-    data_path_to_save_groups: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
+    data_path_to_save_groups: Annotated[str | None, FIRST, RUN_ONLY] = Field(
         default=None,
         description="JSONL file of scored groups, with metrics.jsonl beside it. Unset: process writes "
         "runs/process/groups.jsonl, serve writes no groups.",

@@ -122,7 +122,7 @@ FROM_TOKENS = "messages_from_tokens"
 def has_messages(rollout: ScoredRollout) -> bool:
     """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
     said = any(message["role"] == "assistant" for message in rollout.messages or ())
-    return said and not rollout.other.get(FROM_TOKENS)
+    return said and not rollout.extra.get(FROM_TOKENS)
 
 
 def _compared(message: Message) -> tuple[bool, str | None]:

@@ -230,13 +230,13 @@ class FileDistiller:
             for one in done.traces
         )
         group = ScoredGroup(
-            rollouts, item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
+            rollouts, item_id=line.item_id, distillation=about, extra_overrides={OFF_POLICY: "rendered"}
         )
         return replace(_written(group), notes=rendered.notes)
 
     async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
         rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""
-        if any(image is not None for image in group.other.get("images") or ()):
+        if any(image is not None for image in group.extra.get("images") or ()):
             raise AlignmentError("images: the policy saw images, which the teacher would not see")
         if not has_logprobs:
             found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T, one.images) for one in rollouts)
@@ -249,10 +249,10 @@ class FileDistiller:
             except UNMATCHED as error:
                 unmatched.append(f"sequence {index}: {error}")
         marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
-        other = {**group.other_overrides, **marked}
+        extra_overrides = {**group.extra_overrides, **marked}
         if not traces:
             bare = tuple(replace(rollout, rows=None, turns=None) for rollout in rollouts)
-            group = replace(group, rollouts=bare, distillation=None, other_overrides=other)
+            group = replace(group, rollouts=bare, distillation=None, extra_overrides=extra_overrides)
             return DistilledLine("unmatched", group, tuple(unmatched))
         done = await gather_all(
             self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
@@ -267,13 +267,15 @@ class FileDistiller:
                 turns=made[index].records,
                 messages=traces[index].messages,
                 context_turns=traces[index].context_turns,
-                other=rollout.other if has_messages(rollout) else {**rollout.other, FROM_TOKENS: True},
+                extra=rollout.extra if has_messages(rollout) else {**rollout.extra, FROM_TOKENS: True},
             )
             if index in made
             else replace(rollout, rows=arrays_of(rollout, (), about.distill_topk), turns=None)
             for index, rollout in enumerate(rollouts)
         )
-        return _written(replace(group, rollouts=distilled, distillation=about, other_overrides=other), tuple(unmatched))
+        return _written(
+            replace(group, rollouts=distilled, distillation=about, extra_overrides=extra_overrides), tuple(unmatched)
+        )
 
     async def _kept(self, group: ScoredGroup) -> DistilledLine:
         before, config = group.distillation, self.by.distiller.config
@@ -293,7 +295,7 @@ class FileDistiller:
 
 def _verdict(rollout: ScoredRollout) -> Verification | None:
     """Return the text in `overrides[i]["feedback"]` as a verdict."""
-    text = rollout.other.get(FEEDBACK)
+    text = rollout.extra.get(FEEDBACK)
     if not isinstance(text, str) or not text.strip():
         return None
     return Verification(VerifyOutcome.RAN, 0, 1, text, text)

@@ -57,7 +57,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
         env.line_settings(),
         resume=config.resume,
         overwrite=config.overwrite,
-        seen=counts.add,
+        on_group=counts.add,
     )
     try:
         metrics.step = len(file.finished)

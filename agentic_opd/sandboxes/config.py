@@ -1,11 +1,10 @@
 """Settings of the sandbox: which backend, and what its processes may use."""
 
-from collections.abc import Collection
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.fields import RUN_ONLY, SANDBOX, Url
+from agentic_opd.settings.fields import RUN_ONLY, SANDBOX
 
 
 class SandboxConfig(BaseModel):
@@ -13,10 +12,10 @@ class SandboxConfig(BaseModel):
 
     setting_group: ClassVar = SANDBOX
 
-    sandbox_backend: Literal["bubblewrap", "docker", "swerex"] = Field(
+    sandbox_backend: Literal["bubblewrap", "docker"] = Field(
         default="bubblewrap",
-        description="Isolation of model-written code: bubblewrap (namespaces of this machine), docker (containers "
-        "of Docker or podman), or swerex (a SWE-ReX server, extra [swerex]).",
+        description="Isolation of model-written code: bubblewrap (namespaces of this machine) or docker "
+        "(containers of Docker or podman).",
     )
     sandbox_container_command: str = Field(
         default="docker",
@@ -30,29 +29,16 @@ class SandboxConfig(BaseModel):
         description="Image for sandbox_backend docker, with Python 3.8 or later (`python`), a shell, coreutils, tar "
         "and findutils. It is never pulled, so it must be present on this machine.",
     )
-    sandbox_swerex_url: Url | None = Field(
-        default=None, description="Server for sandbox_backend swerex, for example http://127.0.0.1:8880."
-    )
-    sandbox_swerex_token: SecretStr | None = Field(
-        default=None, description="Token of the SWE-ReX server, the value of its --auth-token."
-    )
-    sandbox_swerex_servers: Annotated[dict[str, Url], RUN_ONLY] = Field(
-        default_factory=dict,
-        description="sandbox_backend swerex: image -> its server, for tasks that name an image, since a server is one "
-        "machine or container. All have sandbox_swerex_token.",
-    )
     sandbox_memory_mb: int = Field(
         default=1024,
         ge=64,
         description="Memory limit of a whole sandbox in MiB, including its processes, their shared memory and files "
-        "in memory. With swerex, the limit applies to the address space of each process.",
+        "in memory.",
     )
     sandbox_file_mb: int = Field(
         default=64, ge=1, description="Maximum size of each file that a process writes, in MiB."
     )
-    sandbox_disk_mb: int = Field(
-        default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB; swerex does not enforce it."
-    )
+    sandbox_disk_mb: int = Field(default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB.")
 
     sandbox_max_concurrent: Annotated[int | None, RUN_ONLY] = Field(
         default=None,
@@ -67,24 +53,10 @@ class SandboxConfig(BaseModel):
         "start (sandbox_backend docker, worlds other than harbor). A container is used by one episode only.",
     )
 
-    @property
-    def task_images(self) -> Collection[str] | None:
-        """Return the images that tasks may name; None: any."""
-        if self.sandbox_backend == "docker":
-            return None
-        return self.sandbox_swerex_servers.keys() if self.sandbox_backend == "swerex" else ()
-
     @model_validator(mode="after")
     def _check_warm(self) -> "SandboxConfig":
         if self.sandbox_warm and self.sandbox_backend != "docker":
             raise ValueError(
-                f"sandbox_warm needs sandbox_backend docker, got {self.sandbox_backend}: the others start in "
-                "milliseconds"
+                f"sandbox_warm needs sandbox_backend docker: a sandbox of {self.sandbox_backend} starts in milliseconds"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_swerex(self) -> "SandboxConfig":
-        if self.sandbox_backend == "swerex" and None in (self.sandbox_swerex_url, self.sandbox_swerex_token):
-            raise ValueError("sandbox_backend swerex needs sandbox_swerex_url and sandbox_swerex_token")
         return self

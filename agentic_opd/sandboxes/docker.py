@@ -7,6 +7,9 @@ up to `disk_mb`, or half of `memory_mb` where that is less, and what is in them 
 The container's first process runs as its root and waits for a line on its input; then it kills all other processes, so
 none outlives its command. Commands run as an ordinary user. This process holds the input open: if it is killed, the
 container ends and is removed with its files.
+
+The engine may be on another machine (DOCKER_HOST, CONTAINER_HOST). podman's client sends it the path of the list of
+system calls, not the list, so both machines must see the temporary folder; Docker's client sends the list.
 """
 
 import asyncio
@@ -42,6 +45,8 @@ MOST_PROCESSES = 10_000
 _ENGINE_TIMEOUT_S = 60.0
 _NOT_RUN = (125, 126, 127)
 """Exit codes of a failed engine; a command may end with them too."""
+_NO_SUCH_FILE = re.compile(rb"opening seccomp profile failed|statfs \S+: no such file|bind source path does not exist")
+"""How podman and Docker answer a container whose profile or mount is a file that the engine can't see."""
 
 _PASSED_ON = (
     *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"),
@@ -200,8 +205,16 @@ class DockerSandbox:
         engine = self._engine
         self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
         said = await self._line()
-        if said != b"ready\n":
-            raise engine.failed(arguments[0], CommandResult(1, said))
+        if said == b"ready\n":
+            return
+        error = engine.failed(arguments[0], CommandResult(1, said))
+        if _NO_SUCH_FILE.search(said):
+            raise SandboxError(
+                f"{error}. The engine opens files on its own machine. If that is another one, set TMPDIR to a folder "
+                "that both machines see, or use a Docker engine (DOCKER_HOST), and leave out agent_command, whose "
+                "program needs a socket of this machine"
+            )
+        raise error
 
     @property
     def is_running(self) -> bool:

@@ -20,20 +20,17 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Limits:
     memory_mb: int = 1024
-    """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory.
-
-    With swerex it is the address space of each process.
-    """
+    """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory."""
     file_mb: int = 64
     """Size of each written file, in MiB."""
     processes: int = 256
-    """Processes and threads of one sandbox at a time; not limited by swerex."""
+    """Processes and threads of one sandbox at a time."""
     output_bytes: int = 4 * 2**20
     """Bytes of output of one command."""
     descriptors: int = 256
     """Open files of each process."""
     disk_mb: int = 512
-    """Size of everything that a sandbox keeps on disk, in MiB; not limited by swerex."""
+    """Size of everything that a sandbox keeps on disk, in MiB."""
 
     @staticmethod
     def from_config(config: SandboxConfig) -> "Limits":

@@ -5,7 +5,7 @@ adapter to the end, so loading a new version pauses nothing. vLLM's own routes u
 """
 
 from collections import Counter
-from collections.abc import Container, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,6 @@ class Adapters:
     """The policy's adapters by version, the newest last."""
     _under_way: Counter[int] = field(default_factory=Counter[int])
     """Number of running requests by adapter id."""
-    _leaving: list[LoRARequest] = field(default_factory=list[LoRARequest])
-    """Withdrawn adapters that running requests still use."""
     _count: int = 0
     _teacher: tuple[int, LoRARequest] | None = None
     """Version and adapter of the teacher."""
@@ -79,7 +77,6 @@ class Adapters:
         Raises:
             Exception: the engine could not load the adapter; the loaded ones are unchanged.
         """
-        await self._unload_leaving(engine)
         self._count += 1
         adapter = LoRARequest(f"agentic-opd-{self._count}", self._count, str(folder))
         await engine.add_lora(adapter)
@@ -96,22 +93,8 @@ class Adapters:
             if not self._under_way[self._loaded[old].lora_int_id]:
                 await engine.remove_lora(self._loaded.pop(old).lora_int_id)
 
-    async def withdraw(self, engine: AsyncLLM, versions: Container[int]) -> None:
-        """Select these versions for no further request, and unload those that no running request uses.
-
-        The others are unloaded with the next load.
-        """
-        self._leaving += [self._loaded.pop(version) for version in [*self._loaded] if version in versions]
-        await self._unload_leaving(engine)
-
-    async def _unload_leaving(self, engine: AsyncLLM) -> None:
-        for adapter in [one for one in self._leaving if not self._under_way[one.lora_int_id]]:
-            self._leaving.remove(adapter)
-            await engine.remove_lora(adapter.lora_int_id)
-
     async def unload(self, engine: AsyncLLM) -> None:
         """Unload all adapters, so that policy and teacher use the base weights."""
-        await self._unload_leaving(engine)
         if self._teacher is not None:
             await engine.remove_lora(self._teacher[1].lora_int_id)
             self._teacher = None

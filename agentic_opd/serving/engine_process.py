@@ -1,8 +1,7 @@
 """What the plugin adds to vLLM's engine: a weight transfer, a limit of prefix cache hits, and adapters on CPUs."""
 
+from contextlib import suppress
 from typing import Any
-
-from agentic_opd.serving.process_group import register_gloo
 
 MOST_CACHED = "agentic_opd_most_cached"
 """Entry of a request's `extra_args`: how many of its first tokens may be taken from the prefix cache."""
@@ -10,12 +9,16 @@ MOST_CACHED = "agentic_opd_most_cached"
 
 def register() -> None:
     """Register the additions; vLLM calls this function in each of its processes, as a general plugin."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
-    register_gloo()
+    with suppress(ValueError):  # The name is registered already.
+        WeightTransferEngineFactory.register_engine(
+            "gloo", "agentic_opd.serving.cpu.gloo_transfer", "GlooWeightTransferEngine"
+        )
     limit_cache_hits()
     if current_platform.is_cpu():
-        from agentic_opd.serving.cpu_adapters import skip_tokens_without_adapter
+        from agentic_opd.serving.cpu.lora_kernels import skip_tokens_without_adapter
 
         skip_tokens_without_adapter()
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from agentic_opd.serving.untie import CannotUntieError, untied_copy
+from agentic_opd.serving.cpu.untie import untied
 
 EPILOG = """\
 Everything after -- is passed to vLLM and takes precedence over the settings here, for example:
@@ -215,37 +215,6 @@ def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: 
     if args.weights_root is not None:
         variables["AGENTIC_OPD_WEIGHTS_ROOT"] = str(args.weights_root.resolve())
     return variables
-
-
-def untied(args: argparse.Namespace) -> argparse.Namespace:
-    """Replace a model with tied embeddings by its untied copy, served under the original name; print a line about it.
-
-    A model that can't be untied is served unchanged; it accepts adapters only.
-    """
-    folder = args.weights_root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentic_opd"
-    tied = f"the embeddings of {args.model} are tied, and on a CPU vLLM can't take new weights for such a model"
-    try:
-        if (copy := untied_copy(_downloaded(args.model), folder)) is None:
-            return args
-    except CannotUntieError as error:
-        print(f"serve_vllm: {tied}, nor is it untied ({error}): push adapters (--max-lora-rank)", file=sys.stderr)
-        return args
-    except (OSError, ValueError, KeyError) as error:
-        print(f"serve_vllm: whether the embeddings of {args.model} are tied is not known: {error}", file=sys.stderr)
-        return args
-    print(f"serve_vllm: {tied}: an untied copy is served, {copy}", file=sys.stderr)
-    return argparse.Namespace(
-        **{**vars(args), "model": str(copy), "served_model_name": args.served_model_name or args.model}
-    )
-
-
-def _downloaded(model: str) -> Path:
-    """Return the model's folder, downloaded from the hub if needed."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download  # vLLM would otherwise download the same files.
-
-    return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,6 @@ from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 
 from agentic_opd import __version__
-from agentic_opd.serving import telemetry
 from agentic_opd.serving.engine import PluginState, as_version
 from agentic_opd.serving.generate import GENERATE_ROUTE, generate
 from agentic_opd.serving.images import ImageAnswer
@@ -61,7 +60,6 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "vocab_size": state.vocab_size,
         "max_body_bytes": state.max_body_bytes,
         "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
-        "rollbacks": telemetry.rollbacks(),
         "max_adapters": state.adapters.most,
         "max_lora_rank": state.adapters.max_rank,
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,

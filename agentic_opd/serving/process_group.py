@@ -129,16 +129,6 @@ def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> G
     return NcclGroup(address, port, world_size)
 
 
-def register_gloo() -> None:
-    """Register `gloo_transfer` with vLLM, which calls this function in each process as a general plugin."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    with suppress(ValueError):  # The name is registered already.
-        WeightTransferEngineFactory.register_engine(
-            "gloo", "agentic_opd.serving.gloo_transfer", "GlooWeightTransferEngine"
-        )
-
-
 def address_towards(host: str) -> str:
     """Return this machine's address on the route to `host`."""
     found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

@@ -37,8 +37,6 @@ class ReloadBody(Body, frozen=True):
 
     path: Annotated[str, Meta(min_length=1)]
     version: Version | None = None
-    withdrawn_from: Version | None = None
-    """First version that a roll-back withdraws; the loaded weights replace it and all later ones."""
 
 
 async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -52,7 +50,7 @@ async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     """
     body = await read_body(state, raw, ReloadBody)
     checkpoint = allowed_checkpoint(body.path, state.weights_root)
-    swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version, body.withdrawn_from))
+    swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version))
     return {"weight_version": await asyncio.shield(swap)}
 
 
@@ -62,7 +60,6 @@ class AdapterBody(Body, frozen=True):
     path: Annotated[str, Meta(min_length=1)]
     version: Version
     as_teacher: bool = False
-    withdrawn_from: Version | None = None
 
 
 async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -86,10 +83,8 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
     async with state.reload_lock:
         check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
         await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
-        if body.withdrawn_from is not None:
-            await state.adapters.withdraw(engine, range(body.withdrawn_from, body.version))
     if not body.as_teacher:
-        telemetry.loaded(body.version, body.withdrawn_from)
+        telemetry.loaded(body.version)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version
 
@@ -117,9 +112,7 @@ def check_adapter(folder: Path, state: PluginState) -> None:
         )
 
 
-async def reload_checkpoint(
-    state: PluginState, checkpoint: Path, version: int | None, withdrawn_from: int | None = None
-) -> int:
+async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int | None) -> int:
     """Load `checkpoint` as `version` (None: the next one) and return the version.
 
     Raises:
@@ -128,7 +121,7 @@ async def reload_checkpoint(
     """
     # The engine would load a checkpoint of other shapes without an error, and compute wrong results.
     await asyncio.to_thread(lambda: check_shapes(tensor_shapes(checkpoint), state, "path"))
-    async with swapped_weights(state, version, withdrawn_from) as known:
+    async with swapped_weights(state, version) as known:
         check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
@@ -143,9 +136,7 @@ async def reload_checkpoint(
 
 
 @asynccontextmanager
-async def swapped_weights(
-    state: PluginState, version: int | None, withdrawn_from: int | None = None
-) -> AsyncGenerator[int]:
+async def swapped_weights(state: PluginState, version: int | None) -> AsyncGenerator[int]:
     """Wait for running requests and pause the engine, so that the block can load new weights; hold the reload lock.
 
     Yields the new weights' version, by default the next one. A block that fails must restore the previous weights and
@@ -160,7 +151,7 @@ async def swapped_weights(
             await _reset_cache(state)
             await state.adapters.unload(cast(AsyncLLM, state.engine))
             await state.engine.update_weight_version(str(version))
-            telemetry.loaded(version, withdrawn_from)
+            telemetry.loaded(version)
         finally:
             await state.engine.resume_generation()
 

@@ -46,7 +46,6 @@ class ReceiveBody(Body, frozen=True):
     """torch's names of the dtypes: `bfloat16`."""
     shapes: list[list[int]]
     version: Version
-    withdrawn_from: Version | None = None
 
 
 def transfer_of(state: PluginState) -> WeightTransferConfig | None:
@@ -94,7 +93,7 @@ async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
 
 async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> int:
     sent = {"names": body.names, "dtype_names": body.dtypes, "shapes": body.shapes}
-    async with swapped_weights(state, body.version, body.withdrawn_from):
+    async with swapped_weights(state, body.version):
         await engine.start_weight_update()
         await _within_limit(engine.update_weights(WeightTransferUpdateRequest(sent)), "receiving weights")
         await engine.finish_weight_update()

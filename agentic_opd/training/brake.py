@@ -28,7 +28,7 @@ from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.core.text import read_json, refuse_constant, text_lines
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
-from agentic_opd.wire.group import ScoredGroup, shown
+from agentic_opd.wire.group import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def compare(now: Version, then: Version) -> Fall:
 
 
 class Brake:
-    """The good versions of a run, its withdrawn ones, and the evaluation that decides between them.
+    """The good versions of a run, and the evaluation that decides between them.
 
     Only the trainer's first process uses it.
     """
@@ -117,8 +117,6 @@ class Brake:
         self._is_interrupted = False
         self.kept: list[Version] = []
         """The last good versions and the best one, in the order of their numbers; `brake.kept` of them at most."""
-        self.withdrawn: list[range] = []
-        """Versions of which nothing may be learned."""
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
@@ -150,18 +148,6 @@ class Brake:
     def numbers(self) -> set[int]:
         """The numbers of the kept versions, which were found good."""
         return {one.number for one in self.kept}
-
-    def is_withdrawn(self, group: ScoredGroup) -> bool:
-        """Return whether a turn of the group was sampled by a withdrawn version.
-
-        Without records only the oldest version is known, so every group that began before the last roll-back counts.
-        """
-        if not self.withdrawn or group.weight_version is None:
-            return False
-        if any(one.turns is None for one in group.rollouts):
-            return group.weight_version < self.withdrawn[-1].stop
-        versions = {turn.weight_version for one in group.rollouts for turn in one.turns or ()}
-        return any(version in bad for version in (*versions, group.weight_version) for bad in self.withdrawn)
 
     async def evaluate(self, number: int) -> Version | None:
         """Evaluate the served weights, which are version `number`; None if `interrupt` ended the evaluation.
@@ -274,7 +260,6 @@ class Brake:
         if row["verdict"] == "rolled_back":
             replaced = row["to"]
             scores = next(one.scores for one in self.kept if one.number == replaced)
-            self.withdrawn.append(range(replaced + 1, number))
             self.kept = [one for one in self.kept if one.number <= replaced]
             self.rolling = None
         others = [one for one in self.kept if one.number != replaced]
@@ -310,9 +295,9 @@ def check_score(task: object, score: object, where: str) -> None:
         EvaluationFailedError: the message names the task.
     """
     if not isinstance(task, str) or not task:
-        raise EvaluationFailedError(f"{where}: task_id {shown(task)}, expected a text that is not empty")
+        raise EvaluationFailedError(f"{where}: task_id {short_repr(task)}, expected a text that is not empty")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1 + _SUM_SLACK:
-        raise EvaluationFailedError(f"{where}: the score of task {task!r} is {shown(score)}, expected 0 to 1")
+        raise EvaluationFailedError(f"{where}: the score of task {task!r} is {short_repr(score)}, expected 0 to 1")
 
 
 _SUM_SLACK = 1e-6
@@ -335,8 +320,8 @@ def read_scores(samples: Path, version: int) -> dict[str, float]:
             sampled_by = row.get("weight_version")
             if sampled_by is not None and (type(sampled_by) is not int or sampled_by != version):
                 raise EvaluationFailedError(
-                    f"version {version} was to be evaluated, and version {shown(sampled_by)} answered: does another "
-                    "trainer push to these servers?"
+                    f"version {version} was to be evaluated, and version {short_repr(sampled_by)} answered: does "
+                    "another trainer push to these servers?"
                 )
             # A version whose agent breaks the tests must not hide a fall.
             task, score = row["task_id"], 0.0 if row.get("no_verdict") is not None else row["score"]

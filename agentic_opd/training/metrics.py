@@ -115,7 +115,6 @@ TRAINER_METRICS = (
     ),
     Metric("brake_s", "s", "duration of the evaluation, for which the trainer waits"),
     Metric("rolled_back", "none", "1 in the line of the version that a roll-back pushed"),
-    Metric("withdrawn", "groups", "groups left out since the start, because a withdrawn version sampled a turn"),
     Metric("step_s", "s", "duration of all updates of the step"),
     Metric("push_s", "s", "duration of writing the weights, loading them into every server, and the probe"),
     Metric(

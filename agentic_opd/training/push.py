@@ -108,13 +108,11 @@ class WeightPusher:
         version: int,
         probe: Probe | None,
         average: MovingAverage | None = None,
-        withdrawn_from: int | None = None,
     ) -> Pushed | None:
         """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 
         All processes must call this; the first one writes files and sends requests. `average` is loaded as the
-        teacher's adapter. `withdrawn_from` is the first version that a roll-back withdraws; the servers sample by no
-        version from it on but this one. The result is None without servers, and in all processes but the first.
+        teacher's adapter. The result is None without servers, and in all processes but the first.
 
         Raises:
             ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
@@ -148,9 +146,7 @@ class WeightPusher:
             return None
         if to.takes_adapters:
             await asyncio.to_thread(save_adapter, model, folder, sent)
-            await asyncio.gather(
-                *(server.load_adapter(folder, version, withdrawn_from=withdrawn_from) for server in servers)
-            )
+            await asyncio.gather(*(server.load_adapter(folder, version) for server in servers))
             size = _size_bytes(folder)
             if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
@@ -161,7 +157,7 @@ class WeightPusher:
         else:
             if not to.has_head:
                 sent = without_aliases(model, sent)
-            size = await self._load_weights(servers, folder, version, model, sent, withdrawn_from)
+            size = await self._load_weights(servers, folder, version, model, sent)
         noise = None if probe is None or own is None else await self.compare(own, probe, version)
         if folder.exists():
             self._forget_old(folder)
@@ -179,15 +175,14 @@ class WeightPusher:
         version: int,
         model: Any,
         sent: dict[str, torch.Tensor],
-        withdrawn_from: int | None,
     ) -> int:
         """Load whole weights on all servers; return their size in bytes."""
         if self._config.weight_transfer != "files":
             if self._sender is None:
                 self._sender = await WeightSender.joined(self._config.weight_transfer, servers, self._world.device)
-            return await self._sender.send(sent, version, withdrawn_from)
+            return await self._sender.send(sent, version)
         await asyncio.to_thread(write_weights, model, self._config.model, folder, sent)
-        await asyncio.gather(*(server.load_weights(folder, version, withdrawn_from) for server in servers))
+        await asyncio.gather(*(server.load_weights(folder, version) for server in servers))
         return _size_bytes(folder)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:

@@ -131,7 +131,7 @@ class GroupFiles:
     of a pass holds the groups that are left, so each pass trains on each group once.
 
     A group has no weight version here: those in the file count the pushes of another run, so this run's steps can't be
-    compared with them. There is no staleness, and the brake withdraws no group.
+    compared with them, and there is no staleness.
     """
 
     def __init__(self, config: TrainerConfig) -> None:

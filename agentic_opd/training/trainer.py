@@ -25,7 +25,7 @@ import torch
 from agentic_opd.core.errors import ConfigError, OPDError, RolledBackError, TrainingError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
-from agentic_opd.training.checkpoint import Resumed, checkpoint_folder, load_checkpoint, save_checkpoint
+from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.config import (
     MOST_FAILED_EVALUATIONS,
     MOST_SKIPPED_STEPS,
@@ -103,7 +103,6 @@ class Trainer:
         self.brake = Brake(config)
         self._pushes = 0  # Since the last evaluation.
         self._failed_evaluations = 0  # Consecutive ones.
-        self._withdrawn = 0  # Groups left out, since the start.
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         self.pusher = WeightPusher(config, self.world)
@@ -178,11 +177,11 @@ class Trainer:
         if self.world.is_first:
             await self.source.register(self.step)
 
-    async def _push(self, probe: Probe | None, withdrawn_from: int | None = None) -> Pushed | None:
+    async def _push(self, probe: Probe | None) -> Pushed | None:
         """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
         if not self.config.teacher_urls or self.average is None:
-            return await self.pusher.push(self.policy, self.step, probe, self.average, withdrawn_from)
-        pushed = await self.pusher.push(self.policy, self.step, probe, withdrawn_from=withdrawn_from)
+            return await self.pusher.push(self.policy, self.step, probe, self.average)
+        pushed = await self.pusher.push(self.policy, self.step, probe)
         with self.average.swapped_in():
             await self.teacher_pusher.push(self.policy, self.step, probe)
         return pushed
@@ -235,14 +234,13 @@ class Trainer:
         raise RolledBackError(
             f"version {roll.bad} was worse on the held-out tasks than an earlier one, so the weights of version "
             f"{roll.to} are served again, as version {self.step}, and training has ended. {str(self.brake.path)!r} has "
-            f"the figures. --resume continues from these weights, without the turns that versions {roll.to + 1} to "
-            f"{self.step - 1} sampled; lower lr or change the loss first"
+            "the figures. --resume continues from these weights; lower lr or change the loss first"
         )
 
     async def _roll_back(self, roll: Roll) -> None:
         """Restore weights, optimizer and averages of a good version; save and push them as a new version.
 
-        The new version gets a new number, which distinguishes its turns from those of the withdrawn versions.
+        The new version gets a new number, which distinguishes its turns from those of the versions that it replaces.
         """
         logger.error("version %d is bad: back to version %d", *roll)
         await asyncio.to_thread(load_checkpoint, self.checkpoints, self.parts, self.world, roll.to)
@@ -250,9 +248,7 @@ class Trainer:
         await self._save()
         if self.world.is_first:
             self.brake.done(roll, self.step)
-            for bad in self.brake.withdrawn[-1]:
-                shutil.rmtree(checkpoint_folder(self.checkpoints, bad), ignore_errors=True)
-        await self._push(None, roll.to + 1)
+        await self._push(None)
         if self.world.is_first:
             self._log({"rolled_back": 1.0})
 
@@ -264,14 +260,12 @@ class Trainer:
         if self._is_stopping:
             return None
         try:
-            received = await self.source.batch(self.step)
+            groups = await self.source.batch(self.step)
         except asyncio.CancelledError:
             if not self._is_stopping:
                 raise
             return None
         self._is_busy = True  # The others may have the batch before a stop: they would wait in its step.
-        groups = [group for group in received if not self.brake.is_withdrawn(group)]
-        self._withdrawn += len(received) - len(groups)
         return groups
 
     def stop(self) -> None:
@@ -306,8 +300,6 @@ class Trainer:
         config = self.config
         metrics = await self._train(groups) if groups else {}
         metrics |= {"groups": len(groups), **self.source.metrics}
-        if self.brake.withdrawn:
-            metrics["withdrawn"] = self._withdrawn
         self.step += 1
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:

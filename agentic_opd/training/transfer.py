@@ -54,27 +54,24 @@ class WeightSender:
             ) from error
         return cls(servers, group, device)
 
-    async def send(self, weights: Mapping[str, Tensor], version: int, withdrawn_from: int | None = None) -> int:
+    async def send(self, weights: Mapping[str, Tensor], version: int) -> int:
         """Send the weights to all servers as `version`; return the bytes that each server received.
-
-        `withdrawn_from`: as in `WeightPusher.push`.
 
         Raises:
             ServerError: a server failed to receive them.
         """
-        sent = list(weights.values())
-        dtypes, shapes = [str(one.dtype).removeprefix("torch.") for one in sent], [list(one.shape) for one in sent]
-        received = [
-            server.receive_weights(list(weights), dtypes, shapes, version, withdrawn_from) for server in self.servers
-        ]
+        tensors = list(weights.values())
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+        shapes = [list(tensor.shape) for tensor in tensors]
+        received = [server.receive_weights(list(weights), dtypes, shapes, version) for server in self.servers]
         try:
-            await gather_all([asyncio.to_thread(self._broadcast, sent), *received])
+            await gather_all([asyncio.to_thread(self._broadcast, tensors), *received])
         except RuntimeError as error:
             raise ServerUnreachableError(
                 f"a server left while it was sent version {version}: {error}. Start it, then the trainer with resume."
             ) from error
-        return sum(one.numel() * one.element_size() for one in sent)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _broadcast(self, weights: Sequence[Tensor]) -> None:
-        for one in weights:
-            self.group.broadcast(one.detach().to(self.device).contiguous())
+        for tensor in weights:
+            self.group.broadcast(tensor.detach().to(self.device).contiguous())

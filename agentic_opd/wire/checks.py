@@ -31,7 +31,7 @@ from agentic_opd.wire.group import (
     ScoredRollout,
     TurnRecord,
     read_form,
-    shown,
+    short_repr,
     validated,
 )
 
@@ -55,17 +55,17 @@ class Checked(NamedTuple):
     problems: list[Problem]
 
 
-def read_group(value: object, place: str = "a group") -> ScoredGroup:
-    """Read a group of any origin and check that its arrays hold ids and numbers, but not what they say.
+def read_group(value: object, origin: str = "a group") -> ScoredGroup:
+    """Read a group of any origin and check that its arrays hold ids and numbers, but not their meaning.
 
-    `place` names its origin in the error.
+    `origin` names it in the error.
 
     Raises:
-        WireError: a field is missing or has the wrong type or length; the message names the first such place.
+        WireError: a field is missing or has the wrong type or length; the message names the first such field.
     """
     group, problems = _read(value)
     if group is None:
-        raise WireError(problems[0].at(place))
+        raise WireError(problems[0].message_for(origin))
     return group
 
 
@@ -81,7 +81,7 @@ def checked_group(group: object, origin: str) -> ScoredGroup:
     else:
         checked = GroupChecker().read(group)
     if checked.problems:
-        raise (WireError if checked.group is None else AlignmentError)(checked.problems[0].at(origin))
+        raise (WireError if checked.group is None else AlignmentError)(checked.problems[0].message_for(origin))
     assert checked.group is not None
     return checked.group
 
@@ -109,26 +109,26 @@ def _check_entries(rollout: ScoredRollout, where: str, problems: list[Problem]) 
     for position, (ids, logprobs) in enumerate(zip(rows.token_ids_TK, rows.logprobs_TK, strict=True)):
         if not _are_ids(ids):
             problems.append(
-                Problem(f"{where}, position {position}", f"distill_token_ids: {shown(ids)}, expected token ids")
+                Problem(f"{where}, position {position}", f"distill_token_ids: {short_repr(ids)}, expected token ids")
             )
         if ids:
             validated(_ROW, logprobs, problems, f"{where}, position {position}", "distill_logprobs")
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
-    """Whether all `values` are possible token ids; in C, because rows are most of a file."""
+    """Return whether all `values` are possible token ids. Rows are most of a file, so no Python loop reads them."""
     return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) <= MOST_ID))
 
 
-def _are_numbers(values: Sequence[Any], least: float, most: float) -> bool:
-    """Whether all `values` are numbers from `least` to `most`; a number that is NaN is not."""
+def _are_numbers(values: Sequence[Any], low: float, high: float) -> bool:
+    """Return whether all `values` are numbers from `low` to `high`; NaN is not."""
     if not set(map(type, values)) <= {int, float}:
         return False
     try:
         values_N = np.fromiter(values, np.float64, len(values))
     except OverflowError:
         return False
-    return bool(((values_N >= least) & (values_N <= most)).all())
+    return bool(((values_N >= low) & (values_N <= high)).all())
 
 
 class GroupChecker:
@@ -147,8 +147,8 @@ class GroupChecker:
             self.counts["groups"] += 1
             self.counts["sequences"] += len(fields["tokens"]) if isinstance(fields.get("tokens"), list) else 0
             if not isinstance(fields.get("group_overrides"), dict):
-                what = shown(fields["group_overrides"]) if "group_overrides" in fields else "nothing"
-                problems.append(Problem("", f"group_overrides: {what}, expected an object"))
+                entry = short_repr(fields["group_overrides"]) if "group_overrides" in fields else "nothing"
+                problems.append(Problem("", f"group_overrides: {entry}, expected an object"))
         if problems or group is None:
             return Checked(None, problems)
         return Checked(group, list(self._group(group)))
@@ -171,15 +171,16 @@ class GroupChecker:
                 yield Problem(f"sequence {index}{where}", message)
         yield from _reward_problems(group)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
-        named = () if distillation is None else distillation.hint_sources
-        if odd := {turn.hint_source for turn in records if turn.hint_source} - {*named} if named else set[str]():
-            yield Problem("", f"opd turns: hint_source {', '.join(sorted(odd))}, but the group has {', '.join(named)}")
+        sources = () if distillation is None else distillation.hint_sources
+        if sources and (odd := {turn.hint_source for turn in records if turn.hint_source} - {*sources}):
+            names, expected = ", ".join(sorted(odd)), ", ".join(sources)
+            yield Problem("", f"opd turns: hint_source {names}, but the group has {expected}")
         if distillation is None or not distillation.outcomes or not records:
             return
-        found = Counter(turn.outcome.value for turn in records)
-        if {name: count for name, count in distillation.outcomes.items() if count} != found:
-            said = dict(distillation.outcomes)
-            yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
+        counted = Counter(turn.outcome.value for turn in records)
+        if {name: count for name, count in distillation.outcomes.items() if count} != counted:
+            outcomes = dict(distillation.outcomes)
+            yield Problem("", f"group_overrides: outcomes {outcomes!r}, but the turns' records say {dict(counted)!r}")
 
     def _rollout(self, rollout: ScoredRollout, top_k: int | None, *, reads_hints: bool) -> Iterator[Problem]:
         """Yield problems of the arrays; if there are none, of the records; if there are none, of the rows."""
@@ -242,20 +243,20 @@ def _entries_of_a_row(group: ScoredGroup) -> int | None:
 def _reward_problems(group: ScoredGroup) -> Iterator[Problem]:
     """Yield problems of the lists in which an item of the trajectory API has the rewards of its whole group."""
     if group.rollout_scores is not None:
-        alike = group.rollout_scores
-        if any(rollout.is_rewarded and rollout.score not in alike for rollout in group.rollouts):
-            yield Problem("", f"group_overrides: rollout_scores {list(alike)!r} lack the score of a sequence")
+        scores = group.rollout_scores
+        if any(rollout.is_rewarded and rollout.score not in scores for rollout in group.rollouts):
+            yield Problem("", f"group_overrides: rollout_scores {list(scores)!r} lack the score of a sequence")
     if group.turn_scores is not None:
         for index, (rollout, first_turn) in enumerate(zip(group.rollouts, group.first_turns, strict=True)):
             for number, total in enumerate(rollout.turn_totals, start=first_turn):
-                alike = group.turn_scores[number] if number < len(group.turn_scores) else ()
-                if rollout.is_rewarded and total not in alike:
-                    message = f"group_overrides: turn_scores of turn {number}, {list(alike)!r}, lack its {total!r}"
+                totals = group.turn_scores[number] if number < len(group.turn_scores) else ()
+                if rollout.is_rewarded and total not in totals:
+                    message = f"group_overrides: turn_scores of turn {number}, {list(totals)!r}, lack its {total!r}"
                     yield Problem(f"sequence {index}", message)
 
 
 def _are_rows(rollout: ScoredRollout, top_k: int | None) -> bool:
-    """Whether each row is as `_row_problem` expects it; numbers close to a bound may be refused."""
+    """Return whether `_row_problem` would accept each row; numbers close to a bound may be refused."""
     assert rollout.rows is not None
     lengths_T = np.fromiter(map(len, rollout.rows.token_ids_TK), np.int64, len(rollout.tokens_T))
     has_row_T, tokens_T = lengths_T > 0, np.asarray(rollout.tokens_T)
@@ -311,14 +312,14 @@ _SURE_SUM = 1 + SUM_SLACK - 1e-9
 
 def _row_problem(
     rollout: ScoredRollout,
-    at: int,
+    position: int,
     ids: Sequence[int],
     logprobs: Sequence[float],
     is_scored: bool | None,
     top_k: int | None,
 ) -> str | None:
     """Return the problem of one row, or None; `is_scored` is None if the rollout has no records."""
-    is_sampled, is_rectangle = rollout.masks_T[at] != IGNORED, top_k == 1
+    is_sampled, is_rectangle = rollout.masks_T[position] != IGNORED, top_k == 1
     if not ids and is_rectangle:
         return "empty, but rows of one entry are written at every position"
     if not ids:
@@ -329,11 +330,11 @@ def _row_problem(
         return "written outside of the scored turns' spans"
     if len(ids) != top_k:
         return f"expected {top_k} entries, got {len(ids)}"
-    if (message := _entries_problem(rollout.tokens_T[at], ids, logprobs)) is not None:
+    if (message := _entries_problem(rollout.tokens_T[position], ids, logprobs)) is not None:
         return message
     if is_rectangle and not is_sampled and logprobs[0] != 0:
         return f"expected logprob 0.0 at a prompt position, got {logprobs[0]}"
-    student = rollout.logprobs_T[at]
+    student = rollout.logprobs_T[position]
     if is_rectangle and is_sampled and is_scored is False and abs(logprobs[0] - student) > SAME_LOGPROB:
         return f"expected the student's logprob {student} at an unscored position, got {logprobs[0]}"
     return None
@@ -391,10 +392,10 @@ def _gap_problem(turn: TurnRecord, rollout: ScoredRollout) -> str | None:
         return None
     baseline = turn.baseline_logprobs or rollout.logprobs_T[span]
     gap = sum(row[0] - student for row, student in zip(rows, baseline, strict=True)) / len(rows)
-    said = next((one.gap for one in turn.hints if one.hint_token_ids == turn.hint_token_ids), None)
-    if said is None or abs(said - gap) <= GAP_SLACK:
+    written = next((reading.gap for reading in turn.hints if reading.hint_token_ids == turn.hint_token_ids), None)
+    if written is None or abs(written - gap) <= GAP_SLACK:
         return None
-    return f"hints: gap {said} of the turn's hint, but the mean of its rows is {gap:.6f}"
+    return f"hints: gap {written} of the turn's hint, but the mean of its rows is {gap:.6f}"
 
 
 def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
@@ -405,64 +406,65 @@ def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Pro
     """
     if rollout.turns is None:
         return
-    before = 0
+    last_end = 0
     for index, turn in enumerate(rollout.turns):
         start, end = turn.span
         yield from (Problem(f", turn {index}", message) for message in _record_problems(turn, reads_hints=reads_hints))
-        if start < before:
-            yield Problem(f", turn {index}", f"span: starts at {start}, before the end {before} of the turn before")
-        before = end
+        if start < last_end:
+            yield Problem(f", turn {index}", f"span: starts at {start}, before the end {last_end} of the turn before")
+        last_end = end
     in_turn_T = _covered(len(rollout.tokens_T), (turn.span for turn in rollout.turns))
     for position in np.flatnonzero(in_turn_T != (np.asarray(rollout.masks_T) != IGNORED)).tolist():
-        what = "in a turn's span, but not sampled" if in_turn_T[position] else "sampled, but in no turn's span"
-        yield Problem(f", position {position}", what)
+        message = "in a turn's span, but not sampled" if in_turn_T[position] else "sampled, but in no turn's span"
+        yield Problem(f", position {position}", message)
     if rollout.messages is not None:
-        said = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
+        assistant = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
         context = [turn.message_index for turn in rollout.context_turns]
-        if wrong := [index for index in context if index not in said] or len(context) != len(set(context)):
+        if wrong := [index for index in context if index not in assistant] or len(context) != len(set(context)):
             yield Problem("", f"opd context_turns: messages {wrong or context} are not the assistant's, or stand twice")
-        elif len(said) != len(rollout.turns) + len(context):
-            also = f" and {len(context)} context turns" if context else ""
-            yield Problem("", f"opd turns: {len(rollout.turns)} records{also} for {len(said)} assistant messages")
+        elif len(assistant) != len(rollout.turns) + len(context):
+            context_part = f" and {len(context)} context turns" if context else ""
+            records = f"{len(rollout.turns)} records{context_part}"
+            yield Problem("", f"opd turns: {records} for {len(assistant)} assistant messages")
 
 
 def _image_problems(rollout: ScoredRollout) -> Iterator[Problem]:
     """Yield problems of the pictures' positions, and of messages that name other pictures."""
     end = 0
-    for index, one in enumerate(rollout.images):
-        where, span = f", picture {index}", f"[{one.offset}, {one.end})"
-        if one.offset < end or one.end > len(rollout.tokens_T):
+    for index, image in enumerate(rollout.images):
+        where, span = f", picture {index}", f"[{image.offset}, {image.end})"
+        if image.offset < end or image.end > len(rollout.tokens_T):
             yield Problem(where, f"its tokens {span} overlap others, or are not in the sequence")
-        elif any(mask != IGNORED for mask in rollout.masks_T[one.offset : one.end]):
+        elif any(mask != IGNORED for mask in rollout.masks_T[image.offset : image.end]):
             yield Problem(where, f"its tokens {span} are sampled ones")
-        end = max(end, one.end)
+        end = max(end, image.end)
         for turn in rollout.turns or ():
-            if turn.insert_at is not None and one.offset < turn.insert_at < one.end:
+            if turn.insert_at is not None and image.offset < turn.insert_at < image.end:
                 yield Problem(where, f"a hint's insert_at {turn.insert_at} is inside of its tokens {span}")
-    said: list[Any] = []
+    digests: list[Any] = []
     for index, message in enumerate(rollout.messages or ()):
-        named, content = message.get("images"), message["content"]
-        if named is None:
+        images, content = cast(Any, message.get("images")), message["content"]
+        if images is None:
             continue
-        if not isinstance(named, list) or not named or str(content).count(IMAGE_MARK) != len(cast(list[Any], named)):
+        if not isinstance(images, list) or not images or str(content).count(IMAGE_MARK) != len(cast(list[Any], images)):
             yield Problem(f", message {index}", f"images: expected one digest for each {IMAGE_MARK!r} of the content")
         else:
-            said += cast(list[Any], named)
-    placed = [one.digest for one in rollout.images]
-    if rollout.messages is not None and said[: len(placed)] != placed:
+            digests += cast(list[Any], images)
+    placed = [image.digest for image in rollout.images]
+    if rollout.messages is not None and digests[: len(placed)] != placed:
         yield Problem("", f"opd images: {len(placed)}, which are not those that the messages name")
 
 
 def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
-    outcome, ids, place, start = turn.outcome, turn.hint_token_ids, turn.insert_at, turn.span[0]
+    outcome, ids, insert_at, start = turn.outcome, turn.hint_token_ids, turn.insert_at, turn.span[0]
     if (turn.next_state_role is None) != (outcome is TurnOutcome.NO_NEXT_STATE):
         yield f"next_state_role: {turn.next_state_role!r} does not go with outcome {outcome.value!r}"
     if (outcome in _HINTED) != bool(turn.hint):
-        yield f"hint: {shown(turn.hint)} does not go with outcome {outcome.value!r}"
-    if bool(ids) != (place is not None):
-        yield f"insert_at: {place!r} with {len(ids)} hint_token_ids"
-    elif place is not None and not 0 < place <= start:
-        yield f"insert_at: {place!r}, expected a position of the turn's prompt, 1 to {start}"
+        yield f"hint: {short_repr(turn.hint)} does not go with outcome {outcome.value!r}"
+    if bool(ids) != (insert_at is not None):
+        yield f"insert_at: {insert_at!r} with {len(ids)} hint_token_ids"
+    elif insert_at is not None and not 0 < insert_at <= start:
+        yield f"insert_at: {insert_at!r}, expected a position of the turn's prompt, 1 to {start}"
     if turn.is_scored and bool(ids) != reads_hints:
         yield f"hint_token_ids: {'empty' if reads_hints else 'there, with hint_source none'}, but the turn is scored"
     if outcome not in _HINTED and ids:
@@ -484,10 +486,10 @@ def _reading_problems(turn: TurnRecord) -> Iterator[str]:
     if (control := turn.control) is not None:
         if control.hint == turn.hint:
             yield "control: its hint is the turn's own"
-        if control.hint in [one.hint for one in turn.hints]:
+        if control.hint in [reading.hint for reading in turn.hints]:
             yield "control: its hint is one of the turn's hints"
         if not control.hint or not control.hint_token_ids:
-            yield f"control: hint {shown(control.hint)} of {len(control.hint_token_ids)} tokens, expected a text"
+            yield f"control: hint {short_repr(control.hint)} of {len(control.hint_token_ids)} tokens, expected a text"
 
 
 def _hints_problems(turn: TurnRecord) -> Iterator[str]:
@@ -495,29 +497,31 @@ def _hints_problems(turn: TurnRecord) -> Iterator[str]:
     hints = turn.hints
     if hints and not turn.is_scored:
         yield f"hints: do not go with outcome {turn.outcome.value!r}"
-    for index, one in enumerate(hints):
-        yield from (f"hints[{index}]{problem}" for problem in _hint_problems(one, turn.span[0]))
-    if len({one.hint for one in hints}) != len(hints):
+    for index, reading in enumerate(hints):
+        yield from (f"hints[{index}]{problem}" for problem in _hint_problems(reading, turn.span[0]))
+    if len({reading.hint for reading in hints}) != len(hints):
         yield "hints: a text occurs twice"
-    read = (turn.hint, turn.hint_token_ids, turn.insert_at)
-    chosen = [one.overlap for one in hints if (one.hint, one.hint_token_ids, one.insert_at) == read]
+    turn_hint = (turn.hint, turn.hint_token_ids, turn.insert_at)
+    chosen = [
+        reading.overlap for reading in hints if (reading.hint, reading.hint_token_ids, reading.insert_at) == turn_hint
+    ]
     if hints and not chosen:
         yield "hints: the turn's hint is not among them"
-    if chosen and chosen[0] < max(one.overlap for one in hints):
+    if chosen and chosen[0] < max(reading.overlap for reading in hints):
         yield f"hints: the turn's hint has the overlap {chosen[0]}, but another has more"
     if (last := max(turn.hint_of_row or (), default=-1)) >= len(hints):
         yield f"hint_of_row: {last}, but there are {len(hints)} hints"
 
 
-def _hint_problems(one: HintReading, start: int) -> Iterator[str]:
-    if not one.hint or not one.hint_token_ids:
-        yield f": hint {shown(one.hint)} of {len(one.hint_token_ids)} tokens, expected a text"
-    if not 0 < one.insert_at <= start:
-        yield f".insert_at: {one.insert_at}, expected a position of the turn's prompt, 1 to {start}"
-    if not 0 <= one.overlap <= 1:
-        yield f".overlap: {one.overlap}, expected 0 to 1"
-    if one.entropy < 0:
-        yield f".entropy: {one.entropy}, expected at least 0"
+def _hint_problems(reading: HintReading, start: int) -> Iterator[str]:
+    if not reading.hint or not reading.hint_token_ids:
+        yield f": hint {short_repr(reading.hint)} of {len(reading.hint_token_ids)} tokens, expected a text"
+    if not 0 < reading.insert_at <= start:
+        yield f".insert_at: {reading.insert_at}, expected a position of the turn's prompt, 1 to {start}"
+    if not 0 <= reading.overlap <= 1:
+        yield f".overlap: {reading.overlap}, expected 0 to 1"
+    if reading.entropy < 0:
+        yield f".entropy: {reading.entropy}, expected at least 0"
 
 
 def _entries_problem(token: int, ids: Sequence[int], logprobs: Sequence[float]) -> str | None:

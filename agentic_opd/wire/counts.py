@@ -25,10 +25,10 @@ class TurnCounts:
             self.hints += record.hint is not None
             self.outcomes[record.outcome] += 1
 
-    def merge(self, other: "TurnCounts") -> None:
-        self.turns += other.turns
-        self.hints += other.hints
-        self.outcomes.update(other.outcomes)
+    def merge(self, counts: "TurnCounts") -> None:
+        self.turns += counts.turns
+        self.hints += counts.hints
+        self.outcomes.update(counts.outcomes)
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class RolloutCounts:
         self.records.add(rollout.turns or ())
         self.scored_tokens += len(rollout.row_positions)
 
-    def merge(self, other: "RolloutCounts") -> None:
-        for one in fields(self):
-            if one.name != "records":
-                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-        self.records.merge(other.records)
+    def merge(self, counts: "RolloutCounts") -> None:
+        for count in fields(self):
+            if count.name != "records":
+                setattr(self, count.name, getattr(self, count.name) + getattr(counts, count.name))
+        self.records.merge(counts.records)
 
 
 class RunCounts:
@@ -98,9 +98,9 @@ class RunCounts:
 
 
 def rollout_rows(
-    group: ScoredGroup, decode: Callable[[Sequence[int]], str], most: int
+    group: ScoredGroup, decode: Callable[[Sequence[int]], str], limit: int
 ) -> list[tuple[str, float, str, str]]:
-    """Return (task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
+    """Return (task, score, hints, text) of at most `limit` rollouts of a group, those with the most hints first.
 
     `hints` has one line per turn with a hint: `turn 2 (scored): ...`.
     """
@@ -110,4 +110,4 @@ def rollout_rows(
         hints = [f"turn {i} ({turn.outcome.value}): {turn.hint}" for i, turn in turns if turn.hint is not None]
         rows.append((len(hints), (group.task_id or "", rollout.score, "\n".join(hints), decode(rollout.tokens_T))))
     rows.sort(key=lambda row: -row[0])
-    return [row for _, row in rows[:most]]
+    return [row for _, row in rows[:limit]]

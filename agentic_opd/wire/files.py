@@ -75,10 +75,9 @@ class JsonLines:
 
 
 def _opened(path: Path, is_continued: bool, end: int | None = None) -> IO[bytes]:
-    """Open a file without a buffer: what one write leaves in it would be written by the next one.
+    """Open a file without a buffer, because the bytes that a failed write leaves there would go out with the next one.
 
-    A file that is continued is cut off at `end`. It is cut off after its last whole line if it is shorter, or `end` is
-    None.
+    A file that is continued is cut off at `end`, or after its last whole line if `end` is None or beyond its size.
     """
     check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,13 +191,13 @@ class GroupFile:
         *,
         resume: bool = False,
         overwrite: bool = False,
-        seen: Callable[[ScoredGroup], None] = lambda group: None,
+        on_group: Callable[[ScoredGroup], None] = lambda group: None,
         setting: str = "env.data_path_to_save_groups",
     ) -> None:
         """Open `path`.
 
-        The lines depend on `settings`. `resume` takes precedence over `overwrite`. `seen` is called with every group in
-        the file, those of an earlier run first. `setting` names the setting of `path` in errors.
+        The lines depend on `settings`. `resume` takes precedence over `overwrite`. `on_group` is called with every
+        group in the file, those of an earlier run first. `setting` names the setting of `path` in errors.
 
         Raises:
             PlaceError: the file can't be written, or not read under its name; it has lines, and neither `resume` nor
@@ -206,7 +205,7 @@ class GroupFile:
             OutputError: another process writes the file.
         """
         self.path = path
-        self._seen = seen
+        self._on_group = on_group
         self.finished: set[str] = set()
         self._one_writer = asyncio.Lock()
         hint = f"Choose another {setting}."
@@ -241,7 +240,7 @@ class GroupFile:
     async def _write(self, group: ScoredGroup) -> None:
         async with self._one_writer:
             await asyncio.to_thread(lambda: self._lines.write(group.to_wire(), durable=True))
-        self._seen(group)
+        self._on_group(group)
 
     def close(self) -> None:
         self._lines.close()
@@ -253,7 +252,7 @@ class GroupFile:
             group = _read_group(line, self.path)
             if group.item_id is not None:
                 self.finished.add(group.item_id)
-            self._seen(group)
+            self._on_group(group)
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
@@ -266,9 +265,9 @@ class GroupFile:
             ) from error
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
-            shown = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
+            changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
             raise PlaceError(
-                f"{str(self.path)!r} was written with other settings ({shown}). Set them back to continue, or use "
+                f"{str(self.path)!r} was written with other settings ({changes}). Set them back to continue, or use "
                 "--env.overwrite, without --env.resume, to start again."
             )
 

@@ -2,7 +2,7 @@
 
 docs/wire_format.md describes the JSON; the annotations of the dataclasses here are its form. pydantic reads JSON of any
 origin by them, and writes it. They are dataclasses of the standard library, because their constructors validate
-nothing: a group that this process builds costs no second pass over its arrays. Unknown fields are kept in `other` and
+nothing: a group that this process builds costs no second pass over its arrays. Unknown fields are kept in `extra` and
 written back.
 """
 
@@ -72,15 +72,15 @@ SUM_SLACK = 1e-3
 
 def _no_flags(value: Any) -> Any:
     """Refuse true and false as a number or among an object's: pydantic takes them in `Literal[1]` and a plain `int`."""
-    for one in value.values() if isinstance(value, dict) else (value,):
-        if isinstance(one, bool):
-            raise ValueError(f"{shown(value)}, expected a number, not true or false")
+    for number in value.values() if isinstance(value, dict) else (value,):
+        if isinstance(number, bool):
+            raise ValueError(f"{short_repr(value)}, expected a number, not true or false")
     return value
 
 
 def _message(value: Any) -> Any:
     if not isinstance(value, dict) or not {"role", "content"} <= value.keys():
-        raise ValueError(f"{shown(value)}, expected an object that has a role and a content")
+        raise ValueError(f"{short_repr(value)}, expected an object that has a role and a content")
     return value
 
 
@@ -88,13 +88,13 @@ def _listed(names: Any) -> Any:
     return cast(Any, names if isinstance(names, list) else [names])
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return an untrusted value for a message, cut if it is long or deep."""
-    return _SHOWN.repr(value)
+    return _SHORT.repr(value)
 
 
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 Number = Annotated[float, Field(strict=True, ge=-MOST_SCORE, le=MOST_SCORE, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -296,7 +296,7 @@ class ScoredRollout:
     """Exit of the `agent_command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
-    other: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
     def __post_init__(self) -> None:
@@ -417,8 +417,8 @@ class ScoredRollout:
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
         rest = _SequenceOpd(context_turns=self.context_turns, images=self.images)
         opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
-        known = _OF_SEQUENCE.written(self, opd or None)
-        return {**known, **({} if self.is_rewarded else {"reward": None}), **self.other}
+        fields = _SEQUENCE_OVERRIDES.to_wire(self, opd or None)
+        return {**fields, **({} if self.is_rewarded else {"reward": None}), **self.extra}
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,18 +468,20 @@ class ScoredGroup:
     """Number of the item's rollouts that are left out because their tests gave no verdict, by cause."""
     turn_scores: Annotated[tuple[tuple[_Finite, ...], ...], Field(min_length=1)] | None = None
     """Totals of all rewarded turns of the full group by turn number, if this group is a part of a larger one."""
-    other: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown fields of the group."""
-    other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of `group_overrides`."""
 
     def __post_init__(self) -> None:
         if not self.rollouts:
             raise AlignmentError(f"group {self.item_id!r} holds no rollout")
         for name in ("messages", "rows"):
-            there = [getattr(rollout, name) is not None for rollout in self.rollouts]
-            if any(there) != all(there):
-                raise AlignmentError(f"group {self.item_id!r}: {sum(there)} of {len(there)} rollouts have {name}")
+            has_field = [getattr(rollout, name) is not None for rollout in self.rollouts]
+            if any(has_field) != all(has_field):
+                raise AlignmentError(
+                    f"group {self.item_id!r}: {sum(has_field)} of {len(has_field)} rollouts have {name}"
+                )
 
     @property
     def scores(self) -> list[float]:
@@ -536,20 +538,20 @@ class ScoredGroup:
         if self.distillation is not None:
             opd = _DISTILLATION.dump_python(self.distillation, mode="json", by_alias=True)
         group: dict[str, Any] = {
-            "tokens": [list(one.tokens_T) for one in rollouts],
-            "masks": [list(one.masks_T) for one in rollouts],
+            "tokens": [list(rollout.tokens_T) for rollout in rollouts],
+            "masks": [list(rollout.masks_T) for rollout in rollouts],
             "scores": self.scores,
-            "inference_logprobs": [list(one.logprobs_T) for one in rollouts],
-            "overrides": [one.overrides() for one in rollouts],
-            "group_overrides": {**_OF_GROUP.written(self, opd), **self.other_overrides},
+            "inference_logprobs": [list(rollout.logprobs_T) for rollout in rollouts],
+            "overrides": [rollout.overrides() for rollout in rollouts],
+            "group_overrides": {**_GROUP_OVERRIDES.to_wire(self, opd), **self.extra_overrides},
         }
         if rollouts[0].messages is not None:
-            group["messages"] = [list(one.messages or ()) for one in rollouts]
+            group["messages"] = [list(rollout.messages or ()) for rollout in rollouts]
         if rollouts[0].rows is not None:
-            rows = [one.rows for one in rollouts if one.rows is not None]
-            group["distill_logprobs"] = [[list(row) for row in one.logprobs_TK] for one in rows]
-            group["distill_token_ids"] = [[list(row) for row in one.token_ids_TK] for one in rows]
-        return {**group, **self.other}
+            arrays = [rollout.rows for rollout in rollouts if rollout.rows is not None]
+            group["distill_logprobs"] = [[list(row) for row in rows.logprobs_TK] for rows in arrays]
+            group["distill_token_ids"] = [[list(row) for row in rows.token_ids_TK] for rows in arrays]
+        return {**group, **self.extra}
 
     @classmethod
     def from_wire(cls, value: object) -> "ScoredGroup":
@@ -560,7 +562,7 @@ class ScoredGroup:
         """
         group, problems = read_form(value)
         if group is None:
-            raise WireError(problems[0].at("a group"))
+            raise WireError(problems[0].message_for("a group"))
         return group
 
 
@@ -629,28 +631,32 @@ class _Entries:
     def __init__(self, model: type, names: str, **renamed: str) -> None:
         forms = get_type_hints(model, include_extras=True)
         self._attributes = {name: renamed.get(name, name) for name in names.split()}
-        self._forms = {name: TypeAdapter[Any](forms.get(at, Any)) for name, at in self._attributes.items()}
+        self._forms = {
+            name: TypeAdapter[Any](forms.get(attribute, Any)) for name, attribute in self._attributes.items()
+        }
 
-    def written(self, model: object, opd: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the fields that are not None as JSON data, and `opd` in its place."""
-        values = {name: opd if name == "opd" else getattr(model, at) for name, at in self._attributes.items()}
-        known = {name: value for name, value in values.items() if value is not None}
-        return {name: self._forms[name].dump_python(value, mode="json") for name, value in known.items()}
+    def to_wire(self, model: object, opd: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the fields that are not None as JSON data, with `opd` as the entry of that name."""
+        values = {
+            name: opd if name == "opd" else getattr(model, attribute) for name, attribute in self._attributes.items()
+        }
+        present = {name: value for name, value in values.items() if value is not None}
+        return {name: self._forms[name].dump_python(value, mode="json") for name, value in present.items()}
 
-    def taken(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Remove the entries of the expected form, and return them by the names of the class; others stay unread."""
-        found: dict[str, Any] = {}
+    def pop_valid(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Remove the entries of the expected form from `entries`, and return them by the names of the class."""
+        fields: dict[str, Any] = {}
         for name in self._attributes.keys() - {"opd"}:
             if entries.get(name) is not None:
                 with suppress(ValidationError, AlignmentError):
-                    found[self._attributes[name]] = self._forms[name].validate_python(entries[name])
+                    fields[self._attributes[name]] = self._forms[name].validate_python(entries[name])
                     del entries[name]
-        return found
+        return fields
 
 
 _RESULT = "stop_reason turns tool_calls tool_errors reward verification opd session_id first_turn program"
-_OF_SEQUENCE = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
-_OF_GROUP = _Entries(
+_SEQUENCE_OVERRIDES = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
+_GROUP_OVERRIDES = _Entries(
     ScoredGroup,
     "item_id task_id opd weight_version group_id session_id rollout_scores turn_scores no_verdicts",
 )
@@ -669,9 +675,9 @@ class Problem(NamedTuple):
     where: str
     message: str
 
-    def at(self, place: str) -> str:
-        """Return the full message for a group located at `place`."""
-        return f"{place}{', ' if self.where else ''}{self.where}: {self.message}"
+    def message_for(self, origin: str) -> str:
+        """Return the full message for a group that came from `origin`."""
+        return f"{origin}{', ' if self.where else ''}{self.where}: {self.message}"
 
 
 def validated(
@@ -684,7 +690,7 @@ def validated(
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        problems += [_problem(one, where, name) for one in error.errors(include_url=False)]
+        problems += [_problem(detail, where, name) for detail in error.errors(include_url=False)]
     except AlignmentError as error:
         problems.append(Problem(where, str(error)))
     except RecursionError:
@@ -695,24 +701,25 @@ def validated(
 def _problem(error: ErrorDetails, where: str, name: str) -> Problem:
     """Translate pydantic's error: entries of columns, records and rows are locations, other steps are names."""
     *steps, kind = *error["loc"], error["type"]
-    if len(steps) > 1 and (place := _PLACES.get(str(steps[0]))) is not None:
-        where = f"{where}{', ' if where else ''}{place} {steps[1]}"
-        name, steps = str(steps[0]) if place == "sequence" else "", steps[2:]
+    if len(steps) > 1 and (unit := _UNITS.get(str(steps[0]))) is not None:
+        where = f"{where}{', ' if where else ''}{unit} {steps[1]}"
+        name, steps = str(steps[0]) if unit == "sequence" else "", steps[2:]
     path = (name + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)).lstrip(".")
     if kind in ("value_error", "missing"):
         message = str(error["ctx"]["error"]) if "ctx" in error else "missing"
     else:
         expected = _PYTHONIC.sub("", error["msg"])
-        for word, ours in _WORDS.items():
-            expected = expected.replace(word, ours)
-        message = f"{shown(error['input'])}, expected {expected}"
+        for pythonic, plain in _WORDS.items():
+            expected = expected.replace(pythonic, plain)
+        message = f"{short_repr(error['input'])}, expected {expected}"
     return Problem(where, f"{path}: {message}" if path else message)
 
 
-_PLACES = {
+_UNITS = {
     **dict.fromkeys(_COLUMNS, "sequence"),
     **{"turns": "turn", "context_turns": "context turn", "images": "picture"},
 }
+"""Name of a list -> what one of its entries is called in a problem's location."""
 _PYTHONIC = re.compile(r"^(Input should be|\w+ should have) | or an instance of \w+$| after validation.*$")
 _WORDS = {
     "a valid tuple": "a list",
@@ -736,21 +743,23 @@ def read_form(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
     line = validated(_LINE, value, problems)
     if line is None:
         return None, problems
-    about, distillation = _object(line.group_overrides), None
-    if "distill_topk" in _object(about.get("opd")):
-        distillation = validated(_DISTILLATION, about.pop("opd"), problems, name="group_overrides: opd")
-    known = _OF_GROUP.taken(about)
+    overrides, distillation = _object(line.group_overrides), None
+    if "distill_topk" in _object(overrides.get("opd")):
+        distillation = validated(_DISTILLATION, overrides.pop("opd"), problems, name="group_overrides: opd")
+    fields = _GROUP_OVERRIDES.pop_valid(overrides)
     for name, expected in (("rollout_scores", "a list"), ("turn_scores", "a list of lists")):
-        if name in about:
-            what = f"{name} {shown(about[name])}, expected {expected} of finite numbers"
-            problems.append(Problem("", f"group_overrides: {what}"))
-    found = [_sequence(line, index, problems) for index in range(len(line.tokens))]
-    rollouts = tuple(one for one in found if one is not None)
+        if name in overrides:
+            mismatch = f"{name} {short_repr(overrides[name])}, expected {expected} of finite numbers"
+            problems.append(Problem("", f"group_overrides: {mismatch}"))
+    sequences = [_sequence(line, index, problems) for index in range(len(line.tokens))]
+    rollouts = tuple(rollout for rollout in sequences if rollout is not None)
     if problems:
         return None, problems
-    fields = cast(dict[str, Any], value)
-    other = {name: fields[name] for name in fields if name not in _READ}
-    return ScoredGroup(rollouts, **known, distillation=distillation, other=other, other_overrides=about), problems
+    extra = {name: column for name, column in cast(dict[str, Any], value).items() if name not in _READ}
+    return (
+        ScoredGroup(rollouts, **fields, distillation=distillation, extra=extra, extra_overrides=overrides),
+        problems,
+    )
 
 
 def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout | None:
@@ -761,10 +770,10 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
         opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
     if opd is None:
         return None
-    known = _OF_SEQUENCE.taken(overrides)
+    fields = _SEQUENCE_OVERRIDES.pop_valid(overrides)
     if "reward" in overrides and overrides["reward"] is None:
         del overrides["reward"]
-        known["is_rewarded"] = False
+        fields["is_rewarded"] = False
     ids, logprobs = line.distill_token_ids, line.distill_logprobs
     try:
         return ScoredRollout(
@@ -777,8 +786,8 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             turns=opd.turns,
             context_turns=opd.context_turns,
             images=opd.images,
-            **known,
-            other=overrides,
+            **fields,
+            extra=overrides,
         )
     except AlignmentError as error:
         problems.append(Problem(where, str(error)))

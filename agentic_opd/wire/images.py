@@ -94,15 +94,15 @@ class ImageFolder:
             raise PlaceError(f"the picture {digest} in {str(self.path)!r} has changed since it was recorded")
         return data
 
-    def copy(self, digests: Iterable[str], other: "ImageFolder") -> None:
-        """Add pictures of this folder to another one; raises as `read` and `add`."""
+    def copy(self, digests: Iterable[str], target: "ImageFolder") -> None:
+        """Add pictures of this folder to `target`; raises as `read` and `add`."""
         for digest in dict.fromkeys(digests):
-            other.add(self.read(digest))
+            target.add(self.read(digest))
 
     def _path_of(self, digest: str) -> Path:
         if re.fullmatch("[0-9a-f]{64}", digest) is None:
             raise FileNotFoundError(digest)
-        found = next(self.path.glob(f"{digest}.*"), None)
-        if found is None:
+        path = next(self.path.glob(f"{digest}.*"), None)
+        if path is None:
             raise FileNotFoundError(digest)
-        return found
+        return path

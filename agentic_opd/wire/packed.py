@@ -1,6 +1,6 @@
 """Distillation rows as text, for the way through a trajectory API. Pure.
 
-The API parses, holds and writes each number of `distill_token_ids` and `distill_logprobs`, which is most of its work.
+The API parses, stores and writes each number of `distill_token_ids` and `distill_logprobs`, which is most of its work.
 It passes on the texts in `group_overrides["packed_rows"]` as they are: an object per sequence with the base64 of
 little-endian arrays, `lengths` (int32, entries of each row), `token_ids` (int32) and `logprobs` (float64) of all rows.
 """
@@ -37,21 +37,21 @@ def packed(line: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "group_overrides": {**rest["group_overrides"], _NAME: rows}}
 
 
-def unpacked(value: Any, place: str) -> Any:
-    """Return a group of any origin with its rows as lists, if it has them as text; `place` names it in errors.
+def unpacked(value: Any, origin: str) -> Any:
+    """Return a group of any origin with its rows as lists, if it has them as text; `origin` names it in errors.
 
     Raises:
         WireError: the texts can't be read.
     """
-    about = value.get("group_overrides") if isinstance(value, dict) else None
-    if not isinstance(about, dict) or _NAME not in about:
+    overrides = value.get("group_overrides") if isinstance(value, dict) else None
+    if not isinstance(overrides, dict) or _NAME not in overrides:
         return value
-    rest = {name: entry for name, entry in about.items() if name != _NAME}
+    rest = {name: entry for name, entry in overrides.items() if name != _NAME}
     try:
-        read = [_rows(one) for one in about[_NAME]]
+        sequences = [_rows(texts) for texts in overrides[_NAME]]
     except (ValueError, TypeError, KeyError) as error:  # binascii.Error is a ValueError
-        raise WireError(f"{place}: group_overrides: {_NAME} can't be read: {type(error).__name__}: {error}") from error
-    rows = {name: [both[number] for both in read] for number, name in enumerate(_ROWS)}
+        raise WireError(f"{origin}: group_overrides: {_NAME} can't be read: {type(error).__name__}: {error}") from error
+    rows = {name: [arrays[index] for arrays in sequences] for index, name in enumerate(_ROWS)}
     return {**value, "group_overrides": rest, **rows}
 
 

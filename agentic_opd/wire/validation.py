@@ -17,15 +17,15 @@ from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
 
-SHOWN = 20
-"""Number of violations that a report lists; the others are only counted."""
+MAX_LISTED = 20
+"""Number of violations that a report lists; further ones are only counted."""
 
 
 class FileContents(NamedTuple):
     """Counts of a file's contents, its first violations, and the total number of violations."""
 
     counts: dict[str, int]
-    shown: list[str]
+    listed: list[str]
     violations: int
 
 
@@ -51,19 +51,19 @@ def validate(path: Path) -> FileContents:
         OSError, EOFError, zlib.error, UnicodeDecodeError: the file can't be read.
     """
     checker = GroupChecker()
-    shown: list[str] = []
+    listed: list[str] = []
     count, is_empty = 0, True
     with opened(path) as file:
         for line in checked_lines(file, checker, ImageFolder.beside(path)):
             is_empty = False
-            shown += line.violations[: SHOWN - len(shown)]
+            listed += line.violations[: MAX_LISTED - len(listed)]
             count += len(line.violations)
     if is_empty:
-        shown, count = [NO_GROUP], 1
+        listed, count = [NO_GROUP], 1
     counts = dict(checker.counts)
     if checker.top_k is not None:
         counts["entries of a row (K)"] = checker.top_k
-    return FileContents(counts, shown, count)
+    return FileContents(counts, listed, count)
 
 
 NO_GROUP = "line 1: the file holds no group"
@@ -89,7 +89,7 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
     """
     picture_problems: dict[str, str | None] = {}
     """Digest of a picture -> the problem of its file."""
-    seen: dict[object, int] = {}
+    first_lines: dict[object, int] = {}
     """Digest of a line, or the identity of its group -> its line number."""
     offset = 0
     for number, data in enumerate(file, start=1):
@@ -99,7 +99,7 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
             continue
         digest = line_digest(data)
         group, violations = None, list[str]()
-        if (first := seen.setdefault(digest, number)) != number:
+        if (first := first_lines.setdefault(digest, number)) != number:
             violations.append(f"line {number}: the same as line {first}")
         else:
             try:
@@ -108,14 +108,14 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
                 violations.append(f"line {number}: not JSON: {error}")
             else:
                 group, problems = checker.read(value)
-                violations += [problem.at(f"line {number}") for problem in problems]
+                violations += [problem.message_for(f"line {number}") for problem in problems]
         for index, picture in _pictures(group):
             if picture not in picture_problems:
                 picture_problems[picture] = _picture_problem(pictures, picture)
             if (problem := picture_problems[picture]) is not None:
                 violations.append(f"line {number}, sequence {index}: {problem}")
         # A restarted `serve` repeats its items, but gives each group a new id.
-        if (name := _name(group)) is not None and (first := seen.setdefault(name, number)) != number:
+        if (name := _name(group)) is not None and (first := first_lines.setdefault(name, number)) != number:
             violations.append(f"line {number}: {name[0]} {name[1]!r} stands in line {first} too")
         yield CheckedLine(number, start, len(data), digest, group, violations)
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.types import World
-from agentic_opd.settings.flags import nearest
+from agentic_opd.settings.listing import names_of, nearest
 from agentic_opd.settings.read import wrong_values
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.custom import CustomWorld, HookedWorld
@@ -134,8 +134,8 @@ def constructed(kind: type[Any], options: Mapping[str, Any], config: Any) -> Any
     try:
         settings = model.model_validate(options)
     except ValidationError as error:
-        names = [name for name in model.model_fields if name != "type"]
-        raise ConfigError("; ".join(wrong_values(error, "env.world.", names))) from error
+        names = [*names_of("env.world", model)]
+        raise ConfigError("; ".join(wrong_values(error, "env.world", names))) from error
     arguments = {name: getattr(settings, name) for name in settings.model_fields_set if name != "type"}
     if "config" in inspect.signature(kind).parameters:
         arguments["config"] = config

@@ -285,12 +285,10 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
-            images = self.config.task_images if self.has_sandbox else ()
-            if task.image is not None and images is not None and task.image not in images:
-                backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            if task.image is not None and backend != "docker":
                 raise ConfigError(
-                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend} (or swerex "
-                    "with a server of this image in sandbox_swerex_servers)"
+                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:

@@ -1,6 +1,6 @@
 """The demo policy: what it is taught (variants, transcripts), how it is measured, and its weights in `policy/`.
 
-It shows the machinery, not quality. `scripts/train_demo_policy` trains it from nothing. `mini_swe/` is an adapter that
+It shows the machinery, not quality. `scripts/demo_policy/train` trains it from nothing. `mini_swe/` is an adapter that
 teaches it another agent's format.
 """
 

@@ -1,4 +1,4 @@
-"""Transcripts -> padded batches with a loss weight for every token, for scripts/train_demo_policy."""
+"""Transcripts -> padded batches with a loss weight for every token, for scripts/demo_policy/train."""
 
 from collections.abc import Iterator
 from random import Random

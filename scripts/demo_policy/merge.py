@@ -28,7 +28,7 @@ def write_merged(folder: Path, adapter: Path = ADAPTER_DIR, policy: Path = POLIC
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/mini_swe_policy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/demo_policy/mini_swe_policy", description=__doc__)
     parser.add_argument("out", type=Path, help="the checkpoint's folder")
     parser.add_argument("--adapter", type=Path, default=ADAPTER_DIR)
     arguments = parser.parse_args()

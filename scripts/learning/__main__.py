@@ -20,11 +20,11 @@ With --world sql the tasks are questions over databases, and what is measured is
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
 mistakes of before, and what is answered in their place.
 
-With --world functions the tasks are BFCL's questions and the model is a pretrained one (scripts/real_model). What is
-measured shares no function and no question with what is trained on (split.json beside the results). The modes train
-adapters. Hints of opd, wrong-hint and no-hint are what the environment answered to wrong calls, by a scripted judge
-that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full trains
-whole weights.
+With --world functions the tasks are BFCL's questions and the model is a pretrained one (scripts/install/real_model).
+What is measured shares no function and no question with what is trained on (split.json beside the results). The modes
+train adapters. Hints of opd, wrong-hint and no-hint are what the environment answered to wrong calls, by a scripted
+judge that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full
+trains whole weights.
 
 With --world person the rollouts are 36 sessions at the gateway of a person who wants short answers, and says so in
 words; the model is the same. Modes: opd (the person's words are the hint), binary (they are read as a score of 1 or -1
@@ -63,7 +63,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from local_server import ServerFailedError, free_port, local_server
+from bench.local_server import ServerFailedError, free_port, local_server
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
@@ -258,8 +258,8 @@ def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     needed = {"functions": (args.model, BFCL), "person": (args.model,)}.get(args.world, ())
     if lacking := [str(one) for one in needed if not one.exists()]:
         parser.error(
-            f"{' and '.join(lacking)} is missing: scripts/real_model makes the model, and `pip install --no-deps "
-            "--target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
+            f"{' and '.join(lacking)} is missing: scripts/install/real_model makes the model, and `pip install "
+            "--no-deps --target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
         )
 
 

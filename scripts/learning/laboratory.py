@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import yaml
-from gateway_demo import gateway
-from local_server import LocalServer, child_process
+from agents.demo_gateway import gateway
+from bench.local_server import LocalServer, child_process
 from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -211,8 +211,8 @@ SUBJECTS = {
     "sql": Subject(
         "sql.yaml",
         "scripts/demo_policy/sql_policy",
-        {"world": f"{ROOT}/scripts/sql_world.py:Lessons"},
-        {"world": f"{ROOT}/scripts/sql_world.py:Exam"},
+        {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Lessons"},
+        {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Exam"},
         192,
     ),
     # What is measured shares no function and no question with what is trained on. The teacher of adapters is the same

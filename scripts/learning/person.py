@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway_demo import Served
+from agents.demo_gateway import Served
 from openai import AsyncOpenAI
 
 from agentic_opd.core.concurrency import gather_all

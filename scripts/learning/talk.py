@@ -14,8 +14,8 @@ from itertools import cycle, islice
 from random import Random
 from typing import Any, Literal, Protocol
 
+from agents.demo_gateway import Served
 from demo_policy.transcripts import complaint
-from gateway_demo import Served
 from openai import AsyncOpenAI, BadRequestError
 
 from agentic_opd.core.concurrency import gather_all

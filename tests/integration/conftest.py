@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import LocalServer, local_server
+from bench.local_server import LocalServer, local_server
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
@@ -154,7 +154,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
     """`start_vllm(*options, port=None, **variables)` serves the model while its block runs."""
     if not (ROOT / MODEL / "config.json").exists():
-        pytest.skip(f"{MODEL} is no checkpoint; scripts/train_demo_policy makes the demo policy")
+        pytest.skip(f"{MODEL} is no checkpoint; scripts/demo_policy/train makes the demo policy")
 
     @contextmanager
     def start(*options: str, port: int | None = None, **variables: str) -> Generator[LocalServer]:
@@ -173,7 +173,7 @@ def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
 def vllm_server() -> SharedServer:
     """The server that most tests of all workers share: the demo policy as it is, no API key, no weights root."""
     if not (ROOT / MODEL / "config.json").exists():
-        pytest.skip(f"{MODEL} is no checkpoint; scripts/train_demo_policy makes the demo policy")
+        pytest.skip(f"{MODEL} is no checkpoint; scripts/demo_policy/train makes the demo policy")
     return shared_server()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 from numpy.typing import NDArray
 
 from agentic_opd.wire.group import ScoredGroup

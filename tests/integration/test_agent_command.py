@@ -16,7 +16,7 @@ from tests.support.trajectory import trajectory_api
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sandbox]
 
-SCRIPT = ROOT / "scripts" / "openai_agent.py"
+SCRIPT = ROOT / "scripts" / "agents" / "openai_agent.py"
 AGENT = (
     *("--env.agent_command", f"{sys.executable} {SCRIPT}"),
     *("--env.agent_mounts", json.dumps([sys.prefix, str(SCRIPT.parent)])),
@@ -127,10 +127,6 @@ def test_a_command_that_is_none_is_said(fake_server: FakePlugin, tmp_path: Path)
     assert done.returncode == 1
     assert "made no request on task" in done.stderr
     assert "no-such-agent: command not found" in done.stderr
-    swerex = ("--env.sandbox_swerex_url", "http://127.0.0.1:9", "--env.sandbox_swerex_token", "t")
-    done = process(fake_server.base_url, out, *AGENT, "--env.sandbox_backend", "swerex", *swerex)
-    assert done.returncode == 2
-    assert "agent_command needs sandbox_backend bubblewrap or docker, got swerex" in done.stderr
     done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
     assert done.returncode == 2
     assert "agent_mounts names what is not there: /no/such/folder" in done.stderr

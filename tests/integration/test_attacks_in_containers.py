@@ -27,7 +27,7 @@ MACHINE = ("a fork bomb", "a memory bomb", "memory shared beyond its limit", "gi
 
 @pytest.fixture(scope="module", autouse=True)
 def image() -> None:
-    start_backend("docker", {})
+    start_backend("docker")
 
 
 @pytest.fixture

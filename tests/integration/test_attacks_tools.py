@@ -45,7 +45,7 @@ class Place(NamedTuple):
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind = getattr(request, "param", "bubblewrap")
     if kind == "docker":
-        start_backend("docker", {})
+        start_backend("docker")
     kinds = {"bubblewrap": BubblewrapSandbox, "docker": partial(DockerSandbox, ENGINE, IMAGE)}
     with arena(tmp_path) as ready:
         yield Place(ready, lambda: kinds[kind](SMALL))

@@ -1,4 +1,4 @@
-"""`scripts/bench_losses` at a sixteenth of its size: no loss needs the memory of cross-entropy; the limit counts."""
+"""`scripts/bench/losses` at a sixteenth of its size: no loss needs the memory of cross-entropy; the limit counts."""
 
 import json
 import subprocess
@@ -17,7 +17,9 @@ def test_losses_need_less_memory_than_cross_entropy(tmp_path: Path) -> None:
     losses = ["token_advantage", "forward_kl", "all"]  # One of chosen ids, one of whole rows, and all.
     sizes = ["--tokens", str(TOKENS), "--vocab", str(VOCAB), "--limit", "0.2", "--losses", *losses]
     sizes += ["--json", str(tmp_path / "out.json")]
-    done = subprocess.run([str(ROOT / "scripts" / "bench_losses"), *sizes], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "bench" / "losses"), *sizes], capture_output=True, text=True, timeout=300
+    )
     peaks = {name: one["peak_bytes"] for name, one in json.loads((tmp_path / "out.json").read_text()).items()}
     plain = peaks.pop("cross_entropy")
     assert set(peaks) == {*losses}

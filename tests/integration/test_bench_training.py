@@ -1,4 +1,4 @@
-"""`scripts/bench_training` at a small size: three layouts with one loss, and fewer gigabytes a process."""
+"""`scripts/bench/training` at a small size: three layouts with one loss, and fewer gigabytes a process."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.places import ROOT
 
 
 def measured(out: Path, *options: str) -> dict[str, dict[str, Any]]:
-    command = [str(ROOT / "scripts/bench_training"), *options, "--json", str(out)]
+    command = [str(ROOT / "scripts/bench/training"), *options, "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())

@@ -11,7 +11,7 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from tests.support.plugin_client import Reply, ask
 

@@ -1,4 +1,4 @@
-"""scripts/check_tasks as a person runs it: files of formats that nobody tuned the verifier to, and all of HumanEval."""
+"""scripts/checks/tasks as a person runs it: files of formats that nobody tuned the verifier for, HumanEval."""
 
 import base64
 import gzip
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_tasks import main
+from checks.tasks import main
 
 from tests.support import commands
 from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
 from tests.support.waiting import hear_sigint
 
-SCRIPT = str(ROOT / "scripts" / "check_tasks")
+SCRIPT = str(ROOT / "scripts" / "checks" / "tasks")
 KEYS = ["id", "correctness", "passed", "total", "outcome", "seconds"]
 
 pytestmark = pytest.mark.sandbox
@@ -30,7 +30,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def run(*arguments: object) -> commands.Done:
-    return commands.run("check_tasks", *map(str, arguments), timeout_s=1200)
+    return commands.run("checks.tasks", *map(str, arguments), timeout_s=1200)
 
 
 def solutions(path: Path, sources: dict[Any, str]) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import free_port, stop
+from bench.local_server import free_port, stop
 
 from tests.support import commands
 from tests.support.environment import serving

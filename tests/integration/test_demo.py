@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from atroposlib.api.server import ScoredData
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from agentic_opd.cli.validate import main
 from tests.support.environment import items, validate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from agentic_opd.env.config import default_settings
 from agentic_opd.rollout.chat_format import ChatFormat

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import free_port
+from bench.local_server import free_port
 
 from tests.support.doctor import doctor, statuses
 from tests.support.scripted_judge import judge_server

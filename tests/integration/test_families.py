@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import local_server
+from bench.local_server import local_server
 
 from tests.support.environment import process, read_lines
 from tests.support.families import FAMILIES, Call, Family, build

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 from openai import AsyncOpenAI, BadRequestError
 
 from agentic_opd.cli.validate import validate

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import httpx
-from local_server import free_port
+from bench.local_server import free_port
 
 from agentic_opd.cli.validate import validate
 from tests.support.environment import read_lines

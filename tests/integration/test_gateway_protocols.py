@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from compare_routes import PROTOCOLS
-from gateway_demo import Served as DemoServed
+from agents.demo_gateway import Served as DemoServed
+from bench.local_server import LocalServer
+from checks.routes import PROTOCOLS
 from learning.talk import User
-from local_server import LocalServer
 from transformers import AutoTokenizer
 
 from agentic_opd.cli.validate import main as validate
@@ -41,7 +41,7 @@ def gateway(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_greedy_answers_are_those_of_vllms_own_route(gateway: Served, vllm_server: LocalServer, name: str) -> None:
-    """`scripts/compare_routes` compares hundreds, with tools."""
+    """`scripts/checks/routes` compares hundreds, with tools."""
     protocol = PROTOCOLS[name]
     body = {"model": MODEL, "temperature": 0, **protocol.body(QUESTION, tools=False, limit=20, stop=None)}
     own, ours = request(f"{vllm_server.base_url}{protocol.path}", body), gateway.ask(protocol.path, body)

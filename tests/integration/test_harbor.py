@@ -48,7 +48,7 @@ def test_solutions_pass_and_an_image_is_built_once(tmp_path: Path) -> None:
     built = re.compile(r"building the image of task ledger \(it is kept as (\S+)\)")
 
     def check(place: Path) -> str:
-        done = commands.run("check_tasks", str(place), "--format", "harbor", "--engine", ENGINE, "--workers", "3")
+        done = commands.run("checks.tasks", str(place), "--format", "harbor", "--engine", ENGINE, "--workers", "3")
         assert done.returncode == 0, done
         assert all(json.loads(line)["correctness"] == 1.0 for line in done.stdout.splitlines()[:-1])
         return done.stderr + done.stdout.splitlines()[-1]
@@ -120,7 +120,7 @@ def test_the_check_names_what_is_wrong_with_tasks(tmp_path: Path) -> None:
     service = f"{{image: {IMAGE}, environment: {{WHAT: done}}, working_dir: /root, command: sleep infinity}}"
     compose = {"environment/docker-compose.yaml": f"services: {{main: {service}}}", "task.toml": toml}
     make_task(tmp_path / "whole", {**compose, "solution/solve.sh": "echo $WHAT > work"})
-    done = commands.run("check_tasks", str(tmp_path), "--format", "harbor", "--engine", ENGINE, "--workers", "3")
+    done = commands.run("checks.tasks", str(tmp_path), "--format", "harbor", "--engine", ENGINE, "--workers", "3")
     assert done.returncode == 1, done
     *lines, counts = done.stdout.splitlines()
     rows = {row["id"]: row for row in map(json.loads, lines)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import stop
+from bench.local_server import stop
 
 from tests.support import commands
 from tests.support.archived_environment import ENVIRONMENTS, VARIABLE, call, load, write_data

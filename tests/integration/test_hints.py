@@ -1,4 +1,4 @@
-"""`scripts/measure_hints` on the server that sampled the demo run."""
+"""`scripts/learning/measure_hints` on the server that sampled the demo run."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from agentic_opd.report.lifts import Lifts, lifts_path, read_lifts
 from tests.support import commands
@@ -30,7 +30,7 @@ def file(demo: DemoRun, tmp_path: Path) -> Path:
 
 
 def command(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> list[str]:
-    base = ["hint_lifts", str(file), "--samples", str(samples)]
+    base = ["learning.hint_lifts", str(file), "--samples", str(samples)]
     return [*base, "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import LocalServer, local_server
+from bench.local_server import LocalServer, local_server
 from numpy.typing import NDArray
 
 from tests.support import commands

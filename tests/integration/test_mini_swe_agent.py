@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import mini_swe_demo
 import pytest
+from agents import demo_mini_swe
+from bench.local_server import LocalServer, local_server
 from demo_policy.merge import write_merged
-from local_server import LocalServer, local_server
 
 from tests.support.environment import read_lines, validate
 from tests.support.places import ROOT
@@ -42,7 +42,7 @@ def server(policy: Path) -> Iterator[LocalServer]:
 def test_it_solves_a_third_of_the_tasks(server: LocalServer, policy: Path, tmp_path: Path) -> None:
     """At temperature 0: all eight on the machine that trained the adapter."""
     flags = ("--env.data_dir_to_save_evals", str(tmp_path), "--openai.model_name", str(policy))
-    assert mini_swe_demo.run("evaluate", VENV, server.base_url, flags) == 0
+    assert demo_mini_swe.run("evaluate", VENV, server.base_url, flags) == 0
     metrics = json.loads((tmp_path / "metrics.json").read_text())["results"]["all"]
     assert metrics["eval/samples"] == 8
     assert metrics["eval/pass@1"] >= 0.3
@@ -54,7 +54,7 @@ def test_an_episode_is_one_conversation_of_which_every_turn_is_learned(
     out = tmp_path / "groups.jsonl"
     flags = ("--env.data_path_to_save_groups", str(out), "--env.group_size", "2", "--openai.model_name", str(policy))
     with recording_proxy(server.base_url) as proxy:
-        assert mini_swe_demo.run("process", VENV, proxy.url, flags) == 0
+        assert demo_mini_swe.run("process", VENV, proxy.url, flags) == 0
         sampled = [prompt + ids for prompt, (ids,) in seen(proxy)]
     assert validate(out).returncode == 0
     groups = read_lines(out)

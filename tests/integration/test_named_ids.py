@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_server import local_server
+from bench.local_server import local_server
 
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TeacherRequest

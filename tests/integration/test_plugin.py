@@ -12,7 +12,7 @@ import pytest
 from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from tests.support.places import MODEL, ROOT
 from tests.support.plugin_client import TOLERANCE, ask, check, random_ids, score

@@ -22,10 +22,10 @@ from tests.unit.scripts.test_doc_pages import OTHERS, PAGES, program_of
 pytestmark = [pytest.mark.vllm, pytest.mark.sandbox, pytest.mark.all]
 
 SKIPPED = {
-    r"scripts/(demo|setup|test|check|demo_mini_swe|real_model|demo_gateway)\b": "installs, and has a test of its own",
+    r"scripts/(demo|setup|test|check|agents/demo_\w+|install/real_model)\b": "installs, and has a test of its own",
     r"scripts/learn\b": "an experiment; test_learn runs it",
-    r"scripts/train_demo_policy\b": "trains for minutes; tests/unit/scripts/demo_policy",
-    r"scripts/mini_swe_policy\b": "needs the adapter of an experiment; test_mini_swe_agent",
+    r"scripts/demo_policy/train\b": "trains for minutes; tests/unit/scripts/demo_policy",
+    r"scripts/demo_policy/mini_swe_policy\b": "needs the adapter of an experiment; test_mini_swe_agent",
     r"pip|python3 -m venv|source|git": "a package registry",
     r"claude|codex|openclaw|opencode|pi\b": "another project's program; test_real_agents",
     r".*\bQwen/|.*qwen3_gpu|.*\bMODEL\b": "needs a hub, and a GPU",

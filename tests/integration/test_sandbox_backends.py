@@ -1,4 +1,4 @@
-"""One contract for every sandbox backend, on the real thing: bwrap, podman, a SWE-ReX server, processes."""
+"""One contract for every sandbox backend, on the real thing: bwrap, podman, and podman behind a socket."""
 
 import asyncio
 import hashlib
@@ -28,9 +28,9 @@ from tests.support.sandbox_backends import (
     BACKENDS,
     SECRET,
     Backend,
+    remote_engine,
     start_backend,
     stop_environment,
-    swerex_server,
 )
 from tests.support.sandboxes import gone, processes_with
 from tests.support.waiting import until
@@ -51,13 +51,18 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    if request.param != "swerex":
-        yield start_backend(request.param, {})
+    if request.param != "remote":
+        yield start_backend(request.param)
         return
-    with swerex_server(tmp_path_factory.mktemp("swerex") / "server.log") as settings:
-        yield start_backend("swerex", settings)
+    with remote_engine(tmp_path_factory.mktemp("engine")) as backend:
+        yield backend
 
 
+also_remote = pytest.mark.parametrize("backend", [*BACKENDS, "remote"], indirect=True)
+"""What an engine behind a socket can fail for a reason of its own: streams, exit codes, and ends of connections."""
+
+
+@also_remote
 def test_output_exit_code_and_files(backend: Backend) -> None:
     order, code, signaled, write, read, python = backend.run_all(
         "echo 1; echo 2 >&2; echo 3",
@@ -74,6 +79,7 @@ def test_output_exit_code_and_files(backend: Backend) -> None:
     assert python.text == "True\nTrue\n"
 
 
+@also_remote
 def test_input_arrives_byte_by_byte(backend: Backend) -> None:
     every = bytes(range(256)) * 5000
 
@@ -87,6 +93,7 @@ def test_input_arrives_byte_by_byte(backend: Backend) -> None:
     backend.use(use)
 
 
+@also_remote
 def test_time_is_limited_and_what_was_said_is_kept(backend: Backend) -> None:
     async def use(box: Sandbox) -> tuple[CommandResult, CommandResult]:
         return await box.run(f"echo begun; setsid {SLEEP} & {SLEEP}", 5.0), await box.run("echo still works", 60.0)
@@ -124,7 +131,7 @@ time.sleep(30)
 """
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
+@also_remote
 def test_memory_is_limited_for_all_that_a_sandbox_holds(backend: Backend) -> None:
     command = f"python -I -S - <<'EOF'\n{MEMFDS}EOF"
     memfds, after = backend.run_all(command, "echo still works", sandbox_memory_mb=160)
@@ -133,6 +140,7 @@ def test_memory_is_limited_for_all_that_a_sandbox_holds(backend: Backend) -> Non
     assert (after.text, after.memory_exceeded) == ("still works\n", False)
 
 
+@also_remote
 def test_no_process_outlives_its_command(backend: Backend) -> None:
     (result,) = backend.run_all(f"setsid nohup {SLEEP} >/dev/null 2>&1 & ({SLEEP} &) & echo done")
     assert result.text == "done\n"
@@ -146,6 +154,7 @@ def test_the_environment_holds_no_secret(backend: Backend, monkeypatch: pytest.M
     assert SECRET not in env.text
 
 
+@also_remote
 def test_files_in_and_out(backend: Backend) -> None:
     async def use(box: Sandbox) -> dict[str, bytes]:
         await put_files(box, {"test_solution.py": "é", "data/x.txt": ""})
@@ -201,6 +210,7 @@ def test_cancelling_leaves_nothing(backend: Backend) -> None:
     assert backend.traces(os.getpid()) == []
 
 
+@also_remote
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3])
 def test_cancelling_at_any_moment_leaves_nothing(backend: Backend, after_s: float) -> None:
     async def use() -> None:
@@ -219,6 +229,7 @@ def test_cancelling_at_any_moment_leaves_nothing(backend: Backend, after_s: floa
     assert backend.traces(os.getpid()) == []
 
 
+@also_remote
 def test_many_at_once_do_not_interfere(backend: Backend) -> None:
     async def one(number: int) -> str:
         async with backend.factory()() as box:
@@ -237,6 +248,7 @@ def test_an_interrupted_environment_leaves_nothing(backend: Backend) -> None:
     assert backend.traces(pid) == []
 
 
+@also_remote
 def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backend) -> None:
     async def main() -> None:
         async with backend.factory()() as living:
@@ -245,26 +257,11 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
             assert (await living.run("cat f", 20.0)).text == "mine\n"
 
     pid = stop_environment(backend, signal.SIGKILL, SLEEP)
-    if backend.name != "swerex":
-        assert gone(SLEEP), "these end with the environment, not only at the next start"
+    assert gone(SLEEP), "these end with the environment, not only at the next start"
     assert backend.traces(pid) != []
     asyncio.run(main())
     assert gone(SLEEP)
     assert backend.traces(pid) == []
-
-
-def test_a_task_with_an_image_runs_on_the_server_of_that_image(backend: Backend) -> None:
-    if backend.name != "swerex":
-        pytest.skip("the servers of images")
-    here = backend.settings["sandbox_swerex_url"]
-    elsewhere = {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_servers": {"of-the-task": here}}
-
-    async def use(box: Sandbox) -> str:
-        return (await box.run("echo here", 20.0)).text
-
-    assert backend.use(use, **elsewhere, sandbox_image="of-the-task") == "here\n"
-    with pytest.raises(SandboxError, match="no SWE-ReX server answers"):
-        backend.use(use, **elsewhere)
 
 
 def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend: Backend) -> None:
@@ -384,15 +381,13 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
     ]
 
 
-@pytest.mark.parametrize("backend", ["swerex"], indirect=True)
-def test_a_server_that_is_not_there_or_knows_another_token(backend: Backend) -> None:
-    with pytest.raises(SandboxError, match=r"no SWE-ReX server answers at .*401.*sandbox_swerex_token"):
-        backend.run_all("true", sandbox_swerex_token="another")
-    with pytest.raises(SandboxError, match=r"no SWE-ReX server answers at http://127.0.0.1:9: .*swerex-remote"):
-        backend.run_all("true", sandbox_swerex_url="http://127.0.0.1:9")
+@pytest.mark.parametrize("backend", ["remote"], indirect=True)
+def test_a_remote_engine_that_is_not_there(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CONTAINER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(SandboxError, match=r"image inspect` failed: .*none\.sock.*podman --remote info"):
+        backend.run_all("true")
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
 def test_a_program_reaches_one_socket(backend: Backend) -> None:
     ask = "import os, urllib.request as u; print(u.urlopen(os.environ['OPENAI_BASE_URL'] + '/one').read().decode())"
     command = f'echo 1 >solution.py; python -c "{ask}"; cat "$TASK_FILE"; exit 3'

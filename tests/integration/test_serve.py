@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import free_port
+from bench.local_server import free_port
 
 from tests.support.environment import items, read_lines, serving
 from tests.support.fake_plugin import FakePlugin

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import free_port
+from bench.local_server import free_port
 
 from agentic_opd.atropos.api import EnvDescription, TrainerDescription, TrajectoryApi
 from agentic_opd.atropos.outbox import Membership

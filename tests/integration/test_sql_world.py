@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_server import LocalServer, local_server
+from bench.local_server import LocalServer, local_server
 
 from tests.support import commands, session
 from tests.support.environment import command, process, read_lines, validate
@@ -30,7 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 def few(folder: Path) -> tuple[str, str]:
     """The flags for the config's world with fewer tasks."""
-    source = "from sql_world import GeneratedSql\nclass Few(GeneratedSql): num_tasks, num_eval_tasks = 40, 24\n"
+    source = (
+        "from demo_policy.sql_world import GeneratedSql\nclass Few(GeneratedSql): num_tasks, num_eval_tasks = 40, 24\n"
+    )
     (folder / "few.py").write_text(source)
     return "--env.world", f"{folder}/few.py:Few"
 

@@ -58,7 +58,6 @@ def test_an_environment_that_needs_models_gets_them() -> None:
     [
         (("validate", "FILE"), 0, "no violation"),
         (("report", "FILE", "--out", "FOLDER/report.html"), 0, "report.html"),
-        (("hints", "FILE"), 0, "hint"),
         (("distill", "FOLDER/none.jsonl"), 2, "none.jsonl"),
         (("sessions", "list", "--folder", "FOLDER"), 2, "error: "),
         (("doctor", "--openai.base_url", "http://127.0.0.1:9/v1"), 1, "server"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_server import LocalServer, local_server
+from bench.local_server import LocalServer, local_server
 
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.training.config import TrainerConfig

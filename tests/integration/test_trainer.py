@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from local_server import stop
+from bench.local_server import stop
 
 from agentic_opd.training.config import PARTS
 from agentic_opd.training.metrics import TRAINER_METRICS
@@ -53,7 +53,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert all(row["scored_tokens"] > 0 for row in rows)
         weightless = {f"loss/{part}" for part in PARTS if part != "forward_kl"} | {"contrast_mean", "loss/start_kl"}
         weightless |= {f"weight/{part}" for part in (*PARTS, "start_kl")} | {"kl_to_start"}
-        weightless |= {"brake_score", "brake_fall", "brake_s", "rolled_back", "withdrawn", "too_long"}
+        weightless |= {"brake_score", "brake_fall", "brake_s", "rolled_back", "too_long"}
         assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from local_server import free_port
+from bench.local_server import free_port
 
 from tests.support import commands
 from tests.support.environment import validate

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_demo import gateway
+from agents.demo_gateway import gateway
 
 from tests.support.environment import read_lines
 from tests.support.fake_plugin import fake_plugin

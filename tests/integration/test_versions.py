@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_server import LocalServer
+from bench.local_server import LocalServer
 from safetensors.numpy import load_file, save_file
 
 from agentic_opd.env.opd import AgenticOPDEnv

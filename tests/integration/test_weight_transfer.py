@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_server import LocalServer
+from bench.local_server import LocalServer
 
 from agentic_opd.core.errors import ConfigError, ServerError
 from agentic_opd.core.http import JsonClient

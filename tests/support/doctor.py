@@ -4,7 +4,7 @@ import json
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 
-from local_server import free_port
+from bench.local_server import free_port
 
 from agentic_opd.cli.main import main
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_server import stop
+from bench.local_server import stop
 
 from . import commands
 from .places import ROOT

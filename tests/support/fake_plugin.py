@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from local_server import free_port
+from bench.local_server import free_port
 from numpy.typing import NDArray
 
 from .places import MODEL, ROOT
@@ -172,7 +172,7 @@ class FakePlugin:
             "max_body_bytes": 2**22,
         }
         adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None}
-        routes = {"weight_version": self.version, "rollbacks": 0, "score_route": 3, "generate_route": 4}
+        routes = {"weight_version": self.version, "score_route": 3, "generate_route": 4}
         return web.json_response(info | caps | adapters | routes)
 
     async def _models(self, request: web.Request) -> web.Response:

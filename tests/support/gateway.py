@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from local_server import free_port, stop
+from bench.local_server import free_port, stop
 from openai import OpenAI
 
 from agentic_opd.core.processes import end_of

@@ -22,7 +22,7 @@ def why_no_containers() -> str | None:
     program = shlex.split(ENGINE)[0]
     if shutil.which(program) is None:
         return f"{program} is not installed"
-    start_backend("docker", {})
+    start_backend("docker")
     return None
 
 

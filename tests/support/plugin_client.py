@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from local_server import LocalServer
+from bench.local_server import LocalServer
 from numpy.typing import NDArray
 
 TOLERANCE = 1e-3

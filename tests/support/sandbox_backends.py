@@ -3,20 +3,18 @@
 import asyncio
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from local_server import free_port
+import pytest
 
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
@@ -29,7 +27,7 @@ from .waiting import hear_sigint, until
 
 T = TypeVar("T")
 
-BACKENDS = ("bubblewrap", "docker", "swerex")
+BACKENDS = ("bubblewrap", "docker")
 SECRET = "s3cret-value"
 ENGINE = os.environ.get("OPD_TEST_ENGINE", "podman --runtime runc")
 """The command line of the container engine; scripts/setup --tests installs it."""
@@ -68,44 +66,40 @@ class Backend:
 
     def containers(self, pid: int) -> list[str]:
         """The containers of a process."""
-        listed = [*ENGINE.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+        engine = self.settings["sandbox_container_command"]
+        listed = [*engine.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
         names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
         return [name for name in names if name.startswith(f"agentic-opd-{pid}-")]
 
 
-def start_backend(name: str, settings: dict[str, Any]) -> Backend:
+def start_backend(name: str) -> Backend:
     """The backend; where it is made of containers, with an image from Debian's packages."""
+    settings = dict[str, Any]()
     if name == "docker":
         settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
-        subprocess.run([ROOT / "scripts/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
+        subprocess.run([ROOT / "scripts/install/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
     backend = Backend(name, settings)
     asyncio.run(check_sandbox(backend.factory()))
     return backend
 
 
 @contextmanager
-def swerex_server(log: Path) -> Iterator[dict[str, Any]]:
-    """A real SWE-ReX server on loopback while the block runs; yields the settings that lead to it."""
-    port = free_port()
-    token = secrets.token_hex(16)
-    argv = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
-    with log.open("w") as output:
-        server = subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, "OPD_TEST_SECRET": SECRET})
-    try:
-        deadline = time.monotonic() + 120
-        while not _listens(port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the SWE-ReX server did not start: {log.read_text()[-2000:]}")
-            time.sleep(0.1)
-        yield {"sandbox_swerex_url": f"http://127.0.0.1:{port}", "sandbox_swerex_token": token}
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+def remote_engine(folder: Path) -> Generator[Backend]:
+    """Containers of an engine that is reached by podman's API on a socket in `folder`, as CONTAINER_HOST names it."""
+    start_backend("docker")
+    socket, log = folder / "podman.sock", folder / "podman.log"
+    argv = [*ENGINE.split(), "system", "service", "--time", "0", f"unix://{socket}"]
+    with log.open("w") as output, pytest.MonkeyPatch.context() as patch:
+        service = subprocess.Popen(argv, stdout=output, stderr=output)
+        try:
+            until(socket.is_socket, 120, service, log.read_text)
+            patch.setenv("CONTAINER_HOST", f"unix://{socket}")
+            backend = Backend("docker", {"sandbox_container_command": "podman --remote", "sandbox_image": IMAGE})
+            asyncio.run(check_sandbox(backend.factory()))
+            yield backend
+        finally:
+            service.terminate()
+            service.wait(60)
 
 
 _ENVIRONMENT = """

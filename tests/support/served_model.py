@@ -24,8 +24,7 @@ class Server:
         limits = {"model": "m", "max_model_len": 999, "max_logprobs": 9, "vocab_size": 10**6, "weight_version": 0}
         self.info = {**limits, "dtype": dtype, "tied_embeddings": tied}
         self.info |= {"max_adapters": adapters, "max_lora_rank": 8 * adapters}
-        self.withdrawn_from: int | None = None
-        self.refuses_withdrawal = False
+        self.refused_version: int | None = None
 
     @property
     def version(self) -> Any:
@@ -45,9 +44,7 @@ class Server:
         return {}
 
     def _note(self, body: dict[str, Any]) -> None:
-        if (withdrawn := body.get("withdrawn_from")) is not None:
-            assert not self.refuses_withdrawal
-            self.withdrawn_from = withdrawn
+        assert body["version"] != self.refused_version
         self.info["weight_version"] = body["version"]
 
     def load_adapter(self, body: dict[str, Any]) -> dict[str, Any]:

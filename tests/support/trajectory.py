@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_server import free_port, stop
+from bench.local_server import free_port, stop
 
 from agentic_opd.core.processes import end_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from local_server import LocalServer, free_port
+from bench.local_server import LocalServer, free_port
 from numpy.typing import NDArray
 
 from agentic_opd.core.processes import end_of

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agentic_opd.sandboxes.config import SandboxConfig
-from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD, TASKS
+from agentic_opd.settings.fields import AGENT, FIRST, REWARD, WORLD
 
 DatasetFormat = Literal["generic", "humaneval", "mbpp", "apps"]
 
@@ -13,15 +13,15 @@ DatasetFormat = Literal["generic", "humaneval", "mbpp", "apps"]
 class CodingConfig(SandboxConfig):
     """Where coding tasks come from, what the agent's tools may do, and how long the hidden tests may take."""
 
-    setting_group: ClassVar = TASKS
+    setting_group: ClassVar = WORLD
 
-    dataset_name: Annotated[str | None, MOST_USED] = Field(
+    dataset_name: Annotated[str | None, FIRST] = Field(
         default=None,
         description="Source of the tasks: a local .jsonl, .jsonl.gz or .parquet file, a folder (of such files, or "
         "saved by `datasets`), or a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG). Unset: the built-in tasks.",
     )
     dataset_split: str = Field(default="train", description="Split to load, if the dataset has splits.")
-    dataset_format: Annotated[DatasetFormat, MOST_USED] = Field(
+    dataset_format: Annotated[DatasetFormat, FIRST] = Field(
         default="generic",
         description="Preset that maps the fields of a row; apps also fits LiveCodeBench and other datasets of "
         "inputs and outputs.",

@@ -24,6 +24,11 @@ def test_a_misspelt_command_is_answered_by_the_nearest(capsys: pytest.CaptureFix
     assert main([]) == 2
 
 
+def test_a_removed_command_is_answered_by_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hints", "groups.jsonl"]) == 2
+    assert "`agentic-opd report FILE` writes a page that lists the hints" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_has_its_own_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

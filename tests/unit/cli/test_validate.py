@@ -43,14 +43,14 @@ def test_gzipped_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_constants_that_are_not_json_are_refused(tmp_path: Path, constant: str) -> None:
     line = json.dumps(group()).replace("-0.25", constant, 1)
-    assert validate(write(tmp_path / "groups.jsonl", line)).shown == [
+    assert validate(write(tmp_path / "groups.jsonl", line)).listed == [
         f"line 1: not JSON: {constant} is not a JSON number"
     ]
 
 
 @pytest.mark.parametrize("line", ['{"tokens": [[1', "[1]", "3", '{"tokens": 3}', "{}"])
 def test_lines_that_are_no_groups(tmp_path: Path, line: str) -> None:
-    found = validate(write(tmp_path / "groups.jsonl", group(), line)).shown
+    found = validate(write(tmp_path / "groups.jsonl", group(), line)).listed
     assert found
     assert found[0].startswith("line 2")
 
@@ -79,7 +79,7 @@ def test_what_stands_twice_is_found(tmp_path: Path, capsys: pytest.CaptureFixtur
     one, item = named(1), {"item_id": "t#0"}
     served = [named(number, **item, group_id=name) for number, name in ((5, "a"), (6, "b"), (7, "b"))]
     path = write(tmp_path / "groups.jsonl", one, one, named(3, **item), named(4, **item), *served)
-    assert validate(path).shown == [
+    assert validate(path).listed == [
         "line 2: the same as line 1",
         "line 4: item_id 't#0' stands in line 3 too",
         "line 7: group_id 'b' stands in line 6 too",

@@ -66,7 +66,7 @@ def test_all_wrong_settings_are_named_at_once(tmp_path: Path) -> None:
     message = wrong("--config", str(file), "--env.correctness_weight", "0.9", "--openai.base_url", "nowhere")
     assert "section 'openAI'" in message
     assert "did you mean 'openai'" in message
-    assert "env.distil_topk is unknown; did you mean 'distill_topk'?" in message
+    assert "env.distil_topk is unknown; did you mean 'env.distill_topk'?" in message
     assert "env.prm_votes: Input should be greater than or equal to 1, got 0" in message
     assert "env.hint_placement" in message
     assert "openai.base_url must be http" in message
@@ -117,11 +117,11 @@ def test_a_misspelt_flag_hides_nothing_else_that_is_wrong(tmp_path: Path, capsys
     assert command.main(AgenticOPDEnv, [*argv, "--env.max_turns", "0", "--openai.base_url", "nowhere"]) == 2
     said = capsys.readouterr().err
     for message in (
-        "--env.grop_size is unknown; did you mean '--env.group_size'?",
+        "env.grop_size is unknown; did you mean 'env.group_size'?",
         "--prm_votes is unknown; did you mean '--env.prm_votes'?",
         "'stray' belongs to no flag",
         "--env.seed needs a value",
-        "env.distil_topk is unknown; did you mean 'distill_topk'?",
+        "env.distil_topk is unknown; did you mean 'env.distill_topk'?",
         "env.max_turns: Input should be greater than or equal to 1, got 0",
         "openai.base_url must be http",
     ):
@@ -147,10 +147,9 @@ def shown_in(mode: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_shows_each_mode_what_it_needs_the_most_used_first(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {mode: shown_in(mode, capsys) for mode in command.MODES}
     text = shown["process"]
-    assert text.index("Most used") < text.index("Policy server") < text.index("Distillation") < text.index("Sandbox")
+    assert text.index("The run and its output:") < text.index("Policy server:") < text.index("Agent:")
     assert "--env.distill_topk N" in text
     assert "(default: 50)" in text
-    assert text.index("--env.group_size") < text.index("--env.eval_seed")
     assert "Exit code 0: done; 1: failed" in text
     assert "--env.worker_timeout" not in text
     assert "This environment's own" not in text, "every setting of ours has its place"
@@ -178,7 +177,7 @@ def test_the_settings_of_a_subclass_have_a_place_in_its_help(capsys: pytest.Capt
     before, _, own = capsys.readouterr().out.partition("This environment's own")
     assert "How many levels (default: 3)" in own
     assert "form a group" not in own
-    assert before.index("Most used") < before.index("--env.group_size N") < before.index("Policy server")
+    assert before.index("The run and its output") < before.index("--env.group_size N") < before.index("Policy server")
 
 
 def test_the_settings_of_a_subclass_reach_it() -> None:

@@ -262,5 +262,5 @@ def test_verdicts_are_those_of_bfcls_checker() -> None:
     if spec is None or spec.origin is None:
         pytest.skip("bfcl-eval is not installed: pip install --no-deps --target FOLDER bfcl-eval, FOLDER in PYTHONPATH")
     site = Path(spec.origin).parents[1]
-    done = subprocess.run([sys.executable, "scripts/check_bfcl", site], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "scripts/checks/bfcl", site], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hint_lifts.written import lifts_by, write_lifts
+from learning.hint_lifts.written import lifts_by, write_lifts
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.intervals import difference, mean_of_tasks, wilson
@@ -56,7 +56,7 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "groups.hints.json"
     path.write_text(text)
-    with pytest.raises(OutputError, match="measure them again with scripts/measure_hints, or remove the file"):
+    with pytest.raises(OutputError, match="measure them again with scripts/learning/measure_hints, or remove the file"):
         read_lifts(path)
     with pytest.raises(OutputError, match="cannot write"):
         write_lifts(tmp_path / "none" / "x", Lifts(1, 1.0, "p", 0, 0, ()))

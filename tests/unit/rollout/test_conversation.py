@@ -166,13 +166,13 @@ TURN = {"role": "assistant", "content": "I call f.", "reasoning_content": "Hm.",
 def test_a_message_is_the_same_however_an_agent_writes_it_back(change: dict[str, Any], is_same: bool) -> None:
     index = ConversationIndex[int]()
     index.add(1, [*START, TURN])
-    assert found(index, [*START, TURN | change, MORE]).known == ([1] if is_same else ())
+    assert found(index, [*START, TURN | change, MORE]).values == ([1] if is_same else ())
 
 
 def test_a_null_content_is_an_empty_one() -> None:
     index = ConversationIndex[int]()
     index.add(1, [*START, TURN | {"content": ""}])
-    assert found(index, [*START, TURN | {"content": None}, MORE]).known == [1]
+    assert found(index, [*START, TURN | {"content": None}, MORE]).values == [1]
 
 
 def test_a_restored_conversation_goes_on_as_the_first_one_does(tokenizer: Any) -> None:

@@ -371,12 +371,12 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
     assert conversation.images == images[:1]
 
 
-@pytest.mark.parametrize("content", ["no place", f"{IMAGE_MARK}{IMAGE_MARK}"])
-def test_a_message_has_a_place_for_each_picture(content: str) -> None:
+@pytest.mark.parametrize("content", ["no mark", f"{IMAGE_MARK}{IMAGE_MARK}"])
+def test_a_message_has_a_mark_for_each_picture(content: str) -> None:
     tokenizer = make(CHATML, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
     chat = ChatFormat(load_renderer(tokenizer, "default", {}, tool_format="text"), tokenizer, ())
     messages: list[Message] = [{"role": "user", "content": content, "images": ["a"]}]
     with pytest.raises(RendererError, match="reads text only"):
         chat.first_prompt(messages)
-    with pytest.raises(RendererError, match=r"1 pictures, and [02] places"):
+    with pytest.raises(RendererError, match=r"1 pictures, and [02] marks"):
         chat.with_images(ImageTokens("<image>", {"a": [1]})).first_prompt(messages)

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import ProgramRun
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.door import Door, door
 
 pytestmark = pytest.mark.sandbox
@@ -161,11 +158,3 @@ def test_mounts_are_read_only_and_where_they_are(served: tuple[Door, Path], tmp_
     lines = ended.output.splitlines()
     assert (lines[0], lines[-2:]) == ("an agent", ["agent.py", tmp_path.name])
     assert not (tmp_path / "new").exists()
-
-
-def test_only_backends_that_can_mount_take_mounts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="swerex mounts nothing"):
-        sandbox_factory(
-            CodingConfig(sandbox_backend="swerex", sandbox_swerex_url="http://127.0.0.1:9", sandbox_swerex_token="t"),
-            [socket_mount(tmp_path)],
-        )

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import active_environment
 import pytest
 import torch
-from active_environment import ROOT, enter, unused_gpu
+from install import active_environment
+from install.active_environment import ROOT, enter, unused_gpu
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", execv)
-    monkeypatch.setattr(sys, "argv", ["scripts/bench_losses", "--vocab", "8"])
+    monkeypatch.setattr(sys, "argv", ["scripts/bench/losses", "--vocab", "8"])
     return commands
 
 
@@ -34,7 +34,7 @@ def test_one_without_a_module_gives_way_to_the_demos(started: list[list[str]], m
     monkeypatch.setattr(sys, "prefix", "/usr")
     with pytest.raises(SystemExit):
         enter("no_such_module")
-    assert started == [[str(ROOT / ".venv/bin/python"), "scripts/bench_losses", "--vocab", "8"]]
+    assert started == [[str(ROOT / ".venv/bin/python"), "scripts/bench/losses", "--vocab", "8"]]
 
 
 def test_without_any_environment_the_error_says_what_to_do(

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_tasks import CheckedTask, CheckResults, in_flags, main, read_solutions
+from checks.tasks import CheckedTask, CheckResults, in_flags, main, read_solutions
 
 from agentic_opd.core.errors import DatasetError, OutputError, PlaceError
 from agentic_opd.core.types import NoVerdict, Verification, VerifyOutcome

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from doc_pages import pages
+from checks.doc_pages import pages
 
 from agentic_opd.cli.doctor.command import build_parser as doctor_parser
 from agentic_opd.cli.main import COMMANDS
@@ -34,11 +34,11 @@ POLICY = str(Path(__file__).parents[3] / "scripts" / "demo_policy" / "policy")
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
 OTHERS = {
-    *("cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "podman", "swerex-remote"),
+    *("cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "podman"),
     *("claude", "codex", "openclaw", "opencode", "pi"),
 }
 """Programs that are not this project's; what is typed for them is not looked at."""
-WITHOUT_FLAGS = {"scripts/check", "scripts/doc_pages", "scripts/setup", "scripts/test"}
+WITHOUT_FLAGS = {"scripts/check", "scripts/checks/doc_pages", "scripts/setup", "scripts/test"}
 """They hand what follows to pytest, or take nothing."""
 NEEDS_A_GPU = {"scripts/serve_vllm Qwen/Qwen3-4B-Instruct-2507"}
 """How commands begin that no test can run to their end here; their options are looked at all the same."""
@@ -64,7 +64,7 @@ def commands_in(path: Path) -> Iterator[str]:
 def program_of(line: str) -> str | None:
     """The program that a line starts, where it is one of the project's."""
     found = re.match(
-        r"(python -m agentic_opd[\w.]*|python environments/\w+\.py|scripts/\w+|agentic-opd|run-api)\b", line
+        r"(python -m agentic_opd[\w.]*|python environments/\w+\.py|scripts/[\w/]+|agentic-opd|run-api)\b", line
     )
     return found[1] if found else None
 
@@ -159,10 +159,10 @@ def check_console_script(words: list[str]) -> None:
 
 def checker_of(program: str) -> Callable[[list[str]], None]:
     """How to look at what follows a program's name."""
-    if program in ("scripts/demo", "scripts/demo_mini_swe", "scripts/demo_real"):
+    if program in ("scripts/demo", "scripts/agents/demo_mini_swe", "scripts/demo_real"):
         return lambda words: check_mode(["process", *words])
-    if program == "scripts/demo_gateway":
-        return check_source(Path("scripts/gateway_demo.py").read_text())
+    if program == "scripts/agents/demo_gateway":
+        return check_source(Path("scripts/agents/demo_gateway.py").read_text())
     if program in ("python -m agentic_opd.env",) or program.startswith("python environments/"):
         return check_mode
     if program == "agentic-opd":
@@ -173,7 +173,7 @@ def checker_of(program: str) -> Callable[[list[str]], None]:
         return check_flags("-m", "atroposlib.cli.run_api")
     if program.startswith("python -m "):
         return check_flags("-m", program.split()[-1])
-    if program == "scripts/mini_swe_policy":
+    if program == "scripts/demo_policy/mini_swe_policy":
         return check_source(Path("scripts/demo_policy/merge.py").read_text())
     if program == "scripts/learn":
         return check_source(Path("scripts/learning/__main__.py").read_text())
@@ -241,7 +241,7 @@ def test_every_setting_that_is_named_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(pages()), ids=str)
 def test_pages_made_from_the_code_are_up_to_date(path: Path) -> None:
-    assert path.read_text() == pages()[path], "run: scripts/doc_pages"
+    assert path.read_text() == pages()[path], "run: scripts/checks/doc_pages"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from local_server import ServerFailedError, local_server
+from bench.local_server import ServerFailedError, local_server
 
 from tests.support.places import ROOT
 from tests.support.waiting import until
@@ -91,7 +91,7 @@ def test_a_child_that_would_finish_its_work_ends_at_once_with_a_killed_parent(tm
     parent = f"""
 import signal, time
 from pathlib import Path
-from local_server import child_process
+from bench.local_server import child_process
 patient = ("sh", "-c", "trap '' TERM; echo $$; exec sleep 600")
 with child_process(patient, Path({str(log)!r}), last_signal=signal.SIGKILL):
     time.sleep(600)

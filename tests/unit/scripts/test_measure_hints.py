@@ -1,10 +1,10 @@
-"""`scripts/measure_hints` without a server: what it takes from the run, and what it refuses."""
+"""`scripts/learning/measure_hints` without a server: what it takes from the run, and what it refuses."""
 
 import json
 from pathlib import Path
 
 import pytest
-from hint_lifts.__main__ import main
+from learning.hint_lifts.__main__ import main
 
 from agentic_opd.report.lifts import lifts_path
 from tests.unit.report.sample import group, write

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hint_lifts.resample import (
+from learning.hint_lifts.resample import (
     HintedTurn,
     Resampled,
     Resampler,

@@ -1,4 +1,4 @@
-"""The simulated engine of scripts/bench_scale: its answers are those of the plugin, after the time of its GPUs."""
+"""The simulated engine of scripts/bench/scale: its answers are those of the plugin, after the time of its GPUs."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 from aiohttp.test_utils import TestServer
-from simulated_engine import Node, Rates, SimulatedEngine
+from bench.simulated_engine import Node, Rates, SimulatedEngine
 
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TeacherRequest

@@ -264,7 +264,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """The server, the model and the optimizer go back to the best version, and what the bad one sampled is left out."""
+    """The server, the model and the optimizer go back to the best version."""
     run = Run(tmp_path, **changes)
     lessons = run.lessons
     good = run.train([lessons])
@@ -277,20 +277,14 @@ def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
     assert run.follows(run.trainer)
     for number, state in run.trainer.optimizer.state_dict()["state"].items():
         assert same(moments[number], state)
-    assert (run.server.version, run.server.withdrawn_from) == (3, 2)
+    assert run.server.version == 3
     assert run.checkpoints() == [0, 1, 3]
     rows = [json.loads(line) for line in (tmp_path / "train" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert rows[2]["brake_fall"] >= 3.5
     assert rows[3] == {"step": 3, "rolled_back": 1.0}
-    resumed = run.train([[]] * 3 + [[of_version(lessons[0], 2), lessons[1]]], resume=True)
+    resumed = run.train([[]] * 3 + [lessons[:2]], resume=True)
     assert (resumed.step, run.verdicts()[4:]) == (4, [(4, "good")])
-    last = json.loads((tmp_path / "train" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["groups"], last["withdrawn"]) == (1, 1)
-
-
-def of_version(group: ScoredGroup, number: int) -> ScoredGroup:
-    return ScoredGroup.from_wire({**group.to_wire(), "group_overrides": {"weight_version": number}})
 
 
 @pytest.mark.slow
@@ -298,7 +292,7 @@ def of_version(group: ScoredGroup, number: int) -> ScoredGroup:
 def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
     learned = weights(run.train([run.lessons]).model)
-    run.server.refuses_withdrawal = at == "push"
+    run.server.refused_version = 3 if at == "push" else None
     original = trainer_module.save_checkpoint
 
     def until_it_is_killed(*args: Any) -> Any:
@@ -311,7 +305,7 @@ def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, mo
         run.train([run.lessons] * 3, reversed_from=1, resume=True, server_retry_s=0)
     monkeypatch.undo()
     assert not same(learned, weights(run.server.model))
-    run.server.refuses_withdrawal = False
+    run.server.refused_version = None
     resumed = run.train([[]] * 4, resume=True)
     assert same(learned, weights(run.server.model))
     assert same(learned, weights(resumed.model))
@@ -347,27 +341,6 @@ def test_an_evaluation_that_fails_at_the_start_ends_the_run(tmp_path: Path) -> N
         run.train([run.lessons])
 
 
-def test_groups_of_withdrawn_versions_are_known_by_their_turns(tmp_path: Path) -> None:
-    brake = Brake(TrainerConfig(model="", output_dir=tmp_path))
-    brake.withdrawn.append(range(3, 6))
-    plain = make_wire()
-    assert [brake.is_withdrawn(of_version(plain, number)) for number in (2, 3, 5, 6)] == [True, True, True, False]
-    assert not brake.is_withdrawn(plain)
-    told = {**plain.to_wire(), "group_overrides": {"weight_version": 2}}
-
-    def with_turn(number: int) -> ScoredGroup:
-        turn = {"span": [1, 2], "outcome": "no_next_state", "next_state_role": None, "weight_version": number}
-        turn |= {"votes": [], "hint": None, "hint_token_ids": [], "insert_at": None}
-        return ScoredGroup.from_wire({**told, "overrides": [{"opd": {"turns": [turn]}}]})
-
-    assert [brake.is_withdrawn(with_turn(number)) for number in (2, 3, 5, 6)] == [False, True, True, False]
-
-
-def make_wire() -> ScoredGroup:
-    arrays = {"tokens": [[1, 2]], "masks": [[-100, 2]], "inference_logprobs": [[1.0, -0.5]], "scores": [0.0]}
-    return ScoredGroup.from_wire(arrays)
-
-
 def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
     def resumed(command: str) -> Brake:
         places = {"output_dir": tmp_path, "vllm_urls": ["http://a"], "resume": True}
@@ -380,7 +353,6 @@ def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
     assert resumed("two").rolling == (1, 0)
     resumed("two").done(resumed("two").rolling or Roll(0, 0), 2)
     assert [resumed("two").numbers, resumed("one").numbers] == [{2}, set()]
-    assert resumed("one").withdrawn == [range(1, 2)]
 
 
 def test_after_a_roll_back_what_came_later_is_no_good_version(tmp_path: Path) -> None:
@@ -395,7 +367,6 @@ def test_after_a_roll_back_what_came_later_is_no_good_version(tmp_path: Path) ->
     brake.done(roll, 4)
     assert brake.numbers == {0, 4}
     assert brake.best == version(4, *[1.0] * 16)
-    assert brake.withdrawn == [range(2, 4)]
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_what_validate_refuses_is_refused_in_the_same_words(changes: dict[str, A
     (first, *_) = GroupChecker().read(bad).problems
     with pytest.raises((AlignmentError, WireError), match=said) as refused:
         collate([sample.group(), bad])
-    assert str(refused.value) == first.at("group 1 of the batch")
+    assert str(refused.value) == first.message_for("group 1 of the batch")
 
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), ANY_JSON), max_size=3))
@@ -218,7 +218,7 @@ def test_the_collator_refuses_what_validate_refuses_and_nothing_more(changes: li
     for place, value in changes:
         with suppress(LookupError, TypeError):  # An earlier change removed the place.
             change(*place, to=value)(bad)
-    expected = next((one.at("group 0 of the batch") for one in GroupChecker().read(bad).problems), None)
+    expected = next((one.message_for("group 0 of the batch") for one in GroupChecker().read(bad).problems), None)
     refused = None
     try:
         collate([bad])

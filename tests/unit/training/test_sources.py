@@ -114,7 +114,7 @@ def test_what_validate_refuses_is_refused_by_its_words(tmp_path: Path) -> None:
     assert report.violations >= 4
     with pytest.raises(PlaceError) as refused:
         GroupFiles(config_of(path))
-    assert re.search(re.escape("; ".join(report.shown[:3])) + "; and [0-9]+ more", str(refused.value))
+    assert re.search(re.escape("; ".join(report.listed[:3])) + "; and [0-9]+ more", str(refused.value))
     assert repr(str(path)) in str(refused.value)
 
 

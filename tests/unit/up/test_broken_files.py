@@ -63,11 +63,11 @@ BROKEN: dict[str, tuple[Loop, str]] = {
     ),
     "an unknown flag of an environment": (
         {"environments": {"tasks": {"flags": {"env.gruop_size": 4}}}},
-        "--env.gruop_size is unknown; did you mean '--env.group_size'?",
+        "env.gruop_size is unknown; did you mean 'env.group_size'?",
     ),
     "an unknown flag of the trainer": (
         {"trainer": {"flags": {"lora_rnak": 8}}},
-        "--lora_rnak is unknown; did you mean '--lora_rank'?",
+        "lora_rnak is unknown; did you mean 'lora_rank'?",
     ),
     "an unknown flag of a server": (
         {"servers": {"policy": {"flags": {"max_modle_len": 4096}}}},
@@ -99,7 +99,7 @@ BROKEN: dict[str, tuple[Loop, str]] = {
     ),
     "a brake whose evaluation is wrong": (
         {"brake": {"config": "configs/demo.yaml", "flags": {"env.evel_samples": 4}}},
-        "its evaluation, of the section brake: settings are wrong:\n  - --env.evel_samples is unknown",
+        "its evaluation, of the section brake: settings are wrong:\n  - env.evel_samples is unknown",
     ),
     "a loss without parts": (
         {"trainer": {"flags": {"loss.forward_kl": 0}}},

@@ -79,7 +79,7 @@ def test_the_brake_evaluates_with_the_loops_servers(loop: dict[str, Any], tmp_pa
     assert command[command.index("--env.judge_base_url") + 1] == "http://127.0.0.1:8102/v1"
     assert command[-2:] == ["--env.eval_fraction", "0.5"]
     loop["brake"]["flags"] = {"env.no_such": 1}
-    with pytest.raises(ConfigError, match=r"(?s)section brake: .*--env.no_such is unknown"):
+    with pytest.raises(ConfigError, match=r"(?s)section brake: .*env.no_such is unknown"):
         parts(loop, tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_every_part_that_is_wrong_is_named_before_anything_starts(loop: dict[str
     said = str(error.value)
     for text in (
         "policy: its command line",
-        "did you mean '--env.group_size'",
+        "did you mean 'env.group_size'",
         "mine: there is no script",
         "total_steps",
     ):
@@ -175,5 +175,5 @@ def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Pat
         "agentic_opd.training.trainer",
     )
     loop["trainer"]["flags"] = {"total_stesp": 3}
-    with pytest.raises(ConfigError, match="did you mean '--total_steps'"):
+    with pytest.raises(ConfigError, match="did you mean 'total_steps'"):
         parts(loop, tmp_path)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from local_server import free_port
+from bench.local_server import free_port
 
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, RolledBackError
 from agentic_opd.up.config import UpConfig

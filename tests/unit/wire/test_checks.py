@@ -23,7 +23,7 @@ def violations(*groups: Any) -> list[str]:
     """What is wrong with the groups of a file, one a line."""
     checker = GroupChecker()
     lines = enumerate(groups, start=1)
-    return [problem.at(f"line {number}") for number, one in lines for problem in checker.read(one).problems]
+    return [problem.message_for(f"line {number}") for number, one in lines for problem in checker.read(one).problems]
 
 
 def test_the_others_of_a_row_stand_most_likely_first() -> None:
@@ -514,7 +514,7 @@ def test_a_conversations_context_turns_are_read_and_written_again() -> None:
 def test_each_message_of_the_assistants_has_a_record_or_is_context(entries: Any, expected: str) -> None:
     one = conversation()
     one["overrides"][0]["opd"]["context_turns"] = entries
-    assert any(expected in problem.at("line 1") for problem in GroupChecker().read(one).problems)
+    assert any(expected in problem.message_for("line 1") for problem in GroupChecker().read(one).problems)
 
 
 ANY_JSON = st.recursive(
@@ -534,7 +534,7 @@ def test_a_group_changed_at_random_is_read_or_named_and_never_a_traceback(change
             change(*place, to=value)(bad)
     read, problems = GroupChecker().read(bad)
     assert read is not None or problems
-    assert all(len(problem.at("line 1")) < 2000 for problem in problems)
+    assert all(len(problem.message_for("line 1")) < 2000 for problem in problems)
     if read is not None and not problems:
         again, none = GroupChecker().read(read.to_wire())
         assert (again, none) == (read, [])
@@ -597,4 +597,4 @@ def test_odd_values_are_named_in_a_few_words_wherever_they_stand(odd: Any) -> No
         change(*place, to=odd)(bad)
         read, problems = GroupChecker().read(bad)
         assert read is not None or problems
-        assert all(len(problem.at("line 1")) < 1000 for problem in problems)
+        assert all(len(problem.message_for("line 1")) < 1000 for problem in problems)

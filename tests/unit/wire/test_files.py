@@ -25,7 +25,7 @@ def group(item_id: str) -> ScoredGroup:
 def test_lines_are_whole_and_readable(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "new" / "groups.jsonl", SETTINGS)
     asyncio.run(file.write(group("a#0")))
-    asyncio.run(file.write(replace(group("b#0"), other={"text": "é\n数"})))
+    asyncio.run(file.write(replace(group("b#0"), extra={"text": "é\n数"})))
     assert [json.loads(line)["group_overrides"]["item_id"] for line in file.path.read_text().splitlines()] == [
         "a#0",
         "b#0",
@@ -42,7 +42,7 @@ def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"scores":[1.0],"group_over')
     seen: list[str | None] = []
-    second = GroupFile(path, SETTINGS, resume=True, seen=lambda one: seen.append(one.item_id))
+    second = GroupFile(path, SETTINGS, resume=True, on_group=lambda one: seen.append(one.item_id))
     assert second.finished == {"a#0"}
     asyncio.run(second.write(group("b#0")))
     second.close()
@@ -114,7 +114,7 @@ def test_a_group_is_written_whole_though_its_writer_is_cancelled(tmp_path: Path)
         assert [type(one) for one in ended] == [NoneType, asyncio.CancelledError, NoneType]
 
     seen = list[str | None]()
-    file = GroupFile(tmp_path / "groups.jsonl", SETTINGS, seen=lambda one: seen.append(one.item_id))
+    file = GroupFile(tmp_path / "groups.jsonl", SETTINGS, on_group=lambda one: seen.append(one.item_id))
     asyncio.run(main(file))
     file.close()
     assert seen == ["a#0", "b#0", "c#0"]

@@ -55,7 +55,7 @@ def test_a_group_with_pictures_is_read_and_written_again() -> None:
     ],
 )
 def test_a_picture_in_a_wrong_place_is_named(value: dict[str, Any], says: str) -> None:
-    problems = [problem.at("") for problem in GroupChecker().read(value).problems]
+    problems = [problem.message_for("") for problem in GroupChecker().read(value).problems]
     assert any(problem.startswith(f", {says}") for problem in problems), problems
 
 
@@ -106,12 +106,12 @@ def test_the_kind_of_a_file(data: bytes, kind: str | None) -> None:
 def test_validate_reads_the_folder_beside_the_file(tmp_path: Path) -> None:
     file = tmp_path / "groups.jsonl"
     file.write_text(json.dumps(with_picture()) + "\n")
-    (shown,) = validate(file).shown
+    (shown,) = validate(file).listed
     assert shown == f"line 1, sequence 0: there is no picture {DIGEST!r} in {str(tmp_path / 'groups.images')!r}"
     folder = ImageFolder.beside(file)
     folder.add(DATA)
     assert not validate(file).violations
     (kept,) = folder.path.iterdir()
     kept.write_bytes(png(shade=1))
-    (shown,) = validate(file).shown
+    (shown,) = validate(file).listed
     assert "has changed since it was recorded" in shown

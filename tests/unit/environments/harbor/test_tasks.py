@@ -320,13 +320,9 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
     [
         ({"world": "harbor"}, "the world harbor needs tasks: set tasks_dir"),
         ({"tasks_dir": "tasks"}, "tasks_dir is set, but the world is coding: set world to harbor"),
-        ({"world": "harbor", "tasks_dir": "tasks"}, "set sandbox_backend docker, .* got bubblewrap"),
         (
-            {
-                **{"world": "harbor", "tasks_dir": "tasks", "sandbox_backend": "swerex"},
-                **{"sandbox_swerex_url": "https://a.cloud", "sandbox_swerex_token": "t"},
-            },
-            "in a container of docker or podman on this machine: .* got swerex",
+            {"world": "harbor", "tasks_dir": "tasks"},
+            "of docker or podman on this machine: set sandbox_backend docker, .* got bubblewrap",
         ),
     ],
 )

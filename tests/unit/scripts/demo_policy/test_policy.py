@@ -1,4 +1,4 @@
-"""The committed policy: small, whole, and what scripts/train_demo_policy would write today."""
+"""The committed policy: small, whole, and what scripts/demo_policy/train would write today."""
 
 import json
 from math import prod

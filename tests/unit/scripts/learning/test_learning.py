@@ -198,7 +198,7 @@ def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of
     )
     command = place.serve_command(run, "http://127.0.0.1:1")
     assert command[command.index("--config") + 1].endswith("configs/sql.yaml")
-    assert command[command.index("--env.world") + 1].endswith("scripts/sql_world.py:Lessons")
+    assert command[command.index("--env.world") + 1].endswith("scripts/demo_policy/sql_world.py:Lessons")
     tasks = asyncio.run(laboratory.Examiner(place).env.world.train_and_eval_tasks())
     assert (len(tasks[0]), len(tasks[1])) == (1, 192)
 
@@ -241,7 +241,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
 def test_what_the_world_of_functions_needs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, said in (
         (["--modes", "opd+grpo"], "--world functions has no opd+grpo, only opd feedback"),
-        (["--model", str(tmp_path / "none")], "is missing: scripts/real_model makes the model"),
+        (["--model", str(tmp_path / "none")], "is missing: scripts/install/real_model makes the model"),
     ):
         with pytest.raises(SystemExit):
             learn.parse_args(["--world", "functions", *flags])

@@ -1,0 +1,1 @@
+"""Agents before the gateway: those of others as they are, and the demos."""

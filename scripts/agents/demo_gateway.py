@@ -1,0 +1,171 @@
+"""What scripts/agents/demo_gateway does: a vLLM server, a gateway, a few sessions as any agent would hold them."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.local_server import ServerFailedError, child_process, free_port, local_server
+from openai import OpenAI
+
+from agentic_opd.core.processes import end_of
+from agentic_opd.core.types import Task, ToolCall
+from agentic_opd.gateway.config import KEY_VARIABLE
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from agentic_opd.worlds.coding.world import CodingWorld
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "runs" / "gateway"
+CONFIG = "configs/demo_gateway.yaml"
+POLICY = "scripts/demo_policy/policy"
+MOST_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway that takes requests."""
+
+    url: str
+    key: str
+    pid: int
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI's clients are told."""
+        return f"{self.url}/v1"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """One of the gateway's own routes."""
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
+            return json.load(answer)
+
+
+@contextmanager
+def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG) -> Generator[Served]:
+    """A gateway on a free port, with a key of its own; its log is in the folder."""
+    port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
+    address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
+    command = (
+        sys.executable,
+        "-m",
+        "agentic_opd",
+        "gateway",
+        "--config",
+        config,
+        *address,
+        *flags,
+    )
+    with child_process(command, log, {KEY_VARIABLE: key}, ROOT) as process:
+        served = Served(f"http://127.0.0.1:{port}", key, process.pid)
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{served.url}/health", timeout=60):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServerFailedError(f"the gateway did not start:\n{end_of(log)}")
+            time.sleep(0.2)
+        yield served
+
+
+def streamed(client: OpenAI, **request: Any) -> dict[str, Any]:
+    """The assistant's message, put together from a stream."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for chunk in client.chat.completions.create(stream=True, **request):
+        for choice in chunk.choices:
+            message["content"] += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                message.setdefault("tool_calls", []).append(call.model_dump(exclude={"index"}))
+    return message
+
+
+def asked(client: OpenAI, *, stream: bool, **request: Any) -> dict[str, Any]:
+    if stream:
+        return streamed(client, **request)
+    return client.chat.completions.create(**request).choices[0].message.model_dump(exclude_none=True)
+
+
+async def hold(client: OpenAI, task: Task, session: str, *, stream: bool, rewrite: bool) -> float:
+    """One session: an agent works in a sandbox, its user says once what fails. Returns the share of checks passed."""
+    world = CodingWorld(CodingConfig())
+    request: dict[str, Any] = {"model": POLICY, "tools": list(world.tools), "max_tokens": 400}
+    request["extra_headers"] = {"X-Session-Id": session}
+    messages: list[Any] = [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
+    async with world.session(task) as place:
+        complained = False
+        for _ in range(MOST_TURNS):
+            answer = asked(client, stream=stream, messages=messages, **request)
+            messages.append({**answer, "content": answer.get("content") or ""})
+            calls = answer.get("tool_calls") or []
+            for call in calls:
+                arguments, raw = None, call["function"]["arguments"]
+                with contextlib.suppress(ValueError):
+                    arguments = json.loads(raw)
+                made = ToolCall(call["id"], call["function"]["name"], arguments, raw, None if arguments else "not JSON")
+                result = await place.run_tool(made)
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result.content})
+            if rewrite and len(messages) > 3:  # As agents do that shorten what they have seen.
+                messages[2] = {**messages[2], "content": "(a first try)"}
+            if calls:
+                continue
+            verdict = await world.verify(task, await place.collect())
+            if verdict.correctness == 1 or complained:
+                break
+            complained = True
+            last_line = verdict.judge_report.rpartition("\n")[2]
+            messages.append({"role": "user", "content": f"That is not right: {last_line}"})
+        return (await world.verify(task, await place.collect())).correctness
+
+
+async def demo(served: Served) -> None:
+    """Hold a few sessions, end them, and wait until their groups are written."""
+    client = OpenAI(base_url=served.base_url, api_key=served.key)
+    mark = secrets.token_hex(3)
+    for place, task in enumerate(builtin_tasks()[:4]):
+        name = f"demo-{mark}-{place}"
+        worth = await hold(client, task, name, stream=place == 1, rewrite=place == 2)
+        reward = {} if place == 3 else {"reward": worth}
+        ended = served.ask(f"/sessions/{name}/end", {**reward, "feedback": f"{worth:.0%} of the checks passed."})
+        kind = {1: ", streamed", 2: ", with a rewritten history", 3: ", without a reward"}.get(place, "")
+        print(f"{name}: {task.task_id}, {ended['turns']} turns, {worth:.0%} of the checks passed{kind}", flush=True)
+        while served.ask(f"/sessions/{name}")["state"] == "closed":  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/agents/demo_gateway", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave both servers up, and print address and key")
+    arguments, flags = parser.parse_known_args(argv)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    print(f"Starting vLLM with the demo policy (log: {FOLDER.relative_to(ROOT)}/vllm.log) ...", file=sys.stderr)
+    vllm = local_server(POLICY, "--max-model-len", "4096", log=FOLDER / "vllm.log", cwd=ROOT)
+    try:
+        with vllm as policy, gateway(policy.base_url, *flags) as served:
+            asyncio.run(demo(served))
+            if arguments.keep:
+                print(f"export OPENAI_BASE_URL={served.base_url} OPENAI_API_KEY={served.key}")
+                print("Ctrl-C ends both.", file=sys.stderr)
+                with contextlib.suppress(KeyboardInterrupt):
+                    while True:
+                        time.sleep(3600)
+    except ServerFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

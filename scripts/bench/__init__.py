@@ -1,0 +1,1 @@
+"""Measurements, and what they run: a vLLM server, a simulated engine, made-up groups."""

@@ -1,0 +1,1 @@
+"""Comparisons: with other programs, with committed files, and of both ends of a push."""

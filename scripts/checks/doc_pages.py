@@ -1,0 +1,277 @@
+"""The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
+
+`scripts/checks/doc_pages` writes them; a test fails where a page differs from what it would write.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import get_annotations
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from agentic_opd.core.metric import Metric
+from agentic_opd.core.precision import TOLERANCES
+from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.distill.hints import Questions
+from agentic_opd.distill.metrics import OPD_METRICS
+from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
+from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.rollout.metrics import TRAIN_METRICS
+from agentic_opd.runs.evaluate import EVAL_METRICS
+from agentic_opd.runs.metric_log import RUN_METRICS
+from agentic_opd.settings.fields import NO_EFFECT
+from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
+from agentic_opd.training.config import DEFAULTS
+from agentic_opd.training.metrics import TRAINER_METRICS
+
+_MADE = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
+
+METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
+    "Rollouts": (*TRAIN_METRICS, *RUN_METRICS),
+    "Distillation": OPD_METRICS,
+    "Evaluation": EVAL_METRICS,
+    "The reference trainer": TRAINER_METRICS,
+}
+
+_METRICS_INTRO = """\
+Where they go: to Weights & Biases with `--env.use_wandb`, else to a file. Beside `groups.jsonl` it is `metrics.jsonl`,
+beside `mine.jsonl` `mine.metrics.jsonl`; a `serve` without a file of groups writes `runs/serve/metrics.jsonl`. A line
+has `step`, `time` (seconds since 1970) and the metrics. `process` logs one a group, in the order in which they are
+finished; `serve` one a step of the trainer, over what came in since the last one, and one more at its end with the
+last step's number. A run that is continued goes on in the same file; `evaluate` writes `metrics.json`.
+
+What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
+
+The reference trainer writes its own, the last table, to `metrics.jsonl` in its `output_dir`, and to Weights & Biases
+with `train/` in front."""
+
+_NOISE = """\
+Without a hint the teacher reads what the student has read, and two readings of the same tokens by the same weights
+differ by the noise of the precision in which the server computes. Compare numbers of one kind: a root mean square with
+a root mean square, `opd/gap_rms` with `opd/noise_rms`. A largest difference grows with the number of tokens, and is
+that of an unlikely one: SmolLM2-135M in bfloat16 had 0.37 nats at most over the 32 tokens of `doctor`, 0.16 over the
+turns of a run, and gaps of 0.107 in the mean, which does not say whether the gaps are more than noise.
+
+`doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the
+server names (the coarser one where two are involved), in nats:"""
+
+_CONFIGURATION_INTRO = """\
+Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
+(`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
+defaults. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
+checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+
+
+_TRAINER_INTRO = """\
+The trainer has a file of its own: `agentic-opd train --config configs/train_demo.yaml`. It holds these names, without
+a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
+[losses.md](losses.md) says what the parts of the loss are."""
+
+
+_GATEWAY_INTRO = """\
+[The gateway](gateway.md) takes the settings above of the policy server, distillation, judge and teacher, `renderer` and
+`renderer_options`, and its own, in the same sections: `agentic-opd gateway --env.port 8080`."""
+
+
+_JUDGE_INTRO = """\
+For every turn the judge reads the task, the turn and what came after it, and votes `prm_votes` times. A vote is
+`\\boxed{1}` with a hint of more than 10 characters between `[HINT_START]` and `[HINT_END]`, or `\\boxed{-1}`; anything
+else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint_vote_rule`).
+Hints that give hidden tests away are left out before one is chosen.
+
+If several votes bring a hint, `hint_selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
+teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
+teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens
+(`hint_overlap`: `sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints)
+has the formula and the recorded fields.
+
+A turn with a single hint costs nothing more: there is nothing to compare. Each further hint costs one reading of the
+turn, and a comparison one more, without a hint. All of them take the turn's context from the prefix cache. With
+`scripts/bench/scoring --ways end hints-2 hints-3` on two busy CPU cores, contexts of 1,500 to 5,100 tokens, a turn took
+64 ms with one hint alone, 156 ms to compare two hints and 227 ms to compare three. Recording the student's 50 most
+likely tokens while it samples would save the reading without a hint, but costs 15 ms and 187 kB in every turn of 150
+tokens, also in those without a hint.
+
+What came after a turn, with `hindsight: delayed`:
+
+| evidence | what it is |
+|---|---|
+| `tool` | the results of the turn's own calls |
+| `user` | what the user said next |
+| `later` | results of later turns, and what the user said then, up to the next change of what this turn changed; \
+only if it changed something that is judged |
+| `verdict` | what the hidden tests said, for each turn of which something is left in the judged files. \
+Which checks failed and how, and the line of the solution that raised; never an expected value, nor an input that the \
+task does not show. A closing turn is shown the count alone, if tests failed: enough to see whether its claim is \
+refuted. |
+
+What is judged is each file that is collected for the hidden tests, whatever its name: a solution may run or read any
+of them. What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like
+`patch`. A turn is left in them while one of its lines is, compared without spaces and comments; a turn that only
+deleted or moved lines counts as left. So no note, comment or formatting in a later turn takes the verdict off the one
+at fault.
+In a [gateway's](gateway.md) conversations, where nobody says what changed, each tool call may have: a complaint about
+the work is shown to the last turn that called tools before it, and to the turn that it answers.
+With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.
+
+The judge is told (`judge_system_prompt`):"""
+
+_JUDGE_QUESTION = """\
+And asked (`judge_question`), with these placeholders filled in:"""
+
+_JUDGE_EXAMPLE = """\
+What comes from outside can't answer in the judge's place: each heading ends in a mark that is made from a secret of the
+run and the task; a heading, `\\boxed` or `[HINT_START]` in a task, a turn or a result is broken by a space, and so are
+the control tokens of the common model families and of the policy's tokenizer. The turn's record holds the question as
+it was sent (`question`). For example:"""
+
+_JUDGE_STEP = """\
+With `step_votes` above 0 it is asked a second question about the same text, and its majority becomes the turn's
+`step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge_step_prompt`). A warning
+tells if the judge scores turns with a hint better than the others: it has then probably answered the first question
+again.
+
+The instruction of the second question:"""
+
+_JUDGE_ENDPOINT = """\
+## The endpoint
+
+`judge_base_url` is any endpoint with `/chat/completions`. What it does not take is found out from its refusals, once:
+
+| endpoint | what is done |
+|---|---|
+| ignores or refuses `n` | the missing votes are asked for one by one |
+| refuses `max_tokens` or `temperature` | `max_completion_tokens` is sent, or the parameter is left out |
+| only streams | it is asked for a stream from then on |
+| answers with a list of parts | the text parts are read, and those with reasoning are not |
+| has an empty content | a finished `reasoning_content` is read in its place |
+| has no reader for the model's reasoning | what follows the reasoning is read, in the marks of any family: \
+`</think>`, `</thinking>`, `[/THINK]`, `<\\|channel\\|>final<\\|message\\|>`, `Here is my response:`, ... \
+Reasoning that does not end is no vote |
+| has a query in its address (`https://HOST/openai/deployments/NAME?api-version=...`) | the query is part of each \
+request. With `api-version` in it the key is sent as `api-key`, as Azure wants it, else as `Authorization: Bearer`. \
+The address may end in `/chat/completions` |
+
+**Rate limits.** After a 429, or a 503 with `Retry-After`, all questions wait for the pause that the endpoint asks
+for: `retry-after-ms`, `Retry-After` in seconds or as a date, the reset of a used-up limit (`x-ratelimit-reset-
+requests`, ...), or the words of the error (`try again in 20s`). Without any, the pause is 1 s, and doubles up to 60
+s. Then one question is sent, and after its answer the others: half as many at a time as before, and one more with
+each round of answers, up to `max_concurrent_judgements`. A limit of minutes loses no vote. Pauses above 600 s are
+cut, with a warning. If nothing is answered for 20 minutes, turns end as `judge_error`, and one question is sent after
+each further pause.
+
+**Refusals of every request**, because of the key, the account (`insufficient_quota`, billing), the model or the
+address, are final: the log says once what to set, questions fail at once as `judge_error`, and one is sent each
+minute, so that the run goes on by itself when the endpoint answers again."""
+
+_EXAMPLE = HindsightPair(
+    turn_index=0,
+    task_text="Write `flatten(items)` in solution.py: return one flat list of all values in items.",
+    turn_text="[write_file]\npath: solution.py\ncontent:\ndef flatten(items):\n    return sum(items, [])\n",
+    evidence=(
+        Evidence("tool", "wrote 2 lines to solution.py"),
+        Evidence("later", "ok   flatten([[1], [2]])\nFAIL flatten([1, [2, 3]]): TypeError: ...\n[exit code 1]", 1),
+        Evidence(
+            "verdict",
+            "Hidden tests: 3 of 10 passed.\nFAIL check 1: it raises TypeError in line 2 of solution.py: "
+            "return sum(items, [])",
+        ),
+    ),
+)
+
+
+def pages() -> dict[Path, str]:
+    """Each page's text by its path from the project's root."""
+    return {
+        Path("docs/metrics.md"): metrics_page(),
+        Path("docs/configuration.md"): configuration_page(),
+        Path("docs/judge.md"): judge_page(),
+    }
+
+
+def metrics_page() -> str:
+    """Every metric, its unit and its meaning."""
+    parts = ["# Metrics", _MADE, _METRICS_INTRO]
+    for title, metrics in METRIC_TABLES.items():
+        rows = [f"| `{metric.name}` | {metric.unit} | {metric.meaning} |" for metric in metrics]
+        parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
+    tolerances = [f"| {name} | {one.rms:g} | {one.largest:g} |" for name, one in TOLERANCES.items()]
+    parts += [
+        "## Noise",
+        _NOISE,
+        "\n".join(["| precision | root mean square | at most |", "|---|---|---|", *tolerances]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def configuration_page() -> str:
+    """Every setting, its default and what it does, in the order of --help."""
+    env, servers = default_settings()
+    groups = grouped_settings({"env": env, "openai": servers[0]})
+    idle = [row for row in groups if row.group is NO_EFFECT]
+    parts = ["# Configuration", _MADE, _CONFIGURATION_INTRO]
+    for row in groups:
+        if row not in idle:
+            parts += [f"## {row.group.title}", _settings_table([row])]
+    parts += ["## The gateway", _GATEWAY_INTRO, _settings_table(_own_settings({"env": GatewayConfig()}))]
+    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(grouped_settings(DEFAULTS))]
+    parts += [
+        f"## {NO_EFFECT.title}",
+        "These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
+        f"other environments load: {', '.join(f'`{name}`' for row in idle for name in sorted(row.written))}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def judge_page() -> str:
+    """What the judge is told and asked, and what it is shown."""
+    example = Questions(b"an example").question(_EXAMPLE)
+    parts = ["# The judge", _MADE, _JUDGE_INTRO, _fenced(JUDGE_SYSTEM_PROMPT), _JUDGE_QUESTION, _fenced(JUDGE_QUESTION)]
+    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT), _JUDGE_ENDPOINT]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def _own_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
+    """The settings that the models declare themselves, without those that they inherit."""
+    return [
+        row._replace(written={flag: name for flag, name in row.written.items() if name in own})
+        for row in grouped_settings(models)
+        for own in [get_annotations(type(row.defaults))]
+    ]
+
+
+def _settings_table(groups: Iterable[GroupedSettings]) -> str:
+    """A row for each setting."""
+    rows: list[str] = []
+    for group in groups:
+        for written, name in group.written.items():
+            info, default = type(group.defaults).model_fields[name], shown_default(group.defaults, name)
+            shown = default if default in ("unset", "needed") else f"`{default}`"
+            cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", shown, info.description or "")
+            escaped = [cell.replace("|", "\\|") for cell in cells]
+            rows.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages below the current folder."""
+    argparse.ArgumentParser(
+        prog="scripts/checks/doc_pages",
+        description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
+    ).parse_args(argv)
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

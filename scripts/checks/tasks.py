@@ -1,0 +1,475 @@
+"""`scripts/checks/tasks`: run solutions of tasks through the verifier used in training (I/O).
+
+The tasks are of a dataset, or with `--format harbor` of a folder in Harbor's format.
+
+Exit code 0: all passed; 1: some failed, a given solution belongs to no task, or a Harbor task passes without any work;
+2: the dataset, the solutions or the settings are wrong, or the sandbox does not work; 130: interrupted.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Container, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast, get_args
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.console import LiveBar, PrintableConsole, set_up_logging
+from agentic_opd.core.errors import ConfigError, DatasetError, OutputError, SandboxError, WorldError
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.text import printable_line, text_lines
+from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.settings.read import refuse, validated
+from agentic_opd.wire.files import JsonLines
+from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.tasks.load import load_tasks
+from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+from agentic_opd_environments.harbor.world import HarborWorld
+
+_SHOWN = 20
+_SHOWN_LINES, _SHOWN_LINES_OF_HARBOR = 4, 24
+_MOST_LINE = 600
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    set_up_logging(verbose=False)
+    said = "interrupted: the lines of what was checked before are written"
+    return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
+
+
+_FLAGS = {
+    "dataset_skip_broken": "--skip-broken",
+    "dataset_limit": "--limit",
+    "dataset_fields": "--fields",
+    "dataset_format": "--format",
+    "dataset_split": "--split",
+    "dataset_name": "FILE",
+    "tasks_dir": "FILE",
+    "tasks_network": "--network",
+    "tasks_variables": "--variables",
+    "sandbox_backend": "--sandbox",
+    "sandbox_container_command": "--engine",
+    "verify_timeout_s": "--timeout",
+}
+"""Settings of the package -> this command's names for them."""
+_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(_FLAGS)})\b")
+_OF_VARIABLE = re.compile(r"set --variables to \{(\w+): \.\.\.\}")
+
+
+def in_flags(message: str) -> str:
+    """Return a message of the package with this command's flags in place of the settings that they set."""
+    message = _SETTING.sub(lambda match: _FLAGS[match[1]], message)
+    return _OF_VARIABLE.sub(r"give one with --variables \1=VALUE", message)
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    try:
+        return await _check(arguments)
+    except (ConfigError, DatasetError, SandboxError, WorldError) as error:
+        raise type(error)(in_flags(str(error))) from error
+
+
+async def _check(arguments: argparse.Namespace) -> int:
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
+    _check_out(arguments)
+    if arguments.format == "harbor":
+        return await _run_harbor(arguments, _harbor_world(arguments))
+    config, given = _config(arguments), cast(Path | None, arguments.solutions)
+    all_tasks = load_tasks(config)
+    tasks = all_tasks[: arguments.limit]
+    if given is None:
+        solutions, unknown = _reference_solutions(tasks), list[str]()
+    else:
+        solutions, unknown = read_solutions(given, {task.task_id for task in all_tasks})
+    new_sandbox = sandbox_factory(config)
+
+    async def checked(task: Task) -> CheckedTask:
+        start = time.perf_counter()
+        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+        return CheckedTask(task.task_id, verdict, time.perf_counter() - start)
+
+    with CheckResults(arguments.out, len(tasks)) as results:
+        for one in unknown[:_SHOWN]:
+            results.say(f"warning: {one}")
+        await check_sandbox(new_sandbox)
+        await _check_all(tasks, checked, arguments.workers, results)
+    missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions]
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        remedy = "give one with --solutions FILE" if given is None else f"{str(given)!r} has none for them"
+        results.say(f"{len(missing)} tasks have no solution, which counts as failed ({remedy}): {shown}")
+    if unknown:
+        results.say(f"{len(unknown)} solutions in {str(given)!r} belong to no task, and were not checked")
+    print(results.counts, flush=True)
+    return EXIT_FAILED if results.failed or unknown else EXIT_OK
+
+
+async def _run_harbor(arguments: argparse.Namespace, world: HarborWorld) -> int:
+    """Run each task's tests without any work, and after its solve.sh; this builds and keeps the missing images."""
+    tasks = await world.read_tasks()
+    await world.check_engine()
+
+    async def verdict(run: Awaitable[Verification]) -> Verification:
+        try:
+            return await run
+        except (WorldError, SandboxError) as error:
+            return Verification(VerifyOutcome.CRASHED, 0, 1, in_flags(str(error)), "")
+
+    async def checked(task: Task) -> CheckedTask:
+        start = time.perf_counter()
+        without_work = await verdict(world.untouched(task))
+        solved = await verdict(world.solved(task))
+        return CheckedTask(task.task_id, solved, time.perf_counter() - start, without_work)
+
+    with CheckResults(arguments.out, len(tasks)) as results:
+        await _check_all(tasks, checked, arguments.workers, results)
+    print(results.counts, flush=True)
+    return EXIT_FAILED if results.failed else EXIT_OK
+
+
+async def _check_all(
+    tasks: Sequence[Task],
+    checked: Callable[[Task], Awaitable["CheckedTask"]],
+    workers: int,
+    results: "CheckResults",
+) -> None:
+    slots = asyncio.Semaphore(workers)
+
+    async def check(number: int, task: Task) -> None:
+        async with slots:
+            results.add(number, await checked(task))
+
+    await gather_all(check(number, task) for number, task in enumerate(tasks))
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/checks/tasks",
+        description="Run each task's reference solution, or the given solutions, through the verifier of training. "
+        "Print one JSON line per task (id, correctness, passed, total, outcome, seconds; of a Harbor task also "
+        "reward_without_work, the reward of doing nothing), then 'N passed, M failed'.",
+        epilog="Exit code 0: all passed; 1: some failed, a given solution belongs to no task, or a Harbor task passes "
+        "without any work; 2: the dataset, the solutions or the settings are wrong, or the sandbox does not work.",
+        allow_abbrev=False,
+    )
+    settings = CodingConfig.model_fields
+    add = parser.add_argument
+    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name; or tasks_dir")
+    formats = (*get_args(DatasetFormat), "harbor")
+    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor (tasks_dir)")
+    add("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
+    add("--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)")
+    names = "fields with other names than the preset's"
+    add("--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help=names)
+    add("--split", default=settings["dataset_split"].default, help="split of the dataset, if it has splits")
+    add(
+        "--skip-broken",
+        action="store_true",
+        help="skip rows that cannot become tasks, or Harbor tasks that cannot be run",
+    )
+    add("--limit", type=_count, metavar="N", help="only the first N tasks")
+    cores = len(os.sched_getaffinity(0))
+    add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
+    limit = "processor seconds for the tests of one task (default: %(default)g)"
+    add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
+    backend = settings["sandbox_backend"].default
+    of_harbor = "docker with --format harbor"
+    add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
+    engine = settings["sandbox_container_command"].default
+    add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
+    add("--network", action="store_true", help="harbor: tasks_network")
+    values = "harbor: tasks_variables"
+    add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
+    return parser
+
+
+def _count(text: str) -> int:
+    """Parse a number of the command line that must be at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _pairs(given: Sequence[str], form: str) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as a dict; `form` describes them in an error."""
+    found: dict[str, str] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{form}; got {pair!r}")
+        found[name] = value
+    return found
+
+
+def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
+    of_files = ("solutions", "fields")
+    if without := [f"--{name}" for name in of_files if getattr(arguments, name)]:
+        raise ConfigError(
+            f"{' and '.join(without)} do not apply to --format harbor: a task's solution is in its folder"
+        )
+    variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
+    wrong: list[str] = []
+    sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
+    config = validated(CodingConfig, "", [[sandbox]], wrong)
+    refuse(wrong)
+    return HarborWorld(
+        config,
+        Path(arguments.dataset),
+        network=arguments.network,
+        variables=variables,
+        limit=arguments.limit,
+        skip_broken=arguments.skip_broken,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> CodingConfig:
+    fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
+    settings: dict[str, Any] = {
+        "dataset_name": arguments.dataset,
+        "dataset_split": arguments.split,
+        "dataset_format": arguments.format,
+        "dataset_fields": fields,
+        "dataset_skip_broken": arguments.skip_broken,
+        # Solutions may refer to tasks beyond the limit, so all ids are loaded.
+        "dataset_limit": arguments.limit if arguments.solutions is None else None,
+        "verify_timeout_s": arguments.timeout,
+        "sandbox_backend": arguments.sandbox or CodingConfig.model_fields["sandbox_backend"].default,
+        "sandbox_container_command": arguments.engine,
+    }
+    wrong: list[str] = []
+    config = validated(CodingConfig, "", [[settings]], wrong)
+    refuse(wrong)
+    return config
+
+
+def _check_out(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if the output would replace an input file."""
+    out: Path | None = arguments.out
+    for read in (Path(arguments.dataset), arguments.solutions):
+        if out is not None and read is not None and out.exists() and read.exists() and out.samefile(read):
+            raise ConfigError(f"--out {str(out)!r} is the file that is read; choose another")
+
+
+# ---------------------------------------------------------------------------------------------------------- solutions
+
+Files = dict[str, bytes]
+"""Relative path -> content."""
+
+_MAX_ID_BITS = 1000
+_MAX_NAME_BYTES = 255
+
+
+def _reference_solutions(tasks: Sequence[Task]) -> dict[str, Files]:
+    return {
+        task.task_id: {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
+        for task in tasks
+        if task.reference_solution is not None
+    }
+
+
+def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, Files], list[str]]:
+    """Return the solutions (task id -> files) in a .jsonl, .jsonl.gz or .parquet file, and lines about unknown ids.
+
+    A row is `{"id": ..., "files": {"solution.py": ...}}`.
+
+    Raises:
+        DatasetError: the file cannot be read, a row has another form, or an id is repeated; the message names the line.
+    """
+    if not is_data_file(path):
+        raise DatasetError(f"solutions {str(path)!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}")
+    files: dict[str, Files] = {}
+    places: dict[str, str] = {}
+    unknown: list[str] = []
+    for row in read_file(path):
+        row_id, row_files = _row_id(row), _row_files(row)
+        if row_id in places:
+            raise DatasetError(f"{row.place}: the id {row_id!r} is already that of {places[row_id]}")
+        places[row_id] = row.place
+        if row_id in task_ids:
+            files[row_id] = row_files
+        else:
+            unknown.append(f"{row.place}: no task has the id {row_id!r}")
+    return files, unknown
+
+
+def _row_id(row: Row) -> str:
+    for name in ("id", "task_id"):
+        value = row.fields.get(name)
+        if type(value) is int and value.bit_length() > _MAX_ID_BITS:
+            raise DatasetError(f"{row.place}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
+        if type(value) is int or (isinstance(value, str) and value):
+            return str(value)
+    raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
+
+
+def _row_files(row: Row) -> Files:
+    found = row.fields.get("files")
+    if not isinstance(found, dict) or not found:
+        got = "an empty one" if isinstance(found, dict) else type(found).__name__
+        raise DatasetError(f"{row.place}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {got}")
+    files: Files = {}
+    for path, text in cast(dict[str, Any], found).items():
+        # In a Parquet file every row has the names of all rows, with null for missing files.
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
+        if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+        if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
+            raise DatasetError(
+                f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
+                "and no NUL"
+            )
+        files[path] = text.encode("utf-8", "surrogatepass")
+    return files
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+class CheckedTask(NamedTuple):
+    """A task's verdict, and the duration of its verification in seconds."""
+
+    task_id: str
+    verification: Verification
+    seconds: float
+    without_work: Verification | None = None
+    """The verdict on a machine on which nothing was done; None: not tried."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all tests passed with the solution, and not all without any work."""
+        return _has_passed(self.verification) and not self.passes_without_work
+
+    @property
+    def passes_without_work(self) -> bool:
+        """Whether all tests pass although nothing was done: such a task teaches nothing."""
+        return self.without_work is not None and _has_passed(self.without_work)
+
+    @property
+    def outcome(self) -> str:
+        """Outcome of the tests, with its cause: `ran`, `ran, in_process`, or for example `no_verdict, timeout`."""
+        return _outcome(self.verification)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the JSON line's object."""
+        return {
+            "id": self.task_id,
+            "correctness": self.verification.correctness,
+            "passed": self.verification.passed,
+            "total": self.verification.total,
+            "outcome": self.outcome,
+            "seconds": round(self.seconds, 3),
+            **({} if self.without_work is None else {"reward_without_work": _reward(self.without_work)}),
+        }
+
+    def to_text(self) -> str:
+        """Return the result as text; a failure with the first lines of its report."""
+        verdict, without_work = self.verification, self.without_work
+        counts = f"{verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s)"
+        text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
+        if without_work is not None:
+            reward = _reward(without_work)
+            first_line = without_work.report.partition("\n")[0][:_MOST_LINE]
+            reason = "" if without_work.report == verdict.report else f": {first_line}"
+            none = f"no reward ({_outcome(without_work)}{reason})"
+            text += f"; {none if reward is None else f'a reward of {reward:.15g}'} for doing nothing"
+        if self.is_passed:
+            return text
+        if _has_passed(verdict):
+            return f"FAIL {text}\n    The tests pass without any work: let them test what the task asks for."
+        # The first line of other worlds' reports repeats the counts.
+        lines = text_lines(verdict.report)
+        shown = lines[1 : 1 + _SHOWN_LINES] if without_work is None else lines[:_SHOWN_LINES_OF_HARBOR]
+        return f"FAIL {text}" + "".join(f"\n    {line[:_MOST_LINE]}" for line in shown)
+
+
+def _has_passed(verdict: Verification) -> bool:
+    return verdict.outcome == VerifyOutcome.RAN and verdict.all_passed
+
+
+def _reward(verdict: Verification) -> float | None:
+    """Return the reward of a verdict; None if the tests gave none."""
+    return verdict.correctness if verdict.outcome == VerifyOutcome.RAN else None
+
+
+def _outcome(verdict: Verification) -> str:
+    cause = verdict.no_verdict
+    parts = [verdict.outcome.value, *(["in_process"] if verdict.in_process else [])]
+    return ", ".join([*parts, *([cause.value] if cause is not None else [])])
+
+
+class CheckResults(LiveBar):
+    """The output: a JSON line per task, and a live bar in a terminal, with failures above it, or elsewhere plain lines.
+
+    The JSON lines are in the order of the tasks. Each is written once the lines of all earlier tasks are; the end of
+    the `with` block writes the remaining ones.
+    """
+
+    def __init__(self, path: Path | None, total: int) -> None:
+        """Open `path`, replacing an existing file; None is standard output.
+
+        Raises:
+            PlaceError: the file cannot be written.
+        """
+        super().__init__("tasks", total, console=PrintableConsole(stderr=True, highlight=False))
+        self._lines, self._total = JsonLines(path, hint="Choose another --out."), total
+        self._waiting: dict[int, CheckedTask] = {}
+        self._next = self.passed = self.failed = self.without_work = 0
+
+    @property
+    def counts(self) -> str:
+        """Text with the numbers of passed and failed tasks so far."""
+        free = f" ({self.without_work} of them pass without any work)" if self.without_work else ""
+        return f"{self.passed} passed, {self.failed} failed{free}"
+
+    def add(self, number: int, checked: CheckedTask) -> None:
+        """Count, write and show the result of the task at index `number`.
+
+        Raises:
+            OutputError: the line cannot be written to the disk or to standard output.
+        """
+        self.passed += checked.is_passed
+        self.failed += not checked.is_passed
+        self.without_work += checked.passes_without_work
+        if not self.is_live:
+            self.say(f"{self.passed + self.failed}/{self._total} {checked.to_text()}")
+        elif not checked.is_passed:
+            self.say(checked.to_text())
+        self.show(self.passed + self.failed, self.counts)
+        self._waiting[number] = checked
+        while self._next in self._waiting:
+            self._write(self._next)
+            self._next += 1
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop the bar, write the remaining lines in order, and close the file."""
+        super().__exit__(*error)
+        for number in sorted(self._waiting):
+            self._write(number)
+        self._lines.close()
+
+    def _write(self, number: int) -> None:
+        try:
+            self._lines.write(self._waiting.pop(number).to_row())
+        except OutputError:
+            self._waiting.clear()
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

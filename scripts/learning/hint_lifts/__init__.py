@@ -1,0 +1,1 @@
+"""How much hints change the pass rate: scripts/learning/measure_hints."""
