@@ -32,7 +32,7 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
 from agentic_opd.worlds.source_lines import definition_in, files_of, location_in
 from agentic_opd.worlds.split import split_tasks
@@ -109,7 +109,7 @@ class CustomWorld:
 
     A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks` and `tools` may be async. Other hooks
     run in worker threads, concurrently with those of other episodes: the subclass must make shared state thread-safe.
-    `env.world_options` are the keyword arguments of its constructor.
+    The parameters of its constructor are settings, `env.world.NAME`; see `worlds.choose`.
     """
 
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
@@ -219,7 +219,7 @@ def _tool_names(kind: type) -> list[str]:
 class HookedWorld:
     """Adapts the hooks of a `CustomWorld` to `core.types.World`."""
 
-    def __init__(self, hooks: CustomWorld, config: CodingConfig, system_prompt: str | None = None) -> None:
+    def __init__(self, hooks: CustomWorld, config: WorldConfig, system_prompt: str | None = None) -> None:
         """Read the tools without starting anything.
 
         Args:

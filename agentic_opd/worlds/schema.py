@@ -73,7 +73,7 @@ class MethodTool:
             raise ConfigError(f"{place}: its types can't be read: {error}") from error
         parameters = [*inspect.signature(hook).parameters.values()][1:]
         given = [one for one in parameters if one.name != "sandbox"]
-        about, described = _docstring(inspect.getdoc(hook) or "")
+        about, described = docstring_parts(inspect.getdoc(hook) or "")
         if not about:
             raise ConfigError(f"{place} has no docstring; the policy reads it as the tool's description")
         fields: dict[str, Any] = {}
@@ -107,7 +107,7 @@ class MethodTool:
         return {name: getattr(values, name) for name in type(values).model_fields}
 
 
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
+def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's text before its sections, and the description of each parameter in `Args:`."""
     about, _, rest = text.partition("\nArgs:\n")
     arguments = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]

@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from agentic_opd.core.errors import ConfigError, DatasetError
+from pydantic import Field
+
+from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
@@ -69,21 +71,21 @@ class FunctionsWorld(CustomWorld):
         self,
         questions: str | Sequence[str],
         answers: str | Sequence[str] | None = None,
-        held_out: float = 0.2,
+        held_out: Annotated[float, Field(ge=0, le=1)] = 0.2,
         seed: int = 0,
         split_file: str | None = None,
         example: bool = False,
-        max_turns: int = 3,
+        max_turns: Annotated[int, Field(ge=1)] = 3,
         in_prompt: bool = False,
     ) -> None:
-        """Store the options, which come from `env.world_options`; nothing is read yet.
+        """Store the settings; nothing is read yet.
 
         Args:
             questions: Files of questions: JSON lines with `id`, `question` and `function`.
-            answers: Files of answers: JSON lines with `id` and `ground_truth`. None: no call is the right answer.
+            answers: Files of answers: JSON lines with `id` and `ground_truth`. Unset: no call is the right answer.
             held_out: Share of the tasks that is held out for evaluation, in [0, 1].
             seed: Seed of the split.
-            split_file: The split as JSON: read if the file exists, else written.
+            split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
             in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
                 short prompts that share their beginning.
@@ -95,8 +97,6 @@ class FunctionsWorld(CustomWorld):
         self._in_prompt = in_prompt
         self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
         self._max_turns = max_turns
-        if not 0 <= held_out <= 1:
-            raise ConfigError(f"env.world_options: held_out is {held_out}, expected a share in [0, 1]")
         self._split: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:

@@ -68,7 +68,7 @@ class Replay(CustomWorld):
         """
         self._path, self._num_turns = Path(journal), turns
         if not self._path.is_file():
-            raise ConfigError(f"env.world_options: there is no journal {journal!r}")
+            raise ConfigError(f"env.world.journal: there is no journal {journal!r}")
         if not (isinstance(config, DistillConfig) and config.judge_base_url and config.judge_model_name):
             raise ConfigError(
                 "the world replay is graded by a judge whose weights stay the same: set env.judge_base_url and "

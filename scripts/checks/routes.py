@@ -25,10 +25,10 @@ import aiohttp
 from agents.demo_gateway import ROOT, gateway
 from bench.local_server import ServerFailedError, local_server
 
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 DEMO = "scripts/demo_policy/policy"
 TURNS, AT_ONCE = 4, 8
@@ -178,7 +178,7 @@ class _Completions(Protocol):
 
 
 PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages(), "completions": _Completions()}
-SYSTEM = CodingWorld(CodingConfig()).system_prompt
+SYSTEM = CodingWorld(WorldConfig()).system_prompt
 
 
 @dataclass

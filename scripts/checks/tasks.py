@@ -26,10 +26,11 @@ from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.wire.files import JsonLines
-from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+from agentic_opd.worlds.config import DatasetFormat, WorldConfig
 from agentic_opd_environments.harbor.world import HarborWorld
 
 _SHOWN = 20
@@ -46,21 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _FLAGS = {
-    "dataset_skip_broken": "--skip-broken",
-    "dataset_limit": "--limit",
-    "dataset_fields": "--fields",
-    "dataset_format": "--format",
-    "dataset_split": "--split",
-    "dataset_name": "FILE",
-    "tasks_dir": "FILE",
-    "tasks_network": "--network",
-    "tasks_variables": "--variables",
+    "world.skip_broken": "--skip-broken",
+    "world.limit": "--limit",
+    "world.dataset_fields": "--fields",
+    "world.dataset_format": "--format",
+    "world.dataset_split": "--split",
+    "world.dataset_name": "FILE",
+    "world.folder": "FILE",
+    "world.network": "--network",
+    "world.variables": "--variables",
     "sandbox_backend": "--sandbox",
     "sandbox_container_command": "--engine",
-    "verify_timeout_s": "--timeout",
+    "world.verify_timeout_s": "--timeout",
 }
 """Settings of the package -> this command's names for them."""
-_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(_FLAGS)})\b")
+_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(map(re.escape, _FLAGS))})\b")
 _OF_VARIABLE = re.compile(r"set --variables to \{(\w+): \.\.\.\}")
 
 
@@ -84,8 +85,8 @@ async def _check(arguments: argparse.Namespace) -> int:
     _check_out(arguments)
     if arguments.format == "harbor":
         return await _run_harbor(arguments, _harbor_world(arguments))
-    config, given = _config(arguments), cast(Path | None, arguments.solutions)
-    all_tasks = load_tasks(config)
+    (settings, config), given = _settings(arguments), cast(Path | None, arguments.solutions)
+    all_tasks = load_tasks(settings)
     tasks = all_tasks[: arguments.limit]
     if given is None:
         solutions, unknown = _reference_solutions(tasks), list[str]()
@@ -95,7 +96,7 @@ async def _check(arguments: argparse.Namespace) -> int:
 
     async def checked(task: Task) -> CheckedTask:
         start = time.perf_counter()
-        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), settings.verify_timeout_s)
         return CheckedTask(task.task_id, verdict, time.perf_counter() - start)
 
     with CheckResults(arguments.out, len(tasks)) as results:
@@ -165,11 +166,15 @@ def _parser() -> argparse.ArgumentParser:
         "without any work; 2: the dataset, the solutions or the settings are wrong, or the sandbox does not work.",
         allow_abbrev=False,
     )
-    settings = CodingConfig.model_fields
+    settings = {**CodingSettings.model_fields, **WorldConfig.model_fields}
     add = parser.add_argument
-    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name; or tasks_dir")
+    add(
+        "dataset",
+        metavar="FILE",
+        help="file, folder or name on the hub, as env.world.dataset_name; or Harbor tasks",
+    )
     formats = (*get_args(DatasetFormat), "harbor")
-    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor (tasks_dir)")
+    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor")
     add("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
     add("--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)")
     names = "fields with other names than the preset's"
@@ -190,8 +195,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
     engine = settings["sandbox_container_command"].default
     add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
-    add("--network", action="store_true", help="harbor: tasks_network")
-    values = "harbor: tasks_variables"
+    add("--network", action="store_true", help="harbor: network of tasks that do not mention it")
+    values = "harbor: values of ${NAME} in task.toml"
     add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
     return parser
 
@@ -223,7 +228,7 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
     variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
     wrong: list[str] = []
     sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
-    config = validated(CodingConfig, "", [[sandbox]], wrong)
+    config = validated(WorldConfig, "", [[sandbox]], wrong)
     refuse(wrong)
     return HarborWorld(
         config,
@@ -235,24 +240,27 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
     )
 
 
-def _config(arguments: argparse.Namespace) -> CodingConfig:
+def _settings(arguments: argparse.Namespace) -> tuple[CodingSettings, WorldConfig]:
     fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
     settings: dict[str, Any] = {
         "dataset_name": arguments.dataset,
         "dataset_split": arguments.split,
         "dataset_format": arguments.format,
         "dataset_fields": fields,
-        "dataset_skip_broken": arguments.skip_broken,
+        "skip_broken": arguments.skip_broken,
         # Solutions may refer to tasks beyond the limit, so all ids are loaded.
-        "dataset_limit": arguments.limit if arguments.solutions is None else None,
+        "limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
-        "sandbox_backend": arguments.sandbox or CodingConfig.model_fields["sandbox_backend"].default,
+    }
+    sandbox = {
+        "sandbox_backend": arguments.sandbox or WorldConfig.model_fields["sandbox_backend"].default,
         "sandbox_container_command": arguments.engine,
     }
     wrong: list[str] = []
-    config = validated(CodingConfig, "", [[settings]], wrong)
+    coding = validated(CodingSettings, "world", [[settings]], wrong)
+    config = validated(WorldConfig, "", [[sandbox]], wrong)
     refuse(wrong)
-    return config
+    return coding, config
 
 
 def _check_out(arguments: argparse.Namespace) -> None:

@@ -281,7 +281,7 @@ def test_each_kind_of_task_is_scored_by_its_own_teacher(
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         env = make_env(
             *(vllm_server, judge),
-            **{"teachers": teachers, "dataset_name": str(dataset), "eval_fraction": 0.0, "group_size": 2},
+            **{"teachers": teachers, "world": {"dataset_name": str(dataset)}, "eval_fraction": 0.0, "group_size": 2},
             data_path_to_save_groups=str(out),
         )
         asyncio.run(env.process_manager())

@@ -19,7 +19,7 @@ import pytest
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.sandboxes import processes_with
 
 from .places import ROOT
@@ -42,7 +42,7 @@ class Backend:
     settings: dict[str, Any]
 
     def factory(self, **changes: Any) -> SandboxFactory:
-        return sandbox_factory(CodingConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
+        return sandbox_factory(WorldConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
 
     def use(self, use: Callable[[Sandbox], Awaitable[T]], **changes: Any) -> T:
         async def main() -> T:
@@ -104,11 +104,11 @@ def remote_engine(folder: Path) -> Generator[Backend]:
 
 _ENVIRONMENT = """
 import asyncio, json, sys
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.sandboxes.factory import sandbox_factory
 
 async def main():
-    async with sandbox_factory(CodingConfig(**json.loads(sys.argv[1])))() as box:
+    async with sandbox_factory(WorldConfig(**json.loads(sys.argv[1])))() as box:
         await box.run(sys.argv[2], 600.0)
 
 asyncio.run(main())

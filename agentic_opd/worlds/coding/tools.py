@@ -15,7 +15,7 @@ from agentic_opd.core.text import cut_middle, text_lines, well_formed
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import write_file
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 
 READING_TOOLS = frozenset({"read_file"})
 """Tools that can't change a file."""
@@ -40,7 +40,7 @@ class _ToolError(Exception):
     """A failed tool call; the text is for the model."""
 
 
-async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> ToolResult:
+async def run_tool(call: ToolCall, sandbox: Sandbox, config: WorldConfig) -> ToolResult:
     """Run one tool call.
 
     Raises:
@@ -64,7 +64,7 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> To
 # ------------------------------------------------------------------------------------------------------ the four tools
 
 
-async def _terminal(sandbox: Sandbox, config: CodingConfig, command: str) -> str:
+async def _terminal(sandbox: Sandbox, config: WorldConfig, command: str) -> str:
     if len(command) > _MAX_COMMAND_CHARS:
         raise _ToolError(
             f"the command has {len(command)} characters, at most {_MAX_COMMAND_CHARS} are possible. "
@@ -80,18 +80,18 @@ async def _terminal(sandbox: Sandbox, config: CodingConfig, command: str) -> str
     return text or "[no output]"
 
 
-async def _read_file(sandbox: Sandbox, config: CodingConfig, path: str) -> str:
+async def _read_file(sandbox: Sandbox, config: WorldConfig, path: str) -> str:
     text = (await _read(sandbox, config, path)).decode("utf-8", errors="replace")
     return cut_middle(text, config.tool_output_max_chars) or "[empty file]"
 
 
-async def _write_file(sandbox: Sandbox, config: CodingConfig, path: str, content: str) -> str:
+async def _write_file(sandbox: Sandbox, config: WorldConfig, path: str, content: str) -> str:
     await _write(sandbox, config, path, content.encode("utf-8", errors="replace"))
     num_lines = content.count("\n") + (not content.endswith("\n") and content != "")
     return f"wrote {num_lines} lines to {path}"
 
 
-async def _patch(sandbox: Sandbox, config: CodingConfig, path: str, old: str, new: str) -> str:
+async def _patch(sandbox: Sandbox, config: WorldConfig, path: str, old: str, new: str) -> str:
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
     # Bytes keep the rest of the file unchanged even if it is not UTF-8.
@@ -122,7 +122,7 @@ def _line_ends(text: bytes) -> str:
 # ------------------------------------------------------------------------------------------- files, inside the sandbox
 
 
-async def _read(sandbox: Sandbox, config: CodingConfig, path: str) -> bytes:
+async def _read(sandbox: Sandbox, config: WorldConfig, path: str) -> bytes:
     command = (
         f'p={_quote(path)}; [ -e "$p" ] || exit 11; [ -d "$p" ] && exit 12; [ -f "$p" ] || exit 13; '
         '[ -r "$p" ] || exit 14; exec cat -- "$p"'
@@ -138,7 +138,7 @@ async def _read(sandbox: Sandbox, config: CodingConfig, path: str) -> bytes:
     return result.output
 
 
-async def _write(sandbox: Sandbox, config: CodingConfig, path: str, content: bytes) -> None:
+async def _write(sandbox: Sandbox, config: WorldConfig, path: str, content: bytes) -> None:
     quoted = _quote(path)
     if await write_file(sandbox, path, content):
         return
@@ -163,7 +163,7 @@ def _quote(path: str) -> str:
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
-def _stopped(result: CommandResult, config: CodingConfig) -> str:
+def _stopped(result: CommandResult, config: WorldConfig) -> str:
     if result.timed_out:
         return f"timed out after {config.tool_timeout_s:g} s; the command was stopped."
     if result.memory_exceeded:

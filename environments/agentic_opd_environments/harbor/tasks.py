@@ -239,10 +239,10 @@ def read_tasks(
         DatasetError: there is no task, or tasks have problems; the message names all of them.
     """
     if not folder.is_dir():
-        raise DatasetError(f"tasks_dir: there is no folder {str(folder)!r}")
+        raise DatasetError(f"env.world.folder: there is no folder {str(folder)!r}")
     folders = [folder] if (folder / "task.toml").is_file() else sorted(_below(folder, _DEEPEST))
     if not folders:
-        raise DatasetError(f"tasks_dir {str(folder)!r} holds no task: no folder in it has a task.toml")
+        raise DatasetError(f"env.world.folder {str(folder)!r} holds no task: no folder in it has a task.toml")
     tasks, broken, unknown = list[Task](), list[str](), Counter[str]()
     for task_folder in folders:
         task_id = task_folder.name if task_folder == folder else task_folder.relative_to(folder).as_posix()
@@ -257,7 +257,7 @@ def read_tasks(
         problems = f"{len(broken)} of {len(folders)} tasks in {str(folder)!r} can't be run:\n"
         problems += "\n".join(f"  {problem}" for problem in broken[:_MAX_LISTED]) + rest
         if not (skip_broken and tasks):
-            remedy = "\nSkip such tasks with env.dataset_skip_broken." if tasks else "\nNo task is left."
+            remedy = "\nSkip such tasks with env.world.skip_broken." if tasks else "\nNo task is left."
             raise DatasetError(f"{problems}{remedy}")
         logger.warning("%s", problems)
     return tasks
@@ -438,7 +438,7 @@ def _resolved(text: str, keys: Sequence[str], value: str, variables: Mapping[str
         return variables[name]
     if default is None:
         table = f"[{'.'.join(keys[:-1])}] {keys[-1]}"
-        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.world.variables to {{{name}: ...}}")
     return default
 
 

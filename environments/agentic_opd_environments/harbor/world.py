@@ -28,9 +28,9 @@ from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
 from agentic_opd.sandboxes.workdir import unpacked
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.split import split_position, split_tasks
 from agentic_opd_environments.harbor.images import Images
 from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
@@ -146,7 +146,7 @@ class HarborWorld:
 
     def __init__(
         self,
-        config: CodingConfig,
+        config: WorldConfig,
         folder: Path,
         network: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -164,7 +164,7 @@ class HarborWorld:
                 never read.
             keep_processes: Let the agent's processes run on while the tests run, for tasks about servers. Off: they
                 are killed before, since such a process can forge the verdict.
-            limit: Use only the first N tasks.
+            limit: Use only the first N tasks. Unset: all.
             skip_broken: Skip tasks that cannot be run, with a warning, instead of failing.
 
         Raises:
@@ -197,8 +197,8 @@ class HarborWorld:
             return train, evaluation
         if len(tasks) == 1:
             logger.warning(
-                "tasks_dir has one task, so eval_fraction %g can't hold one out: it is trained and evaluated on. Set "
-                "eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
+                "env.world.folder has one task, so env.eval_fraction %g can't hold one out: it is trained and "
+                "evaluated on. Set env.eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
                 share,
             )
             return tasks, tasks

@@ -66,9 +66,9 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         check_regular(path, is_read=True)
         entries = read_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
+        raise ConfigError(f"env.world.file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
-        raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
+        raise ConfigError(f"env.world.file: {path} holds {type(entries).__name__}, expected a list of questions")
     notes = _Notes(skip_broken)
     for number, question in enumerate(_questions(entries, path, databases)):
         if not isinstance(question, ConfigError):
@@ -78,7 +78,7 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         elif skip_broken:
             notes.broken.append(f"\n  entry {number}: {question}")
         else:
-            raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
+            raise ConfigError(f"{question}. Leave such entries out with env.world.skip_broken.") from question
     notes.log(len(entries))
 
 
@@ -98,7 +98,7 @@ class _Notes:
 
     def log(self, count: int) -> None:
         """Log the notes on `count` entries."""
-        remedy = "they are left out" if self._skip_broken else "leave them out with env.dataset_skip_broken"
+        remedy = "they are left out" if self._skip_broken else "leave them out with env.world.skip_broken"
         for named, text in (
             (self.broken, "are left out"),
             (self._cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
@@ -114,7 +114,7 @@ def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[
     read = list[FileQuestion | ConfigError]()
     for number, entry in enumerate(entries):
         try:
-            read.append(_question(number, entry, f"sql_file: {path}, entry {number}", databases))
+            read.append(_question(number, entry, f"env.world.file: {path}, entry {number}", databases))
         except ConfigError as error:
             read.append(error)
     queries: defaultdict[Path, list[str]] = defaultdict(list)
@@ -129,7 +129,7 @@ def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[
         try:
             return _with_hidden(question, copies[question.visible])
         except QueryError as error:
-            return ConfigError(f"sql_file: {path}, entry {question.number}: its own query fails: {error}")
+            return ConfigError(f"env.world.file: {path}, entry {question.number}: its own query fails: {error}")
         except ConfigError as error:
             return error
 
@@ -166,14 +166,14 @@ def _database_file(folder: Path, name: str) -> Path:
     for suffix in _SUFFIXES:
         if (path := folder / name / f"{name}{suffix}").is_file():
             return path
-    raise ConfigError(f"sql_databases: there is no {folder / name / name}.sqlite")
+    raise ConfigError(f"env.world.databases: there is no {folder / name / name}.sqlite")
 
 
 def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
     """Return a question with the databases that judge its answers.
 
-    These are the other databases in the folder of the visible one. If there are none, they are the visible one itself and
-    copies of it, with other values and other rows.
+    These are the other databases in the folder of the visible one. If there are none, they are the visible one itself
+    and copies of it, with other values and other rows.
 
     Raises:
         QueryError: The question's own query fails on the visible database.

@@ -157,5 +157,5 @@ def test_help_shows_the_settings_that_have_an_effect(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     for name in ("distill_topk", "judge_base_url", "renderer_options", "resume"):
         assert f"--env.{name} " in shown
-    for name in ("agent_command", "sandbox_backend", "dataset_name", "use_wandb", "temperature", "opd_enabled"):
+    for name in ("agent_command", "sandbox_backend", "world.dataset_name", "use_wandb", "temperature", "opd_enabled"):
         assert f"--env.{name} " not in shown

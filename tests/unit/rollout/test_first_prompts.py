@@ -8,10 +8,10 @@ from agentic_opd.core.types import Task
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.first_prompts import described, first_messages, too_long
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
-WORLD = CodingWorld(CodingConfig(), "You are an agent.")
+WORLD = CodingWorld(WorldConfig(), "You are an agent.")
 
 
 def chat_of(tokenizer: Any) -> ChatFormat:

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.factory import sandbox_factory
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 
 
-def config(backend: str, **settings: Any) -> CodingConfig:
-    return CodingConfig(sandbox_backend=backend, **settings)  # type: ignore[arg-type]
+def config(backend: str, **settings: Any) -> WorldConfig:
+    return WorldConfig(sandbox_backend=backend, **settings)  # type: ignore[arg-type]
 
 
 def test_bubblewrap_is_the_default() -> None:
-    assert isinstance(sandbox_factory(CodingConfig())(), BubblewrapSandbox)
+    assert isinstance(sandbox_factory(WorldConfig())(), BubblewrapSandbox)
 
 
 def test_unknown_backends_are_refused() -> None:
