@@ -24,19 +24,20 @@ class WorldConfig(SandboxConfig):
         default=0, ge=0, description="Seed of the hash that selects the held-out tasks."
     )
     eval_dataset_name: Annotated[str | None, EVALUATION] = Field(
-        default=None, description="Dataset for evaluation, in the form of dataset_name; with it, no tasks are held out."
+        default=None,
+        description="Dataset for evaluation, in the form of world.dataset_name; with it, no tasks are held out.",
     )
     eval_dataset_split: Annotated[str | None, EVALUATION] = Field(
         default=None,
-        description="Split for evaluation, of eval_dataset_name (unset: dataset_split), or of dataset_name if "
+        description="Split for evaluation, of eval_dataset_name (unset: world.dataset_split), or of world.dataset_name if "
         "eval_dataset_name is unset.",
     )
     eval_dataset_format: Annotated[Literal["same", DatasetFormat], EVALUATION] = Field(
         default="same",
-        description="Preset of the dataset for evaluation; same: dataset_format and dataset_fields apply.",
+        description="Preset of the dataset for evaluation; same: world.dataset_format and world.dataset_fields apply.",
     )
     eval_dataset_fields: Annotated[dict[str, str], EVALUATION] = Field(
-        default_factory=dict, description="Overrides of eval_dataset_format, in the form of dataset_fields."
+        default_factory=dict, description="Overrides of eval_dataset_format, in the form of world.dataset_fields."
     )
     tool_timeout_s: Annotated[float, AGENT] = Field(
         default=30.0, gt=0, description="Time limit of one tool call, in seconds."

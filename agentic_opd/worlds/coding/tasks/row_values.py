@@ -32,7 +32,7 @@ class FieldMap:
         for given, field in mapping.items():
             name = self._our_name(given)
             if name in mapped:
-                raise DatasetError(f"dataset_fields: {given!r} is named twice: it means {name}")
+                raise DatasetError(f"env.world.dataset_fields: {given!r} is named twice: it means {name}")
             candidates[name] = (field,)
             mapped.add(name)
         return FieldMap(candidates, frozenset(mapped))
@@ -43,7 +43,9 @@ class FieldMap:
         for name, fields in self.candidates.items():
             if given in fields:
                 return name
-        raise DatasetError(f"dataset_fields: unknown name {given!r}: {there_is(tuple(self.candidates), given)}")
+        raise DatasetError(
+            f"env.world.dataset_fields: unknown name {given!r}: {there_is(tuple(self.candidates), given)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class RowValues:
         wanted = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
         there = there_is((*self.row.fields,), self.fields.candidates[names[0]][0])
         return self.error(
-            f"no field {wanted} for {' or '.join(names)}; {there}. Name it in dataset_fields, for example "
+            f"no field {wanted} for {' or '.join(names)}; {there}. Name it in env.world.dataset_fields, for example "
             f"{{{names[0]}: FIELD}}."
         )
 
