@@ -192,8 +192,9 @@ class DistillConfig(BaseModel):
     teachers: Annotated[dict[str, TeacherServer], TEACHER] = Field(
         default_factory=dict,
         description="Servers that score the tasks of one kind, by the tasks' `kind` (the dataset's column of that "
-        "name, or env.world.dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, with "
-        "model_name and api_key as for teacher_base_url. Tasks of all other kinds are scored by the usual teacher.",
+        "name, or world.dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, "
+        "with model_name and api_key as for teacher_base_url. Tasks of all other kinds are scored by the usual "
+        "teacher.",
     )
     gap_baseline: Annotated[Literal["student", "teacher"], TEACHER] = Field(
         default="student",

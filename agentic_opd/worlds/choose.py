@@ -137,31 +137,31 @@ def _registered(name: str) -> Any:
 
 def _located(name: str) -> Any:
     """Import the class at `FILE.py:CLASS` or `package.module:CLASS`."""
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name.isidentifier():
+    location, _, class_name = name.rpartition(":")
+    if not location or not class_name.isidentifier():
         raise ConfigError(f"{name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
     try:
-        module = _module(place)
+        module = _module(location)
     except ConfigError:
         raise
     except Exception as error:
-        where = location_in(error, {str(Path(place).absolute())} if place.endswith(".py") else None)
-        raise ConfigError(f"{place} can't be imported: {type(error).__name__}: {error}{where}") from error
+        where = location_in(error, {str(Path(location).absolute())} if location.endswith(".py") else None)
+        raise ConfigError(f"{location} can't be imported: {type(error).__name__}: {error}{where}") from error
     if not hasattr(module, class_name):
-        raise ConfigError(f"{place} has no class {class_name}")
+        raise ConfigError(f"{location} has no class {class_name}")
     return getattr(module, class_name)
 
 
-def _module(place: str) -> ModuleType:
+def _module(location: str) -> ModuleType:
     """Import a module, which may import others in the folder of its file, or in the current directory."""
-    path = Path(place)
-    folder = str(path.parent.resolve()) if place.endswith(".py") else str(Path.cwd())
+    path = Path(location)
+    folder = str(path.parent.resolve()) if location.endswith(".py") else str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if not place.endswith(".py"):
-        return import_module(place)
+    if not location.endswith(".py"):
+        return import_module(location)
     if not path.is_file():
-        raise ConfigError(f"there is no file {place!r}")
+        raise ConfigError(f"there is no file {location!r}")
     status = path.stat()
     return _file_module(path.absolute(), status.st_mtime_ns, status.st_size)
 

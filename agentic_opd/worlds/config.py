@@ -29,8 +29,8 @@ class WorldConfig(SandboxConfig):
     )
     eval_dataset_split: Annotated[str | None, EVALUATION] = Field(
         default=None,
-        description="Split for evaluation, of eval_dataset_name (unset: world.dataset_split), or of world.dataset_name if "
-        "eval_dataset_name is unset.",
+        description="Split for evaluation, of eval_dataset_name (unset: world.dataset_split), or of world.dataset_name "
+        "if eval_dataset_name is unset.",
     )
     eval_dataset_format: Annotated[Literal["same", DatasetFormat], EVALUATION] = Field(
         default="same",

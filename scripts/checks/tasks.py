@@ -304,12 +304,12 @@ def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, File
     for row in read_file(path):
         row_id, row_files = _row_id(row), _row_files(row)
         if row_id in places:
-            raise DatasetError(f"{row.place}: the id {row_id!r} is already that of {places[row_id]}")
-        places[row_id] = row.place
+            raise DatasetError(f"{row.location}: the id {row_id!r} is already that of {places[row_id]}")
+        places[row_id] = row.location
         if row_id in task_ids:
             files[row_id] = row_files
         else:
-            unknown.append(f"{row.place}: no task has the id {row_id!r}")
+            unknown.append(f"{row.location}: no task has the id {row_id!r}")
     return files, unknown
 
 
@@ -317,30 +317,32 @@ def _row_id(row: Row) -> str:
     for name in ("id", "task_id"):
         value = row.fields.get(name)
         if type(value) is int and value.bit_length() > _MAX_ID_BITS:
-            raise DatasetError(f"{row.place}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
+            raise DatasetError(f"{row.location}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
         if type(value) is int or (isinstance(value, str) and value):
             return str(value)
-    raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
+    raise DatasetError(f"{row.location}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
 
 
 def _row_files(row: Row) -> Files:
     found = row.fields.get("files")
     if not isinstance(found, dict) or not found:
         got = "an empty one" if isinstance(found, dict) else type(found).__name__
-        raise DatasetError(f"{row.place}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {got}")
+        raise DatasetError(
+            f"{row.location}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {got}"
+        )
     files: Files = {}
     for path, text in cast(dict[str, Any], found).items():
         # In a Parquet file every row has the names of all rows, with null for missing files.
         if text is None:
             continue
         if not isinstance(text, str):
-            raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
+            raise DatasetError(f"{row.location}: files[{path!r}] must be a text, got {type(text).__name__}")
         if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+            raise DatasetError(f"{row.location}: files[{path!r}] must be a relative path without '..'")
         if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
             raise DatasetError(
-                f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
-                "and no NUL"
+                f"{row.location}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} "
+                "bytes, and no NUL"
             )
         files[path] = text.encode("utf-8", "surrogatepass")
     return files

@@ -95,13 +95,13 @@ async def _patch(sandbox: Sandbox, config: WorldConfig, path: str, old: str, new
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
     # Bytes keep the rest of the file unchanged even if it is not UTF-8.
-    held, old_bytes = await _read(sandbox, config, path), old.encode("utf-8", errors="replace")
-    count = held.count(old_bytes)
+    content, old_bytes = await _read(sandbox, config, path), old.encode("utf-8", errors="replace")
+    count = content.count(old_bytes)
     if count == 0:
-        if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", held):
+        if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", content):
             raise _ToolError(
                 f"the text was not found in {path} because line ends differ: the file's are "
-                f"{_line_ends(held)}, those of 'old' {_line_ends(old_bytes)}; nothing was changed. Write 'old' and "
+                f"{_line_ends(content)}, those of 'old' {_line_ends(old_bytes)}; nothing was changed. Write 'old' and "
                 "'new' with the file's line ends, or change these first, for example with sed -i 's/\\r$//'."
             )
         raise _ToolError(f"the text was not found in {path}; nothing was changed. Use read_file to see what it holds.")
@@ -109,14 +109,14 @@ async def _patch(sandbox: Sandbox, config: WorldConfig, path: str, old: str, new
         raise _ToolError(
             f"the text occurs {count} times in {path}; nothing was changed. Add lines around it so that it is unique."
         )
-    await _write(sandbox, config, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
+    await _write(sandbox, config, path, content.replace(old_bytes, new.encode("utf-8", errors="replace")))
     return f"patched {path}"
 
 
 def _line_ends(text: bytes) -> str:
     r"""Return the line endings that occur in a text, as `\r\n and \n`."""
-    found = dict.fromkeys(_LINE_END.findall(text))
-    return " and ".join(repr(end.decode())[1:-1] for end in found)
+    line_ends = dict.fromkeys(_LINE_END.findall(text))
+    return " and ".join(repr(end.decode())[1:-1] for end in line_ends)
 
 
 # ------------------------------------------------------------------------------------------- files, inside the sandbox
@@ -133,8 +133,8 @@ async def _read(sandbox: Sandbox, config: WorldConfig, path: str) -> bytes:
     if result.timed_out or result.memory_exceeded:
         raise _ToolError(_stopped(result, config))
     if result.exit_code != 0:
-        what = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
-        raise _ToolError(f"{what}. Use terminal with `ls -la` to see what is there.")
+        problem = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
+        raise _ToolError(f"{problem}. Use terminal with `ls -la` to see what is there.")
     return result.output
 
 
@@ -204,8 +204,8 @@ def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _AgentTool
     for name in tool.parameters:
         value = arguments.get(name)
         if not isinstance(value, str):
-            got = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
-            raise _ToolError(f"{tool_name} needs '{name}' (string){got}.")
+            actual_type = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
+            raise _ToolError(f"{tool_name} needs '{name}' (string){actual_type}.")
         if name in ("command", "path") and ("\0" in value or well_formed(value) != value):
             raise _ToolError(f"'{name}' holds a character that it may not hold (NUL, or half of a surrogate pair).")
     extra = [repr(name) for name in arguments if name not in tool.parameters]

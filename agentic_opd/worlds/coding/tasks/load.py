@@ -116,7 +116,7 @@ def _make_tasks(rows: Iterable[Row], settings: CodingSettings) -> tuple[list[Tas
     preset = PRESETS[settings.dataset_format]
     fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(settings.dataset_fields)
     tasks: list[Task] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     without_id: dict[int, int] = {}
     broken: list[DatasetError] = []
     for number, row in enumerate(rows):
@@ -125,8 +125,8 @@ def _make_tasks(rows: Iterable[Row], settings: CodingSettings) -> tuple[list[Tas
             task_id = values.text("task_id")
             if task_id is not None and len(task_id) > _MAX_ID_CHARS:
                 raise values.wrong("task_id", f"has {len(task_id)} characters, at most {_MAX_ID_CHARS} are allowed")
-            if task_id is not None and task_id in places:
-                raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
+            if task_id is not None and task_id in locations:
+                raise values.error(f"the id {task_id!r} is already that of {locations[task_id]}")
             task = preset.make_task(task_id or str(number), values)
             task = replace(task, kind=values.text("kind"), examples=_examples(task.task_id, values))
             checks_of(task)
@@ -140,26 +140,26 @@ def _make_tasks(rows: Iterable[Row], settings: CodingSettings) -> tuple[list[Tas
         if task_id is None:
             without_id[len(tasks)] = number
         else:
-            places[task_id] = row.place
+            locations[task_id] = row.location
         tasks.append(task)
     for index, number in without_id.items():
         task_id = str(number)
-        while task_id in places:
+        while task_id in locations:
             task_id = f"row-{task_id}"
-        places[task_id] = f"row {number}"
+        locations[task_id] = f"row {number}"
         tasks[index] = replace(tasks[index], task_id=task_id)
     return tasks, broken
 
 
 def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
     """Return the messages before the task's prompt; empty if the field holds anything other than messages."""
-    given = values.raw("examples")
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        given = values.data("examples")
-    if not isinstance(given, list) or not all(isinstance(one, dict) and "role" in one for one in given):
+    messages = values.raw("examples")
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
+        messages = values.data("examples")
+    if not isinstance(messages, list) or not all(isinstance(row, dict) and "role" in row for row in messages):
         return ()
     try:
-        return Task(task_id, "", None, examples=given, tools=TOOL_SPECS).examples
+        return Task(task_id, "", None, examples=messages, tools=TOOL_SPECS).examples
     except AlignmentError as error:
         raise values.wrong("examples", str(error)) from error
 
@@ -203,8 +203,8 @@ def _generic_task(task_id: str, values: RowValues) -> Task:
         return io_task(task_id, values)
     prompt, entry_point = values.need("prompt"), values.text("entry_point")
     if "solution.py" not in prompt:
-        what = f"the function `{entry_point}`" if entry_point else "your code"
-        prompt = f"{prompt.rstrip()}\n\nWrite {what} in solution.py."
+        solution = f"the function `{entry_point}`" if entry_point else "your code"
+        prompt = f"{prompt.rstrip()}\n\nWrite {solution} in solution.py."
     return Task(
         task_id=task_id,
         prompt=prompt,
