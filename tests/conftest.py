@@ -62,15 +62,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def memory_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How the memory of sandboxes is limited, and that neither a process nor a group of them is left."""
     # What it needs tries out a sandbox, for which most runs of tests need not wait.
-    from agentic_opd.sandboxes.cgroups import group_place
+    from agentic_opd.sandboxes.cgroups import parent_group
     from tests.support.memory import MARK, only_watch
     from tests.support.sandboxes import gone
 
     if request.param == "watch":
         only_watch(monkeypatch)
-    elif group_place() is None:
+    elif parent_group() is None:
         pytest.skip("no memory cgroup can be made below this process's own")
     yield request.param
     assert gone(MARK)
-    place = group_place()
+    place = parent_group()
     assert place is None or list(place.folder.glob(f"agentic-opd-{os.getpid()}-*")) == []

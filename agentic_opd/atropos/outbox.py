@@ -1,4 +1,4 @@
-"""An environment's registration at a trajectory API, and its finished groups on their way there (I/O).
+"""An environment's registration at a trajectory API, and the finished groups that wait to be sent to it (I/O).
 
 Groups are sent oldest first and kept during outages. A group whose answer was lost is sent again under the same
 `group_id`, by which the trainer's client drops the repetition.
@@ -126,11 +126,11 @@ class Membership:
         assert self.registration is not None
         env_id = self.registration.env_id
 
-        def made() -> bytes:
+        def build() -> bytes:
             line = packed(group.to_wire()) if self._packs_rows else group.to_wire()
             return self.api.body_of(line, env_id)
 
-        return await asyncio.to_thread(made)
+        return await asyncio.to_thread(build)
 
     async def send(self, body: bytes) -> None:
         """Try once to send a group; call only if `is_sure`, with a body of this registration.
@@ -193,11 +193,11 @@ class Outbox:
 
     def add(self, group: ScoredGroup) -> None:
         """Queue a finished group; skip parts with more tokens than the trainer accepts."""
-        most = self._member.trainer.max_token_len
+        limit = self._member.trainer.max_token_len
         for part in parts(group, self._member.env.group_size):
-            longest = max(len(one.tokens_T) for one in part.rollouts)
-            if 0 < most <= longest:
-                self.skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
+            longest = max(len(rollout.tokens_T) for rollout in part.rollouts)
+            if 0 < limit <= longest:
+                self.skip("too_long", f"it has {longest} tokens, the trainer takes less than {limit}")
             else:
                 self._groups.append(part)
 
@@ -212,15 +212,15 @@ class Outbox:
     async def send(self) -> None:
         """Send a few of the queued groups, oldest first; stop at the first one that can't be sent now.
 
-        Not all: where groups finish faster than they are sent, the caller would never do anything else.
+        Groups may finish faster than they are sent, so sending all of them would never end.
         """
         if not self._member.is_sure:
             return
-        some = list(self._groups)[:_SENT_AT_ONCE]
+        groups = list(self._groups)[:_SENT_AT_ONCE]
         # The next bodies are made while one is sent.
-        bodies = [asyncio.create_task(self._member.body(group)) for group in some]
+        bodies = [asyncio.create_task(self._member.body(group)) for group in groups]
         try:
-            for group, body in zip(some, bodies, strict=True):
+            for group, body in zip(groups, bodies, strict=True):
                 if not self._member.is_sure or not await self._is_done(group, await body):
                     return
                 self._groups.popleft()
@@ -269,28 +269,30 @@ def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
     early, each sequence is a separate item.
     """
     firsts = group.first_turns
-    rollouts = [replace(one, first_turn=first or None) for one, first in zip(group.rollouts, firsts, strict=True)]
+    rollouts = [
+        replace(rollout, first_turn=first or None) for rollout, first in zip(group.rollouts, firsts, strict=True)
+    ]
     best: dict[int, ScoredRollout] = {}
-    for one, number in zip(rollouts, group.rollout_numbers, strict=True):
-        if number not in best or _sampled(one) > _sampled(best[number]):
-            best[number] = one
-    whole = list(best.values()) if len(best) == group_size else []
-    alone = [[one] for one in rollouts if not any(one is chosen for chosen in whole)]
-    items = [*([whole] if whole else []), *alone]
+    for rollout, number in zip(rollouts, group.rollout_numbers, strict=True):
+        if number not in best or _sampled(rollout) > _sampled(best[number]):
+            best[number] = rollout
+    full = list(best.values()) if len(best) == group_size else []
+    alone = [[rollout] for rollout in rollouts if not any(rollout is chosen for chosen in full)]
+    items = [*([full] if full else []), *alone]
     if len(items) == 1:
         yield group
         return
-    for place, item in enumerate(items):
-        outcomes = Counter(turn.outcome.value for one in item for turn in one.turns or ())
+    for index, item in enumerate(items):
+        outcomes = Counter(turn.outcome.value for rollout in item for turn in rollout.turns or ())
         yield replace(
             group,
             rollouts=tuple(item),
-            group_id=f"{group.group_id}/{place}",
+            group_id=f"{group.group_id}/{index}",
             distillation=group.distillation and replace(group.distillation, outcomes=outcomes),
             rollout_scores=group.compared_scores or None,
             turn_scores=group.compared_turns or None,
         )
 
 
-def _sampled(one: ScoredRollout) -> int:
-    return sum(mask != IGNORED for mask in one.masks_T)
+def _sampled(rollout: ScoredRollout) -> int:
+    return sum(mask != IGNORED for mask in rollout.masks_T)

@@ -52,7 +52,7 @@ class TrainerClient:
         self.duplicates = 0
         self.lost_batches = 0
         self._notices = Notices()
-        self._seen: dict[str, None] = {}
+        self._received_ids: dict[str, None] = {}
         self._api = TrajectoryApi(url)
 
     @property
@@ -107,16 +107,17 @@ class TrainerClient:
 
     async def _reset_other_run(self, step: int) -> None:
         status, info = await self._api.status(), await self._api.info()
-        found = status.current_step, info.batch_size, info.max_token_len
-        ours = step, self._trainer.batch_size, self._trainer.max_token_len
+        batch_size, api_step = self._trainer.batch_size, status.current_step
+        is_same = (info.batch_size, info.max_token_len) == (batch_size, self._trainer.max_token_len)
         # After our registration, an API that is ahead of us has batches for us, or a response of it was lost.
-        is_same = found[1:] == ours[1:] and (found[0] >= step if self._is_registered else found[0] == step)
+        is_same = is_same and (api_step >= step if self._is_registered else api_step == step)
         if info.batch_size > 0 and not (is_same and self._is_known):
             logger.warning(
                 "the trajectory API is at step %d with batches of %d, left by %s; this trainer is at step %d with "
                 "batches of %d: it is reset, and the groups that it has queued are dropped (%d, and batches that it "
                 "has made up already)",
-                *(*found[:2], "this run" if self._is_known else "another run", *ours[:2], status.queue_size),
+                *(api_step, info.batch_size, "this run" if self._is_known else "another run"),
+                *(step, batch_size, status.queue_size),
             )
             await self._api.reset()
 
@@ -155,8 +156,8 @@ class TrainerClient:
             await self.register(step)
             return None
         if batch is not None:
-            places = (f"group {number} of the batch for step {step + 1}" for number in range(len(batch)))
-            groups = [read_group(unpacked(value, place), place) for value, place in zip(batch, places, strict=True)]
+            origins = [f"group {number} of the batch for step {step + 1}" for number in range(len(batch))]
+            groups = [read_group(unpacked(row, origin), origin) for row, origin in zip(batch, origins, strict=True)]
             return [group for group in groups if self._is_fresh(group)]
         # The API has no batch ready. If it is ahead of our step, a response with a batch was lost.
         if (await self._api.status()).current_step <= step:
@@ -169,13 +170,13 @@ class TrainerClient:
         group_id = group.group_id
         if group_id is None:
             return True
-        if group_id in self._seen:
+        if group_id in self._received_ids:
             self.duplicates += 1
             logger.warning("the group %s came twice: it is trained on once", group_id)
             return False
-        self._seen[group_id] = None
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        self._received_ids[group_id] = None
+        if len(self._received_ids) > _REMEMBERED:
+            del self._received_ids[next(iter(self._received_ids))]
         return True
 
     async def close(self) -> None:

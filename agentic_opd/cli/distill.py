@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
-    return exit_code(run, interrupted="interrupted: whole groups stay; the same command with --env.resume goes on")
+    return exit_code(run, interrupted="interrupted: finished groups are stored; --env.resume continues")
 
 
 async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     config, server = settings.env, settings.servers[0]
-    path, out = _places(arguments)
+    path, out = _paths(arguments)
     check_place(out, resume=config.resume, overwrite=config.overwrite, setting="--out")
     try:
         lines = list(read_lines(path))
@@ -125,9 +125,9 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         seed=config.seed,
         images=images,
     )
-    about = {**line_settings(config), "keep_hints": arguments.keep_hints}
+    written_settings = {**line_settings(config), "keep_hints": arguments.keep_hints}
     async with connected as by:
-        groups = GroupFile(out, about, resume=config.resume, overwrite=config.overwrite, setting="--out")
+        groups = GroupFile(out, written_settings, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
             by.distiller.check_kinds(())
             distiller = FileDistiller(by, tools, arguments.keep_hints)
@@ -159,40 +159,40 @@ async def _lines(
         async def work() -> None:
             for line in queue:
                 try:
-                    done = await distiller.distill(line)
+                    outcome = await distiller.distill(line)
                 except (ServerUnreachableError, OutputError):
                     raise
                 except OPDError as error:
                     counts.lines["failed"] += 1
                     bar.say(f"line {line.number} failed: {error}")
                     continue
-                for why in done.unmatched:
+                for why in outcome.unmatched:
                     counts.unmatched_sequences += 1
                     bar.say(f"line {line.number}, unmatched: {why}")
-                if done.group is not None and done.became != "unmatched":
-                    digests = [one.digest for rollout in done.group.rollouts for one in rollout.images]
+                if outcome.group is not None and outcome.result != "unmatched":
+                    digests = [image.digest for rollout in outcome.group.rollouts for image in rollout.images]
                     await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
-                    await groups.write(done.group)
-                counts.lines[done.became] += 1
-                counts.notes += done.notes
-                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
+                    await groups.write(outcome.group)
+                counts.lines[outcome.result] += 1
+                counts.notes += outcome.notes
+                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.text())
 
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(concurrency, len(todo))):
                     workers.create_task(work())
         except* (ServerUnreachableError, OutputError) as failures:
-            bar.say(f"{groups.path}: {counts.said()}; stopped early, the same command with --env.resume goes on")
+            bar.say(f"{groups.path}: {counts.text()}; stopped early, the same command with --env.resume continues")
             raise failures.exceptions[0] from None
     earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
-    bar.say(f"{groups.path}: {counts.said()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    bar.say(f"{groups.path}: {counts.text()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
     for line in counts.notes_as_text():
         bar.say(line)
     bar.say(f"to look at it: agentic-opd report {groups.path}")
     return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
 
 
-def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
+def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
     path: Path = arguments.file
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")

@@ -65,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
-    from agentic_opd.cli.recompute import recompute  # The import of the scoring code takes a second.
     from agentic_opd.core.http import JsonClient
     from agentic_opd.core.precision import tolerance_for
     from agentic_opd.report.read import read_settings, settings_path
+    from agentic_opd.runs.rescore import compare  # The import of the scoring code takes a second.
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
     key = args.api_key or os.environ.get("VLLM_API_KEY")
@@ -77,18 +77,19 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             folder = ImageFolder.beside(path)
-            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
-    plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
-    overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
-    precision = " and ".join(found.precisions)
-    print(
-        f"computed again on {client.base_url} ({precision}): {found.turns} turns, {found.rows} rows; differences "
-        f"{found.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs){overlaps}; "
-        f"{found.missing} ids "
-        "of rows are not among the server's most likely"
+            deviation = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
+    plain = "nothing of these weights" if deviation.without_hint is None else str(deviation.without_hint)
+    overlaps = (
+        "" if deviation.in_overlaps is None else f", {deviation.in_overlaps.largest:.2g} at most in overlaps of hints"
     )
-    tolerance = tolerance_for(*found.precisions, largest=args.tolerance)
-    compared = (found.in_rows, found.without_hint, found.in_overlaps)
+    precision = " and ".join(deviation.precisions)
+    print(
+        f"computed again on {client.base_url} ({precision}): {deviation.turns} turns, {deviation.rows} rows; "
+        f"differences {deviation.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs)"
+        f"{overlaps}; {deviation.missing} ids of rows are not among the server's most likely"
+    )
+    tolerance = tolerance_for(*deviation.precisions, largest=args.tolerance)
+    compared = (deviation.in_rows, deviation.without_hint, deviation.in_overlaps)
     differs = any(noise.exceeds(tolerance) for noise in compared if noise is not None)
     if differs:
         usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"

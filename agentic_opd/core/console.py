@@ -104,8 +104,6 @@ class LiveBar:
 
 
 _STYLES = {logging.WARNING: ("warning: ", "yellow"), logging.ERROR: ("error: ", "red")}
-_PACKAGES = ("agentic_opd", "agentic_opd_environments")
-"""Packages whose log lines are shown; the second one is installed with this one."""
 _SAYS_IT_ONCE = "agentic_opd.core.notices"
 """Logger that handles repetition itself: its warnings are printed every time."""
 
@@ -131,7 +129,7 @@ class ConsoleHandler(logging.Handler):
         self._seen: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self._with_names or record.name.partition(".")[0] in _PACKAGES or record.levelno >= logging.ERROR
+        return self._with_names or record.name.startswith("agentic_opd") or record.levelno >= logging.ERROR
 
     def emit(self, record: logging.LogRecord) -> None:
         message, times = printable(record.getMessage()), ""
@@ -157,8 +155,7 @@ def set_up_logging(*, verbose: bool) -> None:
         handlers=[ConsoleHandler(log_console(), with_names=verbose)],
         force=True,
     )
-    for package in _PACKAGES:
-        logging.getLogger(package).setLevel(logging.INFO)
+    logging.getLogger("agentic_opd").setLevel(logging.INFO)
     logging.captureWarnings(True)
     if not verbose:
         for library in ("transformers", "huggingface_hub"):

@@ -102,10 +102,11 @@ async def connect(
             await judge.check()
         undo.pop_all()
         return DistillServers(
-            JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
-            teacher,
-            renderer,
-            tokenizer,
+            policy_url=policy.base_url,
+            judge=JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
+            teacher=teacher,
+            renderer=renderer,
+            tokenizer=tokenizer,
             teacher_is_policy=is_policy,
             teachers=teachers,
             student=student,

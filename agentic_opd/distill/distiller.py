@@ -77,7 +77,7 @@ class TurnDistiller:
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
         async with fair_slot():
-            return distilled_recording(recording, turns, self.servers, self.config)
+            return distilled_recording(recording, turns, self.servers.policy_url, self.config)
 
 
 class PendingTurns:
@@ -197,13 +197,14 @@ class Distiller:
 
     async def close_group(self, distilled: Sequence[DistilledRecording]) -> DistilledGroup:
         """Measure the engine's noise for a group and return the group's metadata and statistics."""
-        servers = distilled[0].servers
+        first = distilled[0]
+        kind = _kind(first.recording)
+        servers = self.servers_of(first.policy_url).of(kind)
         noise = await noise_floor([one.trace for whole in distilled for one in whole.traces], servers, self.config)
         records = [record for one in distilled for record in one.records]
         self._warn(self._inactivity.saw(records))
         self._warn(self._step_scores.saw(records))
         outcomes = [record.outcome for record in records]
-        kind = _kind(distilled[0].recording)
         about = GroupDistillation(
             distill_topk=self.config.distill_topk,
             hint_placement=self.config.hint_placement,

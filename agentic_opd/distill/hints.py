@@ -18,13 +18,13 @@ from typing import Literal, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
-from agentic_opd.core.leaks import leaks
 from agentic_opd.core.names import HintSource
 from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_control_tokens
 from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
 from agentic_opd.distill.judge import OpenAIJudge
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 from agentic_opd.distill.reasoning import answers
 

@@ -30,7 +30,6 @@ from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
 from agentic_opd.distill.rows import ComparedHint, known_logprobs, rounded, sampled_of
 from agentic_opd.distill.scoring import NotScored, Scored, gaps, scored_from
-from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
 
 FIGURE_DECIMALS = 6
@@ -119,12 +118,12 @@ class DistilledTrace:
 
 @dataclass(frozen=True, slots=True)
 class DistilledRecording:
-    """A conversation with its arrays and records, its statistics, and the servers that distilled it."""
+    """A conversation with its arrays and records, its statistics, and the URL of the policy server that sampled it."""
 
     recording: Recording
     traces: tuple[DistilledTrace, ...]
     stats: EpisodeStats
-    servers: DistillServers
+    policy_url: str
 
     @property
     def records(self) -> tuple[TurnRecord, ...]:
@@ -305,7 +304,7 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
 
 
 def distilled_recording(
-    recording: Recording, turns: Sequence[DistilledTurn], servers: DistillServers, config: DistillConfig
+    recording: Recording, turns: Sequence[DistilledTurn], policy_url: str, config: DistillConfig
 ) -> DistilledRecording:
     rest = iter(turns)
     traces: list[DistilledTrace] = []
@@ -316,7 +315,7 @@ def distilled_recording(
         traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in own)))
     sampled = sum(turn.end - turn.start for turn in recording.turns)
     stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns))
-    return DistilledRecording(recording, tuple(traces), stats, servers)
+    return DistilledRecording(recording, tuple(traces), stats, policy_url)
 
 
 def build_arrays(

@@ -23,7 +23,7 @@ from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.rows import ChosenRows, ComparedHint, HintRequest, chosen_rows, rounded
-from agentic_opd.distill.servers import DistillServers
+from agentic_opd.distill.servers import DistillServers, TeacherServers
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.scoring import Reading, TeacherReply
 from agentic_opd.wire.group import ControlKind, DistillSupport
@@ -113,7 +113,7 @@ async def read_turn(
     hints: Sequence[HintRequest],
     plain: TeacherRequest,
     controls: Iterator[Control] | None,
-    servers: DistillServers,
+    servers: TeacherServers,
     config: DistillConfig,
 ) -> Scored | NotScored:
     """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
@@ -207,7 +207,7 @@ def _readings(
     plain: TeacherRequest,
     baseline: Reading | None,
     control: Control | None,
-    servers: DistillServers,
+    servers: TeacherServers,
     config: DistillConfig,
 ) -> Readings:
     """Return what the teacher reads: the hints, `baseline` or more without a hint, and the control.
@@ -235,7 +235,7 @@ def _readings(
     )
 
 
-async def _student_rows(plain: TeacherRequest, servers: DistillServers, config: DistillConfig) -> TeacherRows | None:
+async def _student_rows(plain: TeacherRequest, servers: TeacherServers, config: DistillConfig) -> TeacherRows | None:
     """Read the turn without a hint by the student, if its tokens are asked for and it is not the teacher."""
     if servers.student is None or config.distill_support == "teacher":
         return None
@@ -249,7 +249,7 @@ def _is_of_other_weights(baseline: Reading | None, reply: TeacherReply) -> bool:
     return baseline.unless_weight_version is None or baseline.unless_weight_version != reply.weight_version
 
 
-def without_hint(plain: TeacherRequest, servers: DistillServers) -> Reading | None:
+def without_hint(plain: TeacherRequest, servers: TeacherServers) -> Reading | None:
     """Return a reading without the hint by the weights that read with it; None if the server can't select by version.
 
     If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn, unless
@@ -267,7 +267,7 @@ def scored_from(turn: Turn, config: DistillConfig) -> int | None:
     return None
 
 
-async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: DistillConfig) -> Noise | None:
+async def noise_floor(traces: Sequence[Trace], servers: TeacherServers, config: DistillConfig) -> Noise | None:
     """Score one turn of a group without a hint and return the gaps' noise (nats), which is the engine's.
 
     The first turn is scored: its prompt is the shortest, so rereading it without the prefix cache costs the least. If

@@ -10,22 +10,27 @@ from agentic_opd.distill.hints import JudgedBy
 from agentic_opd.plugin.client import PluginClient
 
 
-@dataclass(frozen=True, slots=True)
-class DistillServers:
-    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherServers:
+    """The connected servers that read turns."""
 
-    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
-    """
-
-    judge: JudgedBy
     teacher: PluginClient
-    renderer: Renderer
-    tokenizer: Any
     teacher_is_policy: bool
-    teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
-    """Teachers by kind of task."""
+    """Whether the teacher without a hint equals the student, so that a noise floor can be measured."""
     student: PluginClient | None = None
     """The policy, if rows hold its most likely tokens (`distill_support`) and the teacher has other weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillServers(TeacherServers):
+    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done."""
+
+    policy_url: str
+    judge: JudgedBy
+    renderer: Renderer
+    tokenizer: Any
+    teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
+    """Teachers by kind of task."""
 
     def of(self, kind: str | None) -> "DistillServers":
         """Return these servers with the teacher of this kind of task, if there is one."""

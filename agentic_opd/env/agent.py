@@ -85,7 +85,12 @@ class AgentEnv(BaseEnv):
         self.tasks: list[Task] = []
         self.eval_tasks: list[Task] = []
         self.run_metrics = RunMetrics(
-            self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics, self._close_failures
+            self.config,
+            self.tokenizer.decode,
+            self._sample_seconds,
+            self.shown_metrics,
+            self._close_failures,
+            expects_calls=lambda: bool(self.world.tools) or any(task.tools for task in self.tasks),
         )
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
@@ -134,8 +139,6 @@ class AgentEnv(BaseEnv):
             self.distiller.check_kinds({task.kind for task in self.tasks})
         if self.config.agent_command is not None:
             self._agent = await self._started_agent(found.clients)
-        if not self.world.tools and not any(task.tools for task in self.tasks):
-            self.run_metrics.silent_rollouts = -1  # There is no tool to call.
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 

@@ -59,6 +59,17 @@ def build_parser(program: str, description: str, models: Mapping[str, BaseModel]
     return parser
 
 
+def read_arguments(argv: Sequence[str]) -> Settings:
+    """Return what a mode of `AgenticOPDEnv` reads from its command line.
+
+    Raises:
+        ConfigError: lists every wrong setting.
+    """
+    env, servers = default_settings()
+    parser = build_parser("agentic-opd", _DESCRIPTION, {"env": env, "openai": servers[0]})
+    return read_settings(parse(parser, argv), env, servers)
+
+
 def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str | None = None) -> int:
     """Run one mode of `env_class`; None: of `AgenticOPDEnv`, imported after the settings are validated.
 

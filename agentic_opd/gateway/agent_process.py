@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
@@ -26,18 +25,19 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from renderers import Renderer
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.request import Asked, prompt_key
-from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
+from agentic_opd.gateway.exchange import Answer, Exchange, Limits
+from agentic_opd.gateway.journal import SessionRow
+from agentic_opd.gateway.request import Request, prompt_key
+from agentic_opd.gateway.sampler import CONTEXT_FULL, Prompted, Sampler
 from agentic_opd.gateway.serve import WebServer
-from agentic_opd.gateway.sessions import OpenSession, Sessions, unknown_answer
+from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
 from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
 from agentic_opd.plugin.client import PluginClient
@@ -51,8 +51,6 @@ from agentic_opd.sandboxes.protocol import Mount
 _SESSION = "episode"
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_CHOICES = 16
-_OURS = ("temperature", "top_p", "seed")
-"""Request parameters that the environment overrides."""
 _ATTEMPTS = 2
 """Maximum number of starts: a program that ends without any request is started once more."""
 
@@ -116,23 +114,25 @@ class _Files:
         authors = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
         changing = [turn for turn in turn_ids if turn in authors]
         left = {authors[change] for change in self._authors.left()}
-        places = frozenset(place for place, turn in enumerate(changing) if turn in left)
-        return changing, places if changing else None
+        indices = frozenset(index for index, turn in enumerate(changing) if turn in left)
+        return changing, indices if changing else None
 
 
 @dataclass(slots=True, eq=False)
 class _Capture:
     """The requests of one program so far."""
 
-    session: OpenSession
+    sampler: Sampler
+    limits: Limits
     key: str
-    sampling: Mapping[str, float]
-    """The environment's sampling parameters, by vLLM's names."""
+    server_url: str
     learn_from_altered: bool
     """Whether to learn also from turns whose request changed the sampling distribution."""
     files: _Files
     max_turns: int
     """Maximum number of requests."""
+    session: OpenSession = field(init=False)
+    exchange: Exchange = field(init=False)
     requests: int = 0
     refused: StopReason | None = None
     """The limit that a refused request exceeded; None: no request exceeded a limit."""
@@ -147,29 +147,57 @@ class _Capture:
     _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
     """Remaining number of answers that belong to `_roots`, by their prompt."""
 
-    def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
-        self.requests += 1
-        if not self.last_turn or (path and path[0].turn_id in self._roots):
-            self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
+    def __post_init__(self) -> None:
+        sessions = Sessions([self.server_url], max_open=1)
+        self.session = sessions.open(digest_of_key(self.key), _SESSION)
+        self.exchange = Exchange(sessions, self.sampler, self.limits, self._keep)
 
-    def finished(self, turn: RecordedTurn) -> None:
+    async def answer(self, request: Request, owner: str) -> Answer:
+        """Answer a request, and count it for the episode.
+
+        Raises:
+            ClientError: the request can't be answered, or the episode has used up its turns.
+            ServerError: the policy's server failed.
+        """
+        if self.requests >= self.max_turns:
+            self.refused = StopReason.MAX_TURNS
+            message = f"this episode has had its {self.max_turns} turns (env.max_turns)"
+            raise ClientError(403, message, code="max_turns")
+        try:
+            async with aclosing(self.exchange.answer(request, owner)) as stages:
+                async for stage in stages:
+                    if isinstance(stage, Placed):
+                        self._count(request, stage)
+                        with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
+                            await self.files.look(self.last_turn)
+                    elif not isinstance(stage, Prompted):
+                        yield stage
+            self.failure = None
+        except ClientError as error:
+            if error.code == CONTEXT_FULL:
+                self.refused = StopReason.CONTEXT_FULL
+            raise
+        except ServerError as error:
+            self.failure = error
+            raise
+
+    def _count(self, request: Request, placed: Placed) -> None:
+        """Count a request; its answers may begin the episode if no answer has ended or it continues such an answer."""
+        self.requests += 1
+        if not self.last_turn or (placed.path and placed.path[0].turn_id in self._roots):
+            self._rooted[_prompt(placed.chat.tools, placed.chat.messages)] += request.sampling.n
+
+    async def _keep(self, row: SessionRow, turn: RecordedTurn) -> None:
         if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
             self._rooted[prompt] -= 1
             self._roots.add(turn.turn_id)
         self.last_turn = turn.turn_id
 
-    def asked(self, asked: Asked, max_tokens: int) -> Asked:
-        """Return the request with the environment's sampling parameters and at most `max_tokens` per answer."""
-        rest = {name: value for name, value in asked.sampling.items() if name not in _OURS}
-        most = min(asked.max_tokens or max_tokens, max_tokens)
-        client = replace(asked.client, group=None, is_last=False)
-        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, client=client)
-
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
         tree, turns = self.session.tree, self.session.tree.turns
-        found = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
-        rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
+        all_branches = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
+        rooted = [branch for branch in all_branches if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
         if not rooted:
             return None
 
@@ -177,8 +205,8 @@ class _Capture:
             return sum(len(turns[turn_id].completion.token_ids) for turn_id in turn_ids)
 
         best = max(rooted, key=lambda branch: (len(branch.turn_ids), size(branch.turn_ids)))
-        others = [left for branch in found if (left := {*branch.turn_ids} - {*best.turn_ids})]
-        left_out = {"other_sequences": len(others), "other_tokens": size(set[int]().union(*others))}
+        left_out_turns = [left for branch in all_branches if (left := {*branch.turn_ids} - {*best.turn_ids})]
+        left_out = {"other_sequences": len(left_out_turns), "other_tokens": size(set[int]().union(*left_out_turns))}
         paths = [{turn.turn_id for turn in tree.path(leaf.turn_id)} for leaf in tree.leaves()]
         line = set[int]().union(*(path for path in paths if best.turn_ids[-1] in path))
         changing, self.made_by = self.files.changes_of(best.turn_ids, line)
@@ -225,9 +253,7 @@ class AgentProcess:
         assert config.agent_command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
         self._config, self._world = config, world
-        self._servers = {server.url: server for server in servers}
-        self._sessions = Sessions(max_open=2**30)
-        self._sampler = Sampler(renderer, tokenizer, self.telemetry, self._keep)
+        self._sampler = Sampler(servers, renderer, tokenizer, self.telemetry)
         self._captures: dict[str, _Capture] = {}
         self._folder = PrivateFolder()
         routes = ChatRoutes(self, self._owner, max_body_bytes=_MAX_BODY_BYTES, max_choices=_MAX_CHOICES)
@@ -273,15 +299,16 @@ class AgentProcess:
         """
         mounts = [socket_mount(self._folder.path / "socket")]
         mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
-        sampling, world = {"temperature": temperature, "top_p": self._config.top_p}, self._world
-        attempt = 0
+        parameters = {"temperature": temperature, "top_p": self._config.top_p, "seed": None}
+        limits = Limits(self._config.max_token_length, self._config.max_tokens_per_turn, parameters, _SESSION)
+        world, attempt = self._world, 0
         while True:
             attempt += 1
-            with self._capture(task, server_url, sampling, learn_from_altered) as capture:
+            with self._capture(task, server_url, limits, learn_from_altered) as capture:
                 try:
-                    run, so_far = partial(self._run, task, capture), partial(capture.episode, task)
-                    place = world.program_session(task, mounts)
-                    episode = await verified(run, so_far, place, task, world, self._config)
+                    run, episode_so_far = partial(self._run, task, capture), partial(capture.episode, task)
+                    session = world.program_session(task, mounts)
+                    episode = await verified(run, episode_so_far, session, task, world, self._config)
                     if episode.verification is None:
                         return episode
                     return replace(episode, verification=replace(episode.verification, made_by=capture.made_by))
@@ -289,90 +316,42 @@ class AgentProcess:
                     if capture.requests or attempt == _ATTEMPTS:
                         raise
 
-    async def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a program's request; see `Gateway.answer`.
+    async def answer(self, request: Request, owner: str) -> Answer:
+        """Answer a program's request; see `_Capture.answer`."""
+        async with aclosing(self._capture_of(owner).answer(request, owner)) as events:
+            async for event in events:
+                yield event
 
-        Raises:
-            ClientError: the request can't be answered, or the episode has used up its turns.
-            ServerError: the policy's server failed.
-        """
-        capture, config = self._captures.get(owner), self._config
+    async def count(self, request: Request, owner: str) -> int:
+        return await self._capture_of(owner).exchange.count(request, owner)
+
+    def _capture_of(self, owner: str) -> _Capture:
+        capture = self._captures.get(owner)
         if capture is None:
             raise ClientError(409, "the episode is over", code="session_ended")
-        if capture.requests >= capture.max_turns:
-            capture.refused = StopReason.MAX_TURNS
-            message = f"this episode has had its {capture.max_turns} turns (env.max_turns)"
-            raise ClientError(403, message, code="max_turns")
-        continued = self._sessions.with_dropped_texts(owner, self._continued(asked, owner))
-        asked = self._sampler.settled(capture.asked(continued, config.max_tokens_per_turn))
-        session = capture.session
-        place = self._sessions.place(owner, asked)
-        capture.asks(asked, place.path)
-        server = self._servers[session.row.server]
-        context = min(server.info.max_model_len, config.max_token_length)
-        session.begin(place.before)
-        try:
-            self._sampler.check_size(asked, context)
-            with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
-                await capture.files.look(capture.last_turn)
-            conversation, path = await self._sampler.prompted(place, asked)
-            events = self._sampler.sampled(
-                asked, session, server, conversation, path, follows=place.follows, context=context
-            )
-            async with aclosing(events):
-                async for event in events:
-                    yield event
-            capture.failure = None
-        except ClientError as error:
-            if error.code == CONTEXT_FULL:
-                capture.refused = StopReason.CONTEXT_FULL
-            raise
-        except ServerError as error:
-            capture.failure = error
-            raise
-        finally:
-            session.end(place.before, time.monotonic())
-
-    async def count(self, asked: Asked, owner: str) -> int:
-        return await self._sampler.count(self._continued(asked, owner), self.max_model_len)
-
-    def _continued(self, asked: Asked, owner: str) -> Asked:
-        """Return the request with the answers that it continues or refers to; raises ClientError (404) without one."""
-        continued = self._sessions.continued(owner, asked)
-        if continued is None:
-            raise unknown_answer(next(one for one in asked.answers if not self._sessions.answered(owner, one)), asked)
-        return continued
+        return capture
 
     @property
     def max_model_len(self) -> int:
-        longest = max(server.info.max_model_len for server in self._servers.values())
+        longest = max(server.info.max_model_len for server in self._sampler.servers.values())
         return min(longest, self._config.max_token_length)
 
-    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
-        altered = tuple(name for name in turn.altered if name not in _OURS)
-        self._sessions.add(session, replace(turn, altered=altered))
-        self._captures[session.row.owner].finished(turn)
-
-    async def _owner(self, request: Request) -> str:
+    async def _owner(self, http: HttpRequest) -> str:
         """Return the digest of the request's key, which identifies its episode."""
-        owner = digest_of_key(bearer(request))
+        owner = digest_of_key(bearer(http))
         if owner not in self._captures:
-            raise await no_key(request)
+            raise await no_key(http)
         return owner
 
     @contextmanager
-    def _capture(
-        self, task: Task, server_url: str, sampling: Mapping[str, float], learn_from_altered: bool
-    ) -> Generator[_Capture]:
-        key = secrets.token_urlsafe(32)
+    def _capture(self, task: Task, server_url: str, limits: Limits, learn_from_altered: bool) -> Generator[_Capture]:
+        key, max_turns = secrets.token_urlsafe(32), int(task.limits.get("max_turns", self._config.max_turns))
+        capture = _Capture(self._sampler, limits, key, server_url, learn_from_altered, _Files(task), max_turns)
         owner = digest_of_key(key)
-        session = self._sessions.open(owner, _SESSION, server_url, time.time())
-        most = int(task.limits.get("max_turns", self._config.max_turns))
-        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered, _Files(task), most)
+        self._captures[owner] = capture
         try:
-            yield self._captures[owner]
+            yield capture
         finally:
-            self._sessions.remove(session)
             del self._captures[owner]
 
     async def _run(self, task: Task, capture: _Capture, session: ProgramSession) -> Episode:
@@ -389,10 +368,10 @@ class AgentProcess:
             return Episode(task, (), StopReason.SERVER_ERROR, error=capture.failure)
         episode = capture.episode(task, _stop_of(run, capture.refused), run)
         if episode is None:
-            asked = f"{capture.requests} requests" if capture.requests else "no request"
+            count = f"{capture.requests} requests" if capture.requests else "no request"
             how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
             raise AgentError(
-                f"env.agent_command made {asked} on task {task.task_id!r}, of which nothing can be learned ({how}). "
+                f"env.agent_command made {count} on task {task.task_id!r}, of which nothing can be learned ({how}). "
                 f"It printed: {run.output[-1000:]!r}"
             )
         return episode

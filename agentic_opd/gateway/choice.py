@@ -22,9 +22,9 @@ _LONGEST_TAG = 32
 """Maximum length (characters) of the start of a tag, from its `<` on."""
 _CALL_STARTS = ("{", "[", "`")
 """Characters with which a tool call written as text may begin."""
-_PARSED_AGAIN = 32
+_PARSE_INTERVAL = 32
 """A message of n tokens is parsed again after n / 32 more: frequent enough for a reader, and linear work in total."""
-_HELD, _HELD_PARSED_AGAIN = 16, 4
+_HOLD_AFTER, _HOLD_INTERVAL = 16, 4
 """After more than 16 tokens without new text, parsing waits for n / 4 more. A tool call is sent only as a whole."""
 
 
@@ -66,7 +66,7 @@ class Choice:
         self._chat, self._prompt_ids, self._message_index = chat, prompt_ids, message_index
         self._keeps_stop = keeps_stop
         self._tokens: list[SampledToken] = []
-        self._untold = 0
+        self._first_unsent = 0
         """Index of the first token that no piece contains yet."""
         self._versions: list[int] = []
         self._content, self._reasoning = "", ""
@@ -85,12 +85,12 @@ class Choice:
             self._versions.append(delta.weight_version)
         if delta.finish_reason is not None or len(self._tokens) < self._parse_at:
             return None
-        known, shown = len(self._tokens), len(self._content) + len(self._reasoning)
+        num_tokens, num_characters = len(self._tokens), len(self._content) + len(self._reasoning)
         piece = self._shown_now(stop)
-        if len(self._content) + len(self._reasoning) > shown:
-            self._shown_at = known
-        is_held = known - self._shown_at > _HELD
-        self._parse_at = known + 1 + known // (_HELD_PARSED_AGAIN if is_held else _PARSED_AGAIN)
+        if len(self._content) + len(self._reasoning) > num_characters:
+            self._shown_at = num_tokens
+        is_held = num_tokens - self._shown_at > _HOLD_AFTER
+        self._parse_at = num_tokens + 1 + num_tokens // (_HOLD_INTERVAL if is_held else _PARSE_INTERVAL)
         return piece
 
     def _shown_now(self, stop: Sequence[str]) -> Piece | None:
@@ -123,7 +123,7 @@ class Choice:
             parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
         if calls := message.get("tool_calls"):
-            # Clients send these ids back. By them, a conversation is told from another one with equal messages.
+            # Clients send these ids back. They distinguish conversations with equal messages.
             message["tool_calls"] = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} for call in calls]
         if not parsed.tool_calls:
             message["content"] += self._space_behind(message["content"], completion.token_ids)
@@ -132,9 +132,9 @@ class Choice:
         if "reasoning_content" in message:
             message["reasoning_content"] = message["reasoning_content"].strip()
         rewrote = False
-        for name, shown in (("content", self._content), ("reasoning_content", self._reasoning)):
-            if not (message.get(name) or "").startswith(shown):
-                message[name], rewrote = shown, True
+        for name, streamed in (("content", self._content), ("reasoning_content", self._reasoning)):
+            if not (message.get(name) or "").startswith(streamed):
+                message[name], rewrote = streamed, True
         rest = self._piece(message["content"], message.get("reasoning_content") or "")
         reason = "tool_calls" if parsed.tool_calls and delta.finish_reason == "stop" else delta.finish_reason
         return Finished(
@@ -192,10 +192,10 @@ class Choice:
         new_content = content[len(self._content) :] if content.startswith(self._content) else ""
         new_reasoning = reasoning[len(self._reasoning) :] if reasoning.startswith(self._reasoning) else ""
         self._content, self._reasoning = self._content + new_content, self._reasoning + new_reasoning
-        tokens = tuple(self._tokens[self._untold :])
+        tokens = tuple(self._tokens[self._first_unsent :])
         if not (new_content or new_reasoning or tokens):
             return None
-        self._untold = len(self._tokens)
+        self._first_unsent = len(self._tokens)
         return Piece(self.index, new_content, new_reasoning, tokens)
 
 

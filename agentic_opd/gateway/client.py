@@ -1,6 +1,6 @@
-"""Who asks: the session, the group and the type of a turn, from the headers of a request and from ids that agents send.
+"""The client of a request: its session, group and turn type, from headers and from ids that agents send.
 
-The table of agents is here and only here; a request of an agent that is not in it finds its session by its messages.
+The table of agents is in this file only. A request of an agent outside the table finds its session by its messages.
 Pure.
 """
 
@@ -52,8 +52,8 @@ class Client:
         """
         if not isinstance(user_id, str) or self.agent_session is not None:
             return self
-        found = _SESSION_IN_USER_ID.search(user_id)
-        return replace(self, agent_session=found[1] if found else _session_in_json(user_id))
+        match = _SESSION_IN_USER_ID.search(user_id)
+        return replace(self, agent_session=match[1] if match else _session_in_json(user_id))
 
     def with_cache_key(self, key: object) -> "Client":
         """Return the client with the session in `prompt_cache_key`, if this agent makes one a session."""
@@ -92,7 +92,7 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
 
 def _first(headers: Mapping[str, str], names: Sequence[str]) -> str | None:
     """Return the first of these headers that holds an id."""
-    return next((one for name in names if (one := headers.get(name)) and len(one) <= LONGEST_NAME // 2), None)
+    return next((value for name in names if (value := headers.get(name)) and len(value) <= LONGEST_NAME // 2), None)
 
 
 def _session_in_json(text: str) -> str | None:
@@ -100,8 +100,8 @@ def _session_in_json(text: str) -> str | None:
         read: Any = read_json(text)
     except (ValueError, RecursionError):
         return None
-    found = read.get("session_id") if isinstance(read, dict) else None
-    return found if isinstance(found, str) and 0 < len(found) <= LONGEST_NAME else None
+    session = read.get("session_id") if isinstance(read, dict) else None
+    return session if isinstance(session, str) and 0 < len(session) <= LONGEST_NAME else None
 
 
 def _name(name: str | None, header: str) -> str | None:

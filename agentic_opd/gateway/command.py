@@ -1,5 +1,6 @@
 """`agentic-opd gateway`: the command line. Heavy imports wait until the settings are valid."""
 
+import argparse
 import asyncio
 import os
 import sys
@@ -38,6 +39,11 @@ def default_config() -> GatewayConfig:
     return GatewayConfig(api_keys=(SecretStr(key),)) if key else GatewayConfig()
 
 
+def read_arguments(argv: Sequence[str]) -> Settings:
+    """Return what the gateway reads from its command line; ConfigError lists every wrong setting."""
+    return _settings(parse(build_parser(), argv))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM.
 
@@ -48,12 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging(verbose=arguments.verbose)
 
     def serve() -> int:
-        settings = read_settings(arguments, default_config(), [PolicyServerConfig()])
+        settings = _settings(arguments)
         keep_torch_out()
         _run(_serve(settings))
         return EXIT_OK
 
     return exit_code(serve)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    return read_settings(arguments, default_config(), [PolicyServerConfig()])
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

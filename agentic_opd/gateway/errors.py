@@ -6,7 +6,7 @@ from agentic_opd.core.errors import ServerError, ServerRequestError
 from agentic_opd.core.text import read_json
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ClientError(Exception):
     """A refused request: `status` is the HTTP status, `param` the invalid field."""
 

@@ -19,17 +19,18 @@ from agentic_opd.core.types import Message, StopReason
 from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
+from agentic_opd.gateway.body import ignored
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Answer, Exchange, Limits
 from agentic_opd.gateway.groups import Closed, GroupWriter
-from agentic_opd.gateway.images import image_tokens
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.request import Asked, ignored
-from agentic_opd.gateway.sampler import Answer, Sampler
-from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_answers
+from agentic_opd.gateway.request import Request
+from agentic_opd.gateway.sampler import Prompted, Sampler
+from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
+from agentic_opd.gateway.turns import Feedback, Path, reply_to
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -80,19 +81,22 @@ class Gateway:
         """Restore the open and the closed sessions from the journal, and start closing idle sessions."""
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
-        self._servers = {server.url: server for server in servers}
         self._journal, self._writer = journal, writer
         num_keys = len({key.get_secret_value() for key in config.api_keys})
-        self._sessions = Sessions(config.max_open_sessions, num_keys or 1)
+        self._sessions = Sessions([server.url for server in servers], config.max_open_sessions, num_keys or 1)
+        telemetry.open.set_function(lambda: len(self._sessions))
         self._images = ImageFolder.beside(config.data_path_to_save_groups)
-        self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
+        self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images)
+        first_turn_id = journal.last_turn_id() + 1
+        self._exchange = Exchange(
+            self._sessions, self._sampler, Limits(), journal.add_turn, journal.answer_paths, first_turn_id
+        )
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
         writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
         self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
-        self._show_open()
 
     @classmethod
     async def start(cls, config: GatewayConfig, servers: Sequence[PolicyServerConfig]) -> "Gateway":
@@ -104,8 +108,8 @@ class Gateway:
         check_place(config.data_path_to_save_groups, resume=True)
         async with AsyncExitStack() as undo:
             clients = [
-                JsonClient(one.base_url or "", one.api_key or None, float(one.timeout), config.server_retry_s)
-                for one in servers
+                JsonClient(server.base_url or "", server.api_key or None, float(server.timeout), config.server_retry_s)
+                for server in servers
             ]
             for client in clients:
                 undo.push_async_callback(client.close)
@@ -163,68 +167,47 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    async def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a request: yield `Begun`, then the choices' pieces as they are sampled, each choice's `Finished` last.
+    async def answer(self, request: Request, owner: str) -> Answer:
+        """Answer a request as `Exchange.answer` does, and judge the turn that it answers.
 
-        A choice's turn is in the journal before its `Finished` is yielded. Closing the generator stops the sampling.
+        Each turn is in the journal before its choice's `Finished` is yielded.
 
         Raises:
             ClientError: the request can't be answered; the message says why.
             OutputError, ServerError: the disk or the policy's server failed.
         """
-        continued = self._sessions.with_dropped_texts(owner, await self._continued(asked, owner))
-        asked = self._sampler.settled(continued)
-        self._sampler.check_size(asked, self.max_model_len)
-        place = self._sessions.place(owner, asked)
-        session = place.session
-        self._check_group(asked.client.group, session)
-        if session is not None and session.is_ending:
-            raise ClientError(409, "the session is being ended", "session_id", "session_ended")
-        if session is None:
-            least = min(self._servers, key=self._sessions.num_on)
-            group = None if place.parent else asked.client.group
-            session = self._sessions.open(owner, place.name, least, time.time(), group, place.parent)
-        session.begin(place.before)
-        self._show_open()
+        if request.client.group is not None:
+            self._check_group_size("X-Group-Id")
+        session: OpenSession | None = None
         is_whole = False
         try:
-            server = self._servers[session.row.server]
-            images = await image_tokens(asked, server, self._images)
-            conversation, path = await self._sampler.prompted(place, asked, images)
-            if place.is_rewritten or (place.path and not path):
-                self.telemetry.rewritten.inc()
-            follows = place.follows
-            if place.path and not path:  # The chat template wrote the history anew.
-                length = len(asked.messages)
-                follows = Follows(place.path[-1].turn_id, length - len(place.new), length)
-            if path and asked.turn_type == "main":
-                self._judge(session, path, place.new)
-            elif follows is not None and asked.turn_type == "main":
-                before = session.tree.path(follows.turn_id)
-                self._judge(session, before, asked.messages[follows.start : follows.stop])
-            context = server.info.max_model_len
-            answer = self._sampler.sampled(asked, session, server, conversation, path, follows=follows, context=context)
-            async with aclosing(answer) as events:
-                async for event in events:
-                    yield event
+            async with aclosing(self._exchange.answer(request, owner)) as stages:
+                async for stage in stages:
+                    if isinstance(stage, Placed):
+                        session = stage.session
+                        self._check_group(request.client.group, session)
+                    elif isinstance(stage, Prompted):
+                        reply = stage.reply
+                        if session is not None and reply is not None and request.client.turn_type == "main":
+                            messages = stage.conversation.messages[reply.start : reply.stop]
+                            self._judge(session, session.tree.path(reply.turn_id), messages)
+                    else:
+                        yield stage
             is_whole = True
         finally:
-            session.end(place.before, time.monotonic())
-            if is_whole and asked.client.is_last and not session.is_ending:
+            if session is not None and is_whole and request.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
-            elif not session.tree.turns and session.is_free:
+            elif session is not None and session.is_free and not session.tree.turns:
                 self._sessions.remove(session)
-            self._show_open()
 
-    async def count(self, asked: Asked, owner: str) -> int:
-        asked = await self._continued(asked, owner)
-        images = await image_tokens(asked, next(iter(self._servers.values())), self._images)
-        return await self._sampler.count(asked, self.max_model_len, images)
+    async def count(self, request: Request, owner: str) -> int:
+        """Return the number of tokens of a request's prompt."""
+        return await self._exchange.count(request, owner)
 
     @property
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence: that of the server with the longest context."""
-        return max(server.info.max_model_len for server in self._servers.values())
+        return self._exchange.max_context
 
     async def problems(self) -> dict[str, str]:
         """Return why outputs can't be written now, by their names; those that failed last are tried again."""
@@ -250,25 +233,7 @@ class Gateway:
                 if info.weight_version is not None:
                     self.telemetry.version.labels(server.url).set(info.weight_version)
 
-        await asyncio.gather(*map(read, self._servers.values()))
-
-    async def _continued(self, asked: Asked, owner: str) -> Asked:
-        """Return the request with the answers that it continues or refers to."""
-        if (continued := self._sessions.continued(owner, asked)) is not None:
-            return continued
-        paths: dict[str, Path] = {}
-        trees: dict[str, TurnTree] = {}
-        for answer_id in dict.fromkeys(asked.answers):
-            found = await self._journal.run(partial(self._journal.answered, owner, answer_id))
-            if found is None:
-                raise unknown_answer(answer_id, asked)
-            row, turn_id = found
-            if row.session_id not in trees:
-                tree = trees[row.session_id] = TurnTree()
-                for turn in await self._journal.run(partial(self._journal.turns, row.session_id)):
-                    tree.add(turn)
-            paths[answer_id] = trees[row.session_id].path(turn_id)
-        return with_answers(asked, paths, None)
+        await asyncio.gather(*map(read, self._sampler.servers.values()))
 
     async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, Path]:
         """Return the path to a turn by the id of its answer, and its session; the first of several choices.
@@ -276,17 +241,14 @@ class Gateway:
         Raises:
             ClientError: 404, this client received no answer with that id.
         """
-        found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
-        if found is None:
+        answer = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
+        paths = await self._journal.answer_paths(owner, [answer_id])
+        if answer is None or answer_id not in paths:
             raise _unknown_answer(answer_id)
-        row, turn_id = found
-        tree = TurnTree()
-        for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
-            tree.add(turn)
-        return row, tree.path(turn_id)
+        return answer[0], paths[answer_id]
 
     async def forget(self, owner: str, answer_id: str) -> None:
-        """Give an answer no more, and continue it by its id no more. Its turn stays in its session.
+        """Remove an answer: it can't be fetched or continued by its id. Its turn stays in its session.
 
         Raises:
             ClientError: 404, this client received no answer with that id.
@@ -303,7 +265,7 @@ class Gateway:
         """
         turn_id = path[-1].turn_id
         feedback = session.feedback.get(turn_id, ())
-        evidence = [*new, *(one.message() for one in feedback)]
+        evidence = [*new, *(comment.message() for comment in feedback)]
         if not evidence or (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
             return
         judging = self._writer.judge(session.row, path, evidence)
@@ -312,12 +274,9 @@ class Gateway:
                 earlier.cancel()
             session.judged[turn_id] = judging
 
-    def _check_group(self, group: str | None, session: OpenSession | None) -> None:
+    def _check_group(self, group: str | None, session: OpenSession) -> None:
         """Refuse a group name that the session can't belong to, with a ClientError."""
-        if group is None:
-            return
-        self._check_group_size("X-Group-Id")
-        if session is not None and session.row.parent is None and session.row.group_name != group:
+        if group is not None and session.row.parent is None and session.row.group_name != group:
             raise ClientError(
                 409,
                 "the session was opened in another group, or in none (one in none may join one at its end)",
@@ -339,16 +298,10 @@ class Gateway:
             message = "sessions form no groups here: env.group_size of the gateway is 1"
             raise ClientError(400, message, parameter, "no_groups")
 
-    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
-        """Add a turn to the journal, then to its session."""
-        await self._journal.add_turn(session.row, turn)
-        self._sessions.add(session, turn)
-
     def _with_server(self, row: SessionRow) -> SessionRow:
         """Return the session, moved to another server if its own is no longer in the settings."""
-        return (
-            row if row.server in self._servers else replace(row, server=min(self._servers, key=self._sessions.num_on))
-        )
+        is_known = row.server in self._sampler.servers
+        return row if is_known else replace(row, server=self._sessions.least_used_server())
 
     # ----------------------------------------------------------------------------------------------------- sessions
 
@@ -410,10 +363,10 @@ class Gateway:
             is_known = partial(self._journal.has_turn, *key)
             if key.turn_id in session.tree.turns if session is not None else await self._journal.run(is_known):
                 return key
-        found = await self._journal.run(partial(self._journal.answered, owner, turn))
-        if found is None:
+        answer = await self._journal.run(partial(self._journal.answered, owner, turn))
+        if answer is None:
             raise ClientError(404, "no session has such a turn", "turn", "turn_not_found")
-        row, turn_id = found
+        row, turn_id = answer
         if name is not None and row.session_id != session_id:
             raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
         return TurnKey(row.session_id, turn_id)
@@ -446,9 +399,9 @@ class Gateway:
         row = replace(session.row, group_name=group or session.row.group_name)
         ending = Ending(stop, self._writer.join(row), reward, feedback)
         try:
-            for other in self._sessions.under(session):
-                if not other.is_ending:
-                    await self._close(other, stop)
+            for part in self._sessions.under(session):
+                if not part.is_ending:
+                    await self._close(part, stop)
             await session.quiet.wait()
             await to_its_end(self._closed(session, replace(row, state=SessionState.CLOSED, ending=ending)))
         finally:
@@ -463,7 +416,6 @@ class Gateway:
         self._log_without_lesson(session, row.ending)
         await self._journal.run(lambda: self._journal.close_session(row))
         self._sessions.remove(session)
-        self._show_open()
         self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))
 
     def _log_without_lesson(self, session: OpenSession, ending: Ending) -> None:
@@ -509,9 +461,6 @@ class Gateway:
                 await self._journal.run(lambda: self._journal.delete_older(before))
             except OutputError as error:
                 logger.error("old sessions stay in the journal: %s", error)
-
-    def _show_open(self) -> None:
-        self.telemetry.open.set(len(self._sessions))
 
 
 def _unknown_answer(answer_id: str) -> ClientError:

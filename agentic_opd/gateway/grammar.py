@@ -46,9 +46,9 @@ def call_form(chat: ChatFormat) -> CallForm | None:
         return None
     text = chat.text([token for token in ids if token not in chat.stop_token_ids])
     for spelled in (json.dumps(_ARGUMENTS), json.dumps(_ARGUMENTS, separators=(",", ":"))):
-        begin, found, end = text.partition(spelled)
-        before, named, behind = begin.partition(_NAME)
-        if found and named:
+        begin, arguments, end = text.partition(spelled)
+        before, name, behind = begin.partition(_NAME)
+        if arguments and name:
             marks = {mark: token for token, mark in control_tokens(chat.tokenizer).items() if token in ids}
             call = before.rpartition(_THOUGHT_END)[2].lstrip()
             return CallForm(before.removesuffix(call), call, behind, end.rstrip(), marks)
@@ -64,11 +64,10 @@ def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choi
     Raises:
         ClientError: 400, the model's calls have no `form`.
     """
-    is_forced = choice.kind in ("required", "named")
     if form is None:
-        field = "tool_choice" if is_forced else "parallel_tool_calls"
+        field = "tool_choice" if choice.is_forced else "parallel_tool_calls"
         raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
-    if is_forced:
+    if choice.is_forced:
         return _structural_tag(_sequence([*_thoughts(form), _only_calls(form, tools, choice)]))
     return _structural_tag(_text_or_call(form, tools, choice))
 
@@ -163,5 +162,5 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
-def _structural_tag(wanted: Mapping[str, Any]) -> str:
-    return json.dumps({"type": "structural_tag", "format": wanted})
+def _structural_tag(form: Mapping[str, Any]) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})

@@ -110,8 +110,8 @@ class GroupWriter:
         key = (session.owner, session.group_name)
         waiting = (
             group_id
-            for group_id, one in self._gatherings.items()
-            if one.key == key and len(one.members) < self._config.group_size
+            for group_id, gathering in self._gatherings.items()
+            if gathering.key == key and len(gathering.members) < self._config.group_size
         )
         group_id = next(waiting, new_id)
         self._gatherings.setdefault(group_id, _Gathering(key)).members.add(session.session_id)
@@ -225,10 +225,10 @@ class GroupWriter:
 
     async def _finish(self, closed: Sequence[Closed]) -> None:
         async with self._slots:
-            ids = [one.row.session_id for one in closed]
+            ids = [session.row.session_id for session in closed]
             states, problem = dict.fromkeys(ids, SessionState.WRITTEN), None
             try:
-                group = await self._kept_or_made(closed)
+                group = await self._stored_or_built_group(closed)
                 if group is None:
                     states = dict.fromkeys(ids, SessionState.EMPTY)
                 elif group.item_id not in self._file.finished:
@@ -244,14 +244,14 @@ class GroupWriter:
             if self._delivery is not None and SessionState.WRITTEN in states.values():
                 self._delivery.add(closed[0].ending.group_id)
 
-    async def _kept_or_made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
+    async def _stored_or_built_group(self, closed: Sequence[Closed]) -> ScoredGroup | None:
         """Return the group from the journal, or build and store it there; None if there is nothing to learn from."""
         group_id = closed[0].ending.group_id
         group = await self._journal.group(group_id)
         if group is not None:
             self._keep_unchanged(closed)
         else:
-            group = await self._made(closed)
+            group = await self._built_group(closed)
             if group is not None:
                 await self._stored(partial(self._journal.keep_group, group))
         return group
@@ -272,7 +272,7 @@ class GroupWriter:
         finally:
             self._refused.pop(waiting, None)
 
-    async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
+    async def _built_group(self, closed: Sequence[Closed]) -> ScoredGroup | None:
         """Build the group, again if feedback changes meanwhile or while a server is unreachable; None without branches.
 
         Raises:
@@ -280,9 +280,9 @@ class GroupWriter:
         """
         while True:
             changes = self._changes_of(closed)
-            found = {one.row.session_id: await self._branches(one) for one in closed}
+            branches_of = {session.row.session_id: await self._branches(session) for session in closed}
             try:
-                group = await self._scored(closed, found) if any(found.values()) else None
+                group = await self._scored(closed, branches_of) if any(branches_of.values()) else None
             except ServerUnreachableError as error:
                 logger.warning("the group of a session waits: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -292,20 +292,18 @@ class GroupWriter:
                     return group
 
     def _changes_of(self, closed: Sequence[Closed]) -> list[int]:
-        return [self._changes[one.row.session_id] for one in closed]
+        return [self._changes[session.row.session_id] for session in closed]
 
     def _keep_unchanged(self, closed: Sequence[Closed]) -> None:
         """Accept no more feedback for these sessions: their group is made."""
-        for one in closed:
-            self._changeable.pop(one.row.session_id, None)
-            self._changes.pop(one.row.session_id, None)
+        for session in closed:
+            self._changeable.pop(session.row.session_id, None)
+            self._changes.pop(session.row.session_id, None)
 
     async def _branches(self, closed: Closed) -> list[Branch]:
         session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback
         if tree is None:
-            tree = TurnTree()
-            for turn in await self._journal.run(partial(self._journal.turns, session_id)):
-                tree.add(turn)
+            tree = TurnTree.of(await self._journal.run(partial(self._journal.turns, session_id)))
             feedback = await self._journal.run(partial(self._journal.feedback, session_id))
         return branches(
             tree,
@@ -315,40 +313,46 @@ class GroupWriter:
             of_turns=feedback,
         )
 
-    async def _scored(self, closed: Sequence[Closed], found: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
-        pairs = [(one, branch) for one in closed for branch in found[one.row.session_id]]
+    async def _scored(self, closed: Sequence[Closed], branches_of: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
+        """Distill the branches of closed sessions, and return them as a group; `branches_of` is by session id."""
+        pairs = [(session, branch) for session in closed for branch in branches_of[session.row.session_id]]
         distiller = self._distiller
         distilled: list[DistilledRecording] | list[None] = [None for _ in pairs]
-        about: GroupDistillation | None = None
+        distillation: GroupDistillation | None = None
         if distiller is not None:
-            known = [await _known(branch, one.judged) for one, branch in pairs]
-            made = await gather_all(
-                distiller.distill(Recording(one.row.session_id, (branch.trace,)), one.row.server, before)
-                for (one, branch), before in zip(pairs, known, strict=True)
+            judged_turns = [await _judged_turns(branch, session.judged) for session, branch in pairs]
+            recordings = await gather_all(
+                distiller.distill(Recording(session.row.session_id, (branch.trace,)), session.row.server, turns)
+                for (session, branch), turns in zip(pairs, judged_turns, strict=True)
             )
-            about = (await distiller.close_group(made)).about
-            distilled = made
-        versions = [version for _, one in pairs if (version := one.trace.weight_version) is not None]
+            distillation = (await distiller.close_group(recordings)).about
+            distilled = recordings
+        versions = [version for _, branch in pairs if (version := branch.trace.weight_version) is not None]
         first = closed[0]
         is_named = first.row.group_name is not None
-        names = _names([one.row for one in closed])
+        names = [session.row.name or session.row.session_id for session in closed]
+        # Sessions that share a name keep their id.
+        wire_names = {
+            session.row.session_id: name if names.count(name) == 1 else session.row.session_id
+            for session, name in zip(closed, names, strict=True)
+        }
         return ScoredGroup(
             rollouts=tuple(
                 ScoredRollout.of_conversation(
                     branch.trace,
-                    one.ending.stop,
+                    session.ending.stop,
                     given_reward=branch.reward,
-                    rows=of_it and of_it.traces[0].arrays,
-                    turns=of_it and of_it.records,
-                    session_id=names[one.row.session_id] if is_named else None,
+                    rows=recording and recording.traces[0].arrays,
+                    turns=recording and recording.records,
+                    session_id=wire_names[session.row.session_id] if is_named else None,
                 )
-                for (one, branch), of_it in zip(pairs, distilled, strict=True)
+                for (session, branch), recording in zip(pairs, distilled, strict=True)
             ),
             item_id=first.ending.group_id if is_named else first.row.session_id,
             weight_version=min(versions, default=None),
             group_id=first.ending.group_id,
-            session_id=None if is_named else _name(first.row),
-            distillation=about,
+            session_id=None if is_named else names[0],
+            distillation=distillation,
         )
 
     async def _write(self, group: ScoredGroup) -> None:
@@ -358,18 +362,8 @@ class GroupWriter:
                 self._telemetry.outcomes.labels(outcome).inc(count)
 
 
-def _name(session: SessionRow) -> str:
-    return session.name or session.session_id
-
-
-def _names(sessions: Sequence[SessionRow]) -> dict[str, str]:
-    """Map the session ids of a group to unique names; sessions that share a name keep their id."""
-    counts = Counter(map(_name, sessions))
-    return {one.session_id: _name(one) if counts[_name(one)] == 1 else one.session_id for one in sessions}
-
-
-async def _known(branch: Branch, judged: Judged) -> dict[int, DistilledTurn]:
+async def _judged_turns(branch: Branch, judged: Judged) -> dict[int, DistilledTurn]:
     """Return the finished judgements of a branch by turn index; failed ones are omitted, to be judged again."""
     ids = {index: turn_id for index, turn_id in enumerate(branch.turn_ids) if turn_id in judged}
-    done = await asyncio.gather(*(judged[turn_id] for turn_id in ids.values()), return_exceptions=True)
-    return {index: one for index, one in zip(ids, done, strict=True) if isinstance(one, DistilledTurn)}
+    results = await asyncio.gather(*(judged[turn_id] for turn_id in ids.values()), return_exceptions=True)
+    return {index: result for index, result in zip(ids, results, strict=True) if isinstance(result, DistilledTurn)}

@@ -1,9 +1,11 @@
-"""Find the turn that a request answers although the client changed its history: by what lasts of a conversation. Pure.
+"""Find the turn that a request answers although the client changed its history. Pure.
 
-Clients add messages to a request and take them away in the next one, write the system prompt anew, drop or summarise
-old turns, or change the assistant's text. What lasts is the first user message and what the assistant said; where old
-turns were dropped, its last text behind the first user message or behind the message just before it; where that text
-was changed, the messages before it.
+Clients add messages to a request and remove them from the next one, rewrite the system prompt, drop or summarise old
+turns, or change the assistant's text. Three parts of a history survive such changes:
+
+- the first user message and the assistant's texts;
+- if old turns were dropped, the assistant's last text behind the first user message or behind the message before it;
+- if that text was changed, the messages before it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,19 +15,19 @@ from typing import Generic, NamedTuple, TypeVar
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.conversation_index import identity
 
-Known = TypeVar("Known", bound=Hashable)
+ValueT = TypeVar("ValueT", bound=Hashable)
 
 
-class Found(NamedTuple, Generic[Known]):
+class HistoryMatch(NamedTuple, Generic[ValueT]):
     """The values stored for a turn of a query."""
 
     position: int
     """Number of messages up to and including the turn."""
-    said: Sequence[Known] = ()
-    """Values for which all that the assistant said is the same."""
-    own: Sequence[Known] = ()
+    same_texts: Sequence[ValueT] = ()
+    """Values for which all texts of the assistant are the same."""
+    same_turn: Sequence[ValueT] = ()
     """Values for which the turn's own text and a message before it are the same."""
-    prompt: Sequence[Known] = ()
+    same_prompt: Sequence[ValueT] = ()
     """Values for which all messages before the turn are the same."""
 
 
@@ -35,37 +37,39 @@ class _Step(NamedTuple):
     position: int
     prompts: tuple[bytes, ...]
     """Digests of what came before it: all messages, and those without a last user message."""
-    said: bytes
-    """Digest of all that the assistant said up to and including it."""
-    own: tuple[bytes, ...]
+    texts: bytes
+    """Digest of all texts of the assistant up to and including it."""
+    turn: tuple[bytes, ...]
     """Digests of its text behind the first user message, and behind the message just before it."""
     first: bytes
     """Identity of the first user message; empty if the assistant spoke first."""
 
 
-class HistoryIndex(Generic[Known]):
-    """Values by what lasts of conversations. Values of different `scope`s are separate."""
+class HistoryIndex(Generic[ValueT]):
+    """Values by the parts of conversations that survive changes. Values of different `scope`s are separate."""
 
     def __init__(self) -> None:
-        self._states: dict[Known, tuple[blake2b, bytes]] = {}
-        """What the assistant said up to a turn, and the identity of the first user message."""
-        self._keys: dict[Known, tuple[bytes, ...]] = {}
-        self._by_key: dict[bytes, list[Known]] = {}
+        self._states: dict[ValueT, tuple[blake2b, bytes]] = {}
+        """Digest of the assistant's texts up to a turn, and the identity of the first user message."""
+        self._keys: dict[ValueT, tuple[bytes, ...]] = {}
+        self._by_key: dict[bytes, list[ValueT]] = {}
 
-    def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
-        """Store `known` under the last of `messages`, an assistant's, or of those of `after` followed by `messages`."""
+    def add(
+        self, value: ValueT, messages: Sequence[Message], after: ValueT | None = None, *, scope: bytes = b""
+    ) -> None:
+        """Store `value` under the last of `messages`, an assistant's, or of those of `after` followed by `messages`."""
         state, first = (_start(scope), None) if after is None else self._states[after]
         state = state.copy()
         *_, last = _steps(state, messages, [*map(identity, messages)], first, scope)
-        self._states[known] = state, last.first
-        self._keys[known] = (last.said, *last.own, *last.prompts)
-        for key in self._keys[known]:
-            self._by_key.setdefault(key, []).append(known)
+        self._states[value] = state, last.first
+        self._keys[value] = (last.texts, *last.turn, *last.prompts)
+        for key in self._keys[value]:
+            self._by_key.setdefault(key, []).append(value)
 
-    def discard(self, known: Known) -> None:
-        self._states.pop(known, None)
-        for key in self._keys.pop(known, ()):
-            self._by_key[key].remove(known)
+    def discard(self, value: ValueT) -> None:
+        self._states.pop(value, None)
+        for key in self._keys.pop(value, ()):
+            self._by_key[key].remove(value)
             if not self._by_key[key]:
                 del self._by_key[key]
 
@@ -75,17 +79,19 @@ class HistoryIndex(Generic[Known]):
         identities: Sequence[bytes],
         *,
         scope: bytes = b"",
-        accept: Callable[[Known], bool] = lambda known: True,
-    ) -> Found[Known] | None:
+        accept: Callable[[ValueT], bool] = lambda value: True,
+    ) -> HistoryMatch[ValueT] | None:
         """Return the values stored for the last known turn in `messages`; None if no turn is known."""
 
-        def known(*keys: bytes) -> Sequence[Known]:
-            return [*dict.fromkeys(one for key in keys for one in self._by_key.get(key, ()) if accept(one))]
+        def values_of(*keys: bytes) -> Sequence[ValueT]:
+            return [*dict.fromkeys(value for key in keys for value in self._by_key.get(key, ()) if accept(value))]
 
         for step in reversed([*_steps(_start(scope), messages, identities, None, scope)]):
-            found = Found(step.position, known(step.said), known(*step.own), known(step.prompts[0]))
-            if found.said or found.own or found.prompt:
-                return found
+            match = HistoryMatch(
+                step.position, values_of(step.texts), values_of(*step.turn), values_of(step.prompts[0])
+            )
+            if match.same_texts or match.same_turn or match.same_prompt:
+                return match
         return None
 
 
@@ -108,9 +114,9 @@ def _steps(
             state.update(first)
         state.update(identities[index])
         before = [(b"first", first), *((b"before", identities[i]) for i in tail[-1:])]
-        own = [_digest(_start(scope), kind, [one, identities[index]]) for kind, one in before if one]
+        turn = [_digest(_start(scope), kind, [anchor, identities[index]]) for kind, anchor in before if anchor]
         tail = []
-        yield _Step(index + 1, tuple(prompts), state.digest(), tuple(own), first)
+        yield _Step(index + 1, tuple(prompts), state.digest(), tuple(turn), first)
 
 
 def _start(scope: bytes) -> blake2b:
@@ -118,49 +124,7 @@ def _start(scope: bytes) -> blake2b:
 
 
 def _digest(state: blake2b, kind: bytes, identities: Sequence[bytes]) -> bytes:
-    other = state.copy()
-    for one in (kind, *identities):
-        other.update(one)
-    return other.digest()
-
-
-class PlainIndex(Generic[Known]):
-    """Values by text; a look-up finds the longest stored text with which a text begins."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[tuple[str, int, bytes], list[Known]] = {}
-        self._keys: dict[Known, tuple[str, int, bytes]] = {}
-        self._lengths: dict[str, dict[int, int]] = {}
-        """By scope: length of a text -> number of texts."""
-
-    def add(self, known: Known, text: str, *, scope: str) -> None:
-        key = (scope, len(text), blake2b(text.encode(), digest_size=16).digest())
-        self._keys[known] = key
-        self._by_key.setdefault(key, []).append(known)
-        lengths = self._lengths.setdefault(scope, {})
-        lengths[len(text)] = lengths.get(len(text), 0) + 1
-
-    def discard(self, known: Known) -> None:
-        if (key := self._keys.pop(known, None)) is None:
-            return
-        self._by_key[key].remove(known)
-        if not self._by_key[key]:
-            del self._by_key[key]
-        lengths = self._lengths[key[0]]
-        lengths[key[1]] -= 1
-        if not lengths[key[1]]:
-            del lengths[key[1]]
-
-    def find(self, text: str, *, scope: str, accept: Callable[[Known], bool]) -> tuple[int, Sequence[Known]]:
-        """Return the length of the longest stored text with which `text` begins, and the values stored for it."""
-        found: tuple[int, Sequence[Known]] = (0, ())
-        state, done = blake2b(digest_size=16), 0
-        for length in sorted(self._lengths.get(scope, ())):
-            if length > len(text):
-                break
-            state.update(text[done:length].encode())
-            done = length
-            known = [one for one in self._by_key.get((scope, length, state.digest()), ()) if accept(one)]
-            if known:
-                found = (length, known)
-        return found
+    copy = state.copy()
+    for part in (kind, *identities):
+        copy.update(part)
+    return copy.digest()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agentic_opd.core.errors import PlaceError, ServerRequestError
 from agentic_opd.core.types import IMAGE_MARK, Message
 from agentic_opd.gateway.errors import ClientError, as_refusal
-from agentic_opd.gateway.request import Asked, GivenImage
+from agentic_opd.gateway.request import ChatInput, Request, SentImage
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ImageTokens
 from agentic_opd.wire.images import MEDIA_TYPES, ImageFolder, digest_of, kind_of
@@ -32,20 +32,20 @@ class ImageUri(NamedTuple):
     """A picture as a client sends it, and the name of its field."""
 
     uri: str
-    at: str
+    field_name: str
 
 
 class RequestImages:
     """The pictures of one request, collected while its messages are read. Pure."""
 
     def __init__(self) -> None:
-        self._given: dict[str, GivenImage] = {}
+        self._images: dict[str, SentImage] = {}
         self._count = 0
 
     @property
-    def given(self) -> tuple[GivenImage, ...]:
+    def images(self) -> tuple[SentImage, ...]:
         """The pictures, each once."""
-        return tuple(self._given.values())
+        return tuple(self._images.values())
 
     def content(self, role: str, parts: Sequence[str | ImageUri], separator: str = "") -> Message:
         """Return the fields of a message for its texts and pictures.
@@ -57,74 +57,73 @@ class RequestImages:
         if not uris:
             return {"content": separator.join(part for part in parts if isinstance(part, str))}
         if role not in ("user", "tool"):
-            raise ClientError(400, f"{uris[0].at}: a message of the {role} has no pictures", uris[0].at)
+            name = uris[0].field_name
+            raise ClientError(400, f"{name}: a message of the {role} has no pictures", name)
         texts = [IMAGE_MARK if isinstance(part, ImageUri) else part.replace(IMAGE_MARK, _NOT_IN_TEXT) for part in parts]
-        return {"content": separator.join(texts), "images": [self._add(one) for one in uris]}
+        return {"content": separator.join(texts), "images": [self._add(uri) for uri in uris]}
 
     def _add(self, image: ImageUri) -> str:
         self._count += 1
         if self._count > MOST_IMAGES:
-            raise ClientError(400, f"{image.at}: a request has at most {MOST_IMAGES} pictures", image.at)
+            name = image.field_name
+            raise ClientError(400, f"{name}: a request has at most {MOST_IMAGES} pictures", name)
         data = _decoded(image)
         digest = digest_of(data)
-        self._given.setdefault(digest, GivenImage(digest, data, image.at))
+        self._images.setdefault(digest, SentImage(digest, data, image.field_name))
         return digest
 
 
 def _decoded(image: ImageUri) -> bytes:
     """Return the file in a data URI; raise ClientError (400) unless it holds one of the declared kind."""
-    at = image.at
-    found = _URI.match(image.uri)
-    if found is None:
+    name, match = image.field_name, _URI.match(image.uri)
+    if match is None:
         raise ClientError(
-            400, f"{at}: expected data:image/png;base64,... ({_KINDS}); pictures are not fetched from elsewhere", at
+            400, f"{name}: expected data:image/png;base64,... ({_KINDS}); pictures are not fetched from elsewhere", name
         )
     try:
-        data = base64.b64decode(image.uri[found.end() :], validate=True)
+        data = base64.b64decode(image.uri[match.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ClientError(400, f"{at}: the picture's base64 can't be read", at) from error
-    declared, kind = found[1].lower().replace("jpg", "jpeg"), kind_of(data)
+        raise ClientError(400, f"{name}: the picture's base64 can't be read", name) from error
+    declared, kind = match[1].lower().replace("jpg", "jpeg"), kind_of(data)
     if kind is None:
-        raise ClientError(400, f"{at}: the data is no picture of a known kind ({_KINDS})", at)
+        raise ClientError(400, f"{name}: the data is no picture of a known kind ({_KINDS})", name)
     if kind != declared:
-        raise ClientError(400, f"{at}: declared as image/{declared}, but the data is image/{kind}", at)
+        raise ClientError(400, f"{name}: declared as image/{declared}, but the data is image/{kind}", name)
     return data
 
 
-def image_digests(asked: Asked) -> list[str]:
-    """Return the digests of all pictures in a request's conversation, each once."""
-    return list(dict.fromkeys(digest for message in asked.messages for digest in message.get("images", ())))
-
-
-async def image_tokens(asked: Asked, server: PluginClient, folder: ImageFolder) -> ImageTokens | None:
-    """Send the pictures of a request to the policy's server, and store those that it takes; None without pictures.
+async def image_tokens(
+    request: Request, chat: ChatInput, server: PluginClient, folder: ImageFolder | None
+) -> ImageTokens | None:
+    """Send the pictures of `chat` to the policy's server, and store those that it takes; None without pictures.
 
     Raises:
-        ClientError: the policy reads text only, or its server does not take a picture.
+        ClientError: there is no folder, the policy reads text only, or its server does not take a picture.
         OutputError, ServerError: the disk or the server failed.
     """
-    digests = image_digests(asked)
+    digests, field_name = chat.image_digests(), request.field_name
     if not digests:
         return None
-    given = {image.digest: image for image in asked.images}
+    if folder is None:
+        raise ClientError(400, f"{field_name}: pictures are not read here", field_name, "no_images")
+    sent = {image.digest: image for image in request.images}
     if server.info.image_placeholder is None:
-        at = asked.images[0].at if asked.images else asked.at
-        raise ClientError(400, f"{at}: the policy {server.info.model} reads text only", at, "no_images")
+        name = request.images[0].field_name if request.images else field_name
+        raise ClientError(400, f"{name}: the policy {server.info.model} reads text only", name, "no_images")
     tokens: dict[str, Sequence[int]] = {}
     for digest in digests:
-        image = given.get(digest)
+        image = sent.get(digest)
         try:
             tokens[digest] = await server.image_tokens(digest, image and image.data)
         except ServerRequestError as error:
-            refused = as_refusal(error)
-            if isinstance(refused, ClientError):
-                at = image.at if image else asked.at
-                raise ClientError(refused.status, f"{at}: {refused.message}", at, "bad_image") from error
-            raise refused from error
+            refusal = as_refusal(error)
+            if isinstance(refusal, ClientError):
+                name = image.field_name if image else field_name
+                raise ClientError(refusal.status, f"{name}: {refusal.message}", name, "bad_image") from error
+            raise refusal from error
         except PlaceError as error:
-            raise ClientError(
-                400, f"{asked.at}: a picture of the conversation is not kept any more", asked.at
-            ) from error
+            problem = f"{field_name}: a picture of the conversation is no longer stored"
+            raise ClientError(400, problem, field_name) from error
         if image is not None:
             await asyncio.to_thread(folder.add, image.data)
     return ImageTokens(server.info.image_placeholder, tokens)

@@ -22,7 +22,8 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
-from agentic_opd.gateway.turns import Feedback, RecordedTurn
+from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
+from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
@@ -54,11 +55,13 @@ CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 _VERSION = 3
 """Version of the tables, stored in `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
+_CLIENT_PROMPT = '"is_plain":true'
+"""Field of a turn that an earlier version sampled from a prompt of `/v1/completions`."""
 
 
 def turn_as_json(turn: RecordedTurn) -> str:
     """Return the stored form of a turn: one line of JSON."""
-    return _TURN.dump_json(turn).decode()
+    return _TURN.dump_json(turn, by_alias=True).decode()
 
 
 class SessionState(StrEnum):
@@ -194,16 +197,16 @@ class Journal:
     async def _write(self, turns: Sequence[_Unwritten]) -> None:
         """Write turns and resolve their futures. If the batch fails, each turn is written separately."""
         try:
-            await self.run(partial(self.add_turns, [(one.session, one.turn) for one in turns]))
+            await self.run(partial(self.add_turns, [(unwritten.session, unwritten.turn) for unwritten in turns]))
         except Exception as error:  # noqa: BLE001 - raised in the turn's `add_turn`
             if len(turns) > 1:
-                for one in turns:
-                    await self._write([one])
+                for unwritten in turns:
+                    await self._write([unwritten])
             else:
                 turns[0].written.set_exception(error)
         else:
-            for one in turns:
-                one.written.set_result(None)
+            for unwritten in turns:
+                unwritten.written.set_result(None)
 
     def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn]]) -> None:
         """Write turns of any sessions in one transaction."""
@@ -237,10 +240,10 @@ class Journal:
             "SELECT feedback.turn_id, reward, text FROM feedback JOIN turns USING (turn_id) "
             "WHERE session_id = ? ORDER BY feedback.rowid"
         )
-        found: dict[int, list[Feedback]] = {}
+        by_turn: dict[int, list[Feedback]] = {}
         for turn_id, reward, text in self._db.execute(query, (session_id,)):
-            found[turn_id] = [Feedback(reward, text)]  # Earlier versions stored each one.
-        return found
+            by_turn[turn_id] = [Feedback(reward, text)]  # Earlier versions stored each one.
+        return by_turn
 
     def has_turn(self, session_id: str, turn_id: int) -> bool:
         query = "SELECT 1 FROM turns WHERE turn_id = ? AND session_id = ?"
@@ -255,14 +258,28 @@ class Journal:
         row = self._db.execute(query, (owner, answer_id)).fetchone()
         return None if row is None else (_session(row[1:]), row[0])
 
+    async def answer_paths(self, owner: str, answer_ids: Iterable[str]) -> dict[str, TurnPath]:
+        """Return the paths to the client's turns by the ids of their answers; unknown ids are left out."""
+        paths: dict[str, TurnPath] = {}
+        trees: dict[str, TurnTree] = {}
+        for answer_id in dict.fromkeys(answer_ids):
+            answer = await self.run(partial(self.answered, owner, answer_id))
+            if answer is None:
+                continue
+            row, turn_id = answer
+            if row.session_id not in trees:
+                trees[row.session_id] = TurnTree.of(await self.run(partial(self.turns, row.session_id)))
+            paths[answer_id] = trees[row.session_id].path(turn_id)
+        return paths
+
     def forget_answer(self, owner: str, answer_id: str) -> bool:
-        """Find the client's turns by the id of their answer no more; False if there is no such answer."""
-        done = self._db.execute(
+        """Remove the answer's id from the client's turns; False if there is no such answer."""
+        result = self._db.execute(
             "UPDATE turns SET answer_id = '' WHERE answer_id = ? AND answer_id != '' "
             "AND session_id IN (SELECT session_id FROM sessions WHERE owner = ?)",
             (answer_id, owner),
         )
-        return done.rowcount > 0
+        return result.rowcount > 0
 
     def close_session(self, session: SessionRow) -> None:
         """Mark an open session as closed with its ending and its group's name, so that its group will be built."""
@@ -334,8 +351,8 @@ class Journal:
 
     def delete_older(self, used_before: float) -> int:
         """Delete written and empty sessions last used before this time (seconds since 1970); returns their number."""
-        done = [SessionState.WRITTEN, SessionState.EMPTY]
-        old = [row.session_id for row in self.sessions(*done) if row.used < used_before]
+        final_states = [SessionState.WRITTEN, SessionState.EMPTY]
+        old = [row.session_id for row in self.sessions(*final_states) if row.used < used_before]
         self.delete(*old)
         return len(old)
 
@@ -359,12 +376,21 @@ class Journal:
         """
         query = "SELECT body, answer_id FROM turns WHERE session_id = ? ORDER BY turn_id"
         rows = self._db.execute(query, (session_id,))
+        turns: list[RecordedTurn] = []
         try:
-            # A forgotten answer's id is still in the turn's body.
-            return [replace(_TURN.validate_json(body), answer_id=answer_id) for body, answer_id in rows]
+            for body, answer_id in rows:
+                if _CLIENT_PROMPT in body:
+                    raise OutputError(
+                        f"{str(self.path)!r} holds a turn of {session_id} that answers a prompt of "
+                        "/v1/completions, which this version does not read; delete the session: "
+                        f"agentic-opd sessions delete {session_id}"
+                    )
+                # A forgotten answer's id is still in the turn's body.
+                turns.append(replace(_TURN.validate_json(body), answer_id=answer_id))
         except ValidationError as error:
             # Pydantic's message would quote the conversation.
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
+        return turns
 
     def count_turns(self, session_id: str) -> int:
         return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]
@@ -378,7 +404,7 @@ class Journal:
         """Write the pending turns, close the file and release its lock."""
         self._thread.shutdown()
         if self._unwritten:
-            self.add_turns((one.session, one.turn) for one in self._unwritten)
+            self.add_turns((unwritten.session, unwritten.turn) for unwritten in self._unwritten)
         self._db.close()
         if self._lock is not None:
             self._lock.release()

@@ -1,158 +1,24 @@
 """A client's request in the gateway's form, which all protocols share. Pure.
 
-In: what a protocol read from a body. Out: `Asked`, or a `ClientError` that names the field. A parameter that would
-change what is sampled is honoured or refused, never ignored. Any other unknown field is named in the log.
+In: the fields that a protocol read from a body. Out: `Request`, which no later step changes, or a `ClientError` that
+names the field.
 """
 
 import json
-import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from typing import Any, Literal, NamedTuple
 
 from agentic_opd.core.types import Message
+from agentic_opd.gateway.body import FunctionSpec, SamplingFields
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.rollout.conversation_index import identity
 
-logger = logging.getLogger(__name__)
-
-_DEEPEST = 257
-"""Maximum nesting of objects and lists in a body. With one more level, pydantic could not serialise the tools."""
-_MOST_VALUES = 2**16
-"""Maximum number of values in the objects and lists of a body. Parsing takes microseconds per value."""
-
 TurnType = Literal["main", "side"]
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class OpenModel(BaseModel):
-    """A model that ignores unknown fields, because clients send back fields that they received.
-
-    A null stands for a field that is left out: some clients write all fields of their library.
-    """
-
-    model_config = ConfigDict(extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or None not in value.values():
-            return value
-        required = {info.alias or name for name, info in cls.model_fields.items() if info.is_required()}
-        return {name: item for name, item in value.items() if item is not None or name in required}
-
-
-class ClosedModel(BaseModel):
-    """A model that refuses unknown fields, unless they are null: some clients write all fields of their library."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unknown_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
-
-
-StopString = Annotated[str, Field(min_length=1)]
-
-
-class FunctionSpec(OpenModel):
-    """A tool that the client runs."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _check_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        if schema and schema.get("type", "object") != "object":
-            raise ValueError(f"a tool's parameters are a JSON schema of an object, got type {schema['type']!r}")
-        if schema and not isinstance(schema.get("properties", {}), dict):
-            raise ValueError("properties must be an object of JSON schemas")
-        return schema
-
-    def in_chat(self) -> dict[str, Any]:
-        """Return the tool as chat templates read it."""
-        return {"type": "function", "function": self.model_dump(exclude_none=True)}
-
-
-class Sampling(OpenModel):
-    """Sampling parameters passed to vLLM unchanged, by vLLM's names. None means vLLM's default."""
-
-    model_config = ConfigDict(extra="allow")
-
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | list[StopString] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    """The template's option of this name, as some providers' APIs take it."""
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-
-    @field_validator("structured_outputs")
-    @classmethod
-    def _drop_empty(cls, grammar: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return None for a grammar whose kinds are all at vLLM's defaults."""
-        is_set = grammar and any(value is not None and value is not False for value in grammar.values())
-        return grammar if is_set else None
-
-    def given(self) -> dict[str, Any]:
-        """Return the given sampling parameters by vLLM's names, `stop` as a list. Empty lists and maps are left out."""
-        names = Sampling.model_fields.keys() - {"chat_template_kwargs", "enable_thinking", "session_id"}
-        found = {name: value for name in Sampling.model_fields if name in names for value in [getattr(self, name)]}
-        if isinstance(self.stop, str):
-            found["stop"] = [self.stop]
-        return {name: value for name, value in found.items() if value not in (None, [], {})}
-
-    @property
-    def template_options(self) -> dict[str, Any]:
-        """The options of the chat template."""
-        named = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return {**named, **(self.chat_template_kwargs or {})}
-
-    def unknown_fields(self) -> list[str]:
-        """Return the names of the fields that are not read and name no sampling.
-
-        Raises:
-            ClientError: 400, an unknown field would change what is sampled, or there are too many of them.
-        """
-        unknown = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        if len(unknown) > _MOST_UNKNOWN:
-            raise ClientError(400, f"the body has more than {_MOST_UNKNOWN} unknown fields")
-        for name, value in unknown.items():
-            meant = sampling_name(name)
-            if meant is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(meant, ())):
-                hint = f"; did you mean {meant}?" if meant != name and meant in type(self).model_fields else ""
-                raise ClientError(
-                    400, f"{name}: this field is unknown here, and it would change what is sampled{hint}", name
-                )
-        return [*unknown]
 
 
 class ToolChoice(NamedTuple):
@@ -164,159 +30,182 @@ class ToolChoice(NamedTuple):
     is_parallel: bool = True
     """Whether an answer may contain several calls."""
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether an answer consists of calls."""
+        return self.kind in ("required", "named")
+
 
 AUTO = ToolChoice()
 """The policy decides."""
 
 
-class GivenImage(NamedTuple):
+class SentImage(NamedTuple):
+    """A picture in a request."""
+
     digest: str
     data: bytes
-    at: str
-    """Name of its field."""
+    field_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...]
-    sampling: dict[str, Any]
-    """The given sampling parameters by vLLM's names, without maximum length, `n`, `stop` and logprobs."""
+class Sampling(NamedTuple):
+    """How the answers to a request are sampled."""
+
+    parameters: Mapping[str, Any]
+    """The request's sampling parameters by vLLM's names, without the values below."""
     stop: tuple[str, ...] = ()
     n: int = 1
     max_tokens: int | None = None
     top_logprobs: int | None = None
     """Number of most likely tokens to return at each position; None: no logprobs are requested."""
-    stream: bool = False
-    include_usage: bool = False
-    choice: ToolChoice = AUTO
-    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The request's options of the chat template."""
-    client: Client = field(default_factory=Client)
-    session: str | None = None
-    """The name of the session; None: the session is found by its messages."""
+
+
+class ReplyFormat(NamedTuple):
+    """How the answer is written."""
+
     answer_id: str = ""
     """Id of the answer in its protocol."""
-    previous: str | None = None
-    """Id of the answer whose conversation `messages` continue."""
-    num_instructions: int = 0
-    """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
-    prompt: str | tuple[int, ...] | None = None
-    """A prompt that is not rendered from messages, as text or token ids; None: `messages` are rendered."""
-    at: str = "messages"
-    """Name of the body's field with the conversation."""
-    echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stream: bool = False
+    include_usage: bool = False
+    """Whether a stream ends with the numbers of tokens."""
+    echo: Mapping[str, Any] = {}
     """Parts of the request that its protocol's answer repeats."""
-    images: tuple[GivenImage, ...] = ()
-    """The pictures in the request, each once; `messages` name them by their digests."""
-    identities: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """The input of the chat template, with digests and sizes."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    options: Mapping[str, Any]
+    """Options of the chat template."""
+    identities: tuple[bytes, ...]
     """Digests of the messages; see `conversation_index.identity`."""
-    prompt_key: bytes = b""
-    """Digest of the tools and the template's options; see `prompt_key`."""
-    parts: int = 0
+    prompt_key: bytes
+    """Digest of the tools and the options; see `prompt_key`."""
+    num_parts: int
     """Number of messages, tool calls and tools. Each of them needs at least one prompt token."""
-    size: int = 0
+    size: int
     """Number of characters in all texts of the prompt."""
-    earlier_reasoning: int = 0
+    earlier_reasoning: int
     """Characters of reasoning before the last user message, not part of `size`: some templates omit it."""
 
-    @property
-    def answers(self) -> tuple[str, ...]:
-        """Ids of the answers that it continues or refers to."""
-        referred = (message[REFERENCE] for message in self.messages if REFERENCE in message)
-        return (*((self.previous,) if self.previous is not None else ()), *referred)
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
+    ) -> "ChatInput":
+        calls = sum(len(message.get("tool_calls", ())) for message in messages)
+        last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
+        return cls(
+            messages=tuple(messages),
+            tools=tuple(tools),
+            options=options,
+            identities=tuple(map(identity, messages)),
+            prompt_key=prompt_key(tools, options),
+            num_parts=len(messages) + len(tools) + calls,
+            size=len(json.dumps(tools, sort_keys=True)) + sum(map(_size, messages)) + _reasoning(messages[last_user:]),
+            earlier_reasoning=_reasoning(messages[:last_user]),
+        )
+
+    def with_messages(self, messages: Sequence[Message]) -> "ChatInput":
+        return self if tuple(messages) == self.messages else ChatInput.of(messages, self.tools, self.options)
+
+    def with_options(self, options: Mapping[str, Any]) -> "ChatInput":
+        return replace(self, options=options, prompt_key=prompt_key(self.tools, options))
+
+    def image_digests(self) -> list[str]:
+        """Return the digests of all pictures in the messages, each once."""
+        return list(dict.fromkeys(digest for message in self.messages for digest in message.get("images", ())))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client said. A message may be a reference to an answer, see `REFERENCE`."""
+
+    client: Client
+    chat: ChatInput
+    sampling: Sampling
+    reply_format: ReplyFormat
+    tool_choice: ToolChoice = AUTO
+    previous: str | None = None
+    """Id of the answer whose conversation the messages continue."""
+    num_instructions: int = 0
+    """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
+    images: tuple[SentImage, ...] = ()
+    """The pictures in the request, each once; the messages name them by their digests."""
+    field_name: str = "messages"
+    """Name of the body's field with the conversation."""
 
     @property
-    def turn_type(self) -> TurnType:
-        return self.client.turn_type
+    def answer_ids(self) -> tuple[str, ...]:
+        """Ids of the answers that it continues or refers to."""
+        references = (message[REFERENCE] for message in self.chat.messages if REFERENCE in message)
+        return (*((self.previous,) if self.previous is not None else ()), *references)
 
     @property
     def altered(self) -> tuple[str, ...]:
         """Names of the parameters that change the sampling distribution."""
-        return (*_altering(self.sampling), *self._constrained_calls())
+        return (*_altering(self.sampling.parameters), *self._constrained_calls())
 
     @property
-    def under_grammar(self) -> bool:
+    def has_grammar(self) -> bool:
         """Whether the answer is sampled under a grammar."""
-        return self.sampling.get(_GRAMMAR) is not None or any(self._constrained_calls())
+        return self.sampling.parameters.get(GRAMMAR) is not None or any(self._constrained_calls())
 
     def _constrained_calls(self) -> Iterator[str]:
-        if self.choice.kind in ("required", "named"):
+        if self.tool_choice.is_forced:
             yield "tool_choice"
-        if self.tools and not self.choice.is_parallel:
+        if self.chat.tools and not self.tool_choice.is_parallel:
             yield "parallel_tool_calls"
 
 
-def make_asked(
+def make_request(
     client: Client,
-    body: Sampling,
+    body: SamplingFields,
     messages: Sequence[Message],
     tools: Sequence[FunctionSpec],
     *,
-    at: str = "messages",
-    sampling: Mapping[str, Any] | None = None,
+    field_name: str = "messages",
+    parameters: Mapping[str, Any] | None = None,
     choice: ToolChoice = AUTO,
-    template: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    n: int = 1,
+    max_tokens: int | None = None,
+    top_logprobs: int | None = None,
     **rest: Any,
-) -> Asked:
-    """Build the request from what a protocol read.
+) -> Request:
+    """Build the request from what a protocol read; `parameters` are sampling parameters beside those of `body`.
 
     Raises:
-        ClientError: 400, a field contradicts another one; or 413.
+        ClientError: 400, a field contradicts another one, or there is no message.
     """
-    is_forced = choice.kind in ("required", "named")
     # A format is one of texts, and an answer of forced calls has none.
-    formats = {name: value for name, value in (sampling or {}).items() if not (is_forced and name == _GRAMMAR)}
-    given = {**body.given(), **formats}
-    stop = given.pop("stop", ())
-    if is_forced and not tools:
+    allowed = {name: value for name, value in (parameters or {}).items() if not (choice.is_forced and name == GRAMMAR)}
+    merged = {**body.sampling_parameters(), **allowed}
+    stop = tuple(merged.pop("stop", ()))
+    if choice.is_forced and not tools:
         raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
     if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
         raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     specs = () if choice.kind == "none" else tuple(tool.in_chat() for tool in tools)
-    template = {**(template or {}), **body.template_options}
     try:
-        key = prompt_key(specs, template)
-        asked = Asked(
-            messages=(),
-            tools=specs,
-            sampling=given,
-            stop=tuple(stop),
-            choice=choice,
-            template=template,
-            client=client,
-            at=at,
-            session=client.session or body.session_id,
-            prompt_key=key,
-            **rest,
-        )
-        refers = any(REFERENCE in message for message in messages)
-        is_whole = asked.previous is None and asked.prompt is None and not refers
-        return with_messages(asked, messages, is_whole=is_whole)
+        chat = ChatInput.of(messages, specs, {**(options or {}), **body.template_options})
     except RecursionError as error:
-        raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
-
-
-def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
-    """Return the request with these messages and their sizes.
-
-    Raises:
-        ClientError: 400, the messages are the whole conversation (`is_whole`), and there is none.
-    """
-    if is_whole and not messages:
-        raise ClientError(400, f"{asked.at}: there is no message", asked.at)
-    calls = sum(len(message.get("tool_calls", ())) for message in messages)
-    last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
-    return replace(
-        asked,
-        messages=tuple(messages),
-        identities=tuple(map(identity, messages)),
-        parts=len(messages) + len(asked.tools) + calls,
-        size=len(json.dumps(asked.tools, sort_keys=True))
-        + sum(map(_size, messages))
-        + _reasoning(messages[last_user:]),
-        earlier_reasoning=_reasoning(messages[:last_user]),
+        raise ClientError(
+            400, f"{field_name}: the arguments of a tool call are nested too deeply", field_name
+        ) from error
+    request = Request(
+        client=replace(client, session=client.session or body.session_id),
+        chat=chat,
+        sampling=Sampling(merged, stop, n, max_tokens, top_logprobs),
+        tool_choice=choice,
+        field_name=field_name,
+        **rest,
     )
+    if not (messages or request.answer_ids):
+        raise ClientError(400, f"{field_name}: there is no message", field_name)
+    return request
 
 
 def check_choices(n: int | None, client: Client) -> int:
@@ -324,54 +213,6 @@ def check_choices(n: int | None, client: Client) -> int:
     if (n := n or 1) > client.max_choices:
         raise ClientError(400, f"n is {n}, at most {client.max_choices} choices are sampled (env.max_choices)", "n")
     return n
-
-
-def read_body(model: type[Model], body: object, *at: str | int) -> Model:
-    """Validate JSON as `model`.
-
-    Raises:
-        ClientError: 400, with the first invalid field.
-    """
-    if not at:
-        if not isinstance(body, dict):
-            raise ClientError(400, f"the body must be a JSON object, got {type(body).__name__}")
-        _check_shape(body)
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        places = [(*_path(one["loc"], body),) for one in errors]
-        # An alternative of a type that was read furthest is the one that was meant.
-        _, place, first = max(
-            ((len(place), place, one) for place, one in zip(places, errors, strict=True) if place[:1] == places[0][:1]),
-            key=lambda found: found[0],
-        )
-        name = ".".join(map(str, [*at, *place]))
-        problem = (
-            "this field is unknown here"
-            if first["type"] == "extra_forbidden"
-            else first["msg"].partition(" or instance of")[0]
-        )
-        raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
-    except RecursionError as error:
-        raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
-
-
-def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
-    """Yield the parts of an error's location that are places of the body, without the names of pydantic's types."""
-    for index, part in enumerate(location):
-        is_place = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
-        if is_place:
-            body = body[part]  # type: ignore[index]
-        if is_place or (index == len(location) - 1 and isinstance(body, dict) and "[" not in str(part)):
-            yield part
-
-
-_named: set[str] = set()
-"""What the log has named."""
-_MOST_NAMED = 1000
-_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-"""Names that a client chose are written to the log only in this form."""
 
 
 _BILLING = re.compile(
@@ -389,33 +230,23 @@ def without_billing(text: str) -> str:
     return text[match.end() :] if match else text
 
 
-_GRAMMAR = "structured_outputs"
+GRAMMAR = "structured_outputs"
 """vLLM's parameter of a grammar."""
 REFERENCE = "reference"
 """Key of a placeholder message: its value is the id of the answer by which the gateway replaces it."""
-HOSTED = "not offered to the policy, because its provider would run it"
-
-
-def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
-    """Name in the log, once, each field of a request that changes nothing here."""
-    known = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
-    new = known - _named
-    if new and len(_named) < _MOST_NAMED:
-        _named.update(new)
-        logger.info("%s: %s", why, ", ".join(sorted(new)))
 
 
 def format_of(
-    kind: Literal["text", "json_object", "json_schema"], schema: Mapping[str, Any] | None, at: str
+    kind: Literal["text", "json_object", "json_schema"], schema: Mapping[str, Any] | None, field_name: str
 ) -> dict[str, Any]:
-    """Return vLLM's parameters for the format of an answer; raises ClientError (400) if a schema is needed at `at`."""
+    """Return vLLM's parameters for the format of an answer; raises ClientError (400) if a schema is needed."""
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"structured_outputs": {"json_object": True}}
+        return {GRAMMAR: {"json_object": True}}
     if not schema:
-        raise ClientError(400, f"{at}: a JSON schema is needed", at)
-    return {"structured_outputs": {"json": dict(schema)}}
+        raise ClientError(400, f"{field_name}: a JSON schema is needed", field_name)
+    return {GRAMMAR: {"json": dict(schema)}}
 
 
 def prompt_key(tools: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> bytes:
@@ -437,22 +268,6 @@ def _reasoning(messages: Sequence[Message]) -> int:
 def _inline_reasoning(message: Message) -> int:
     """Count the characters of reasoning in an assistant's content, where some clients send it back."""
     return len("".join(message["content"].rpartition("</think>")[:2])) if message["role"] == "assistant" else 0
-
-
-def _check_shape(body: object) -> None:
-    """Refuse, with a ClientError, a body with too many values to parse quickly or nested too deeply to store."""
-    level, values = [body], 0
-    for _ in range(_DEEPEST):
-        level = [one for one in level if isinstance(one, dict | list)]
-        values += sum(map(len, level))
-        if values > _MOST_VALUES:
-            raise ClientError(
-                400, f"the body holds more than {_MOST_VALUES} values: messages, calls, numbers and others"
-            )
-        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
-        if not level:
-            return
-    raise ClientError(400, f"the body is nested more than {_DEEPEST} levels deep")
 
 
 _NEUTRAL: dict[str, Any] = {
@@ -479,69 +294,3 @@ def _altering(sampling: Mapping[str, Any]) -> Iterator[str]:
             yield name
     if sampling.get("temperature") == 0:
         yield "temperature"
-
-
-_MOST_UNKNOWN = 64
-"""Largest number of unknown fields of a body."""
-_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    # vLLM's fields that name the sampling, the prompt or the answer's text.
-    **{"use_beam_search": (False,), "length_penalty": (1,), "watermarking": (False,), "thinking_token_budget": ()},
-    **{"repetition_detection": (), "vllm_xargs": ({},), "logits_processors": ([],), "skip_special_tokens": (True,)},
-    **{"prompt_logprobs": (), "logprob_token_ids": ([],), "truncate_prompt_tokens": (-1,), "echo": (False,)},
-    **{"add_generation_prompt": (True,), "continue_final_message": (False,), "add_special_tokens": (False,)},
-    **{"documents": ([],), "chat_template": (), "mm_processor_kwargs": ({},), "media_io_kwargs": ({},)},
-    **{"prompt_embeds": (), "previous_input_messages": ([],), "lora_request": ()},
-    # Fields of one protocol of the gateway that another one does not have.
-    **{"messages": (), "input": (), "prompt": (), "system": ("", []), "instructions": ("",), "suffix": ("",)},
-    **{"tools": ([],), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "n": (1,), "best_of": (1,)},
-    **{"max_tokens": (), "max_completion_tokens": (), "max_output_tokens": (), "stop_sequences": ([],)},
-    **{"response_format": ({"type": "text"},), "output_config": ({},), "output_format": ()},
-    **{"text": ({}, {"format": {"type": "text"}}), "logprobs": (False,), "top_logprobs": (0,)},
-    **{"reasoning_effort": (), "functions": ([],), "function_call": ("auto", "none"), "audio": ()},
-    # Names of other servers and providers.
-    **{"sampling_params": ({},), "generation_config": ({},), "parameters": ({},), "options": ({},)},
-    **{"extra_body": ({},), "max_new_tokens": (), "min_new_tokens": (0,), "num_predict": (), "n_predict": ()},
-    **{"max_tokens_to_sample": (), "do_sample": (True,), "num_beams": (1,), "typical_p": (1,), "top_a": (0,)},
-    **{"tfs_z": (1,), "top_n_sigma": (), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "no_repeat_ngram_size": (0,)},
-    **{"repeat_penalty": (1,), "repeat_last_n": (), "penalty_alpha": (0,), "smoothing_factor": (0,)},
-    **{"dry_multiplier": (0,), "xtc_probability": (0,), "mirostat": (0,), "dynatemp_range": (0,), "min_temp": ()},
-    **{"random_seed": (), "grammar": ("",), "regex": ("",), "ebnf": ("",), "json_schema": ({},), "stop_regex": ([],)},
-    **{"custom_logit_processor": (), "lora_path": (), "thinking_budget": (), "reasoning_budget": ()},
-    **{"guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "prefix": ("",)},
-    **{"stop_words": ([],), "beam_width": (1,), "candidate_count": (1,), "max_length": (), "min_length": (0,)},
-    **{"eos_token_id": (), "banned_tokens": ([],), "negative_prompt": ("",), "guidance_scale": (1,), "input_ids": ()},
-    **{"system_prompt": ("",), "system_instruction": (), "contents": (), "prompt_mode": (), "safe_prompt": (False,)},
-}
-"""Fields that would change the answer and are not offered, or not by every protocol: name -> values that do not."""
-_FAMILIES = ("guided", "mirostat", "dynatemp")
-"""Beginnings of further such names."""
-_LIKE = 0.87
-"""Least similarity of a misspelled name, as `difflib` measures it."""
-_SHORTEST_LIKE = 6
-"""Shorter names are too much like each other, such as `seed` and `speed`."""
-
-
-@lru_cache(maxsize=1024)
-def sampling_name(name: str) -> str | None:
-    """Return the parameter of sampling that an unknown field means, also in another spelling; None: it names none."""
-    plain = _plain_spelling(name)
-    if plain.startswith(_FAMILIES):
-        return name
-    meant = _spellings().get(plain)
-    if meant is None and _SHORTEST_LIKE <= len(plain) <= 2 * _SHORTEST_LIKE + 16:
-        close = get_close_matches(
-            plain, [spelling for spelling in _spellings() if len(spelling) >= _SHORTEST_LIKE], 1, _LIKE
-        )
-        meant = _spellings()[close[0]] if close else None
-    return meant
-
-
-@lru_cache(maxsize=1)
-def _spellings() -> dict[str, str]:
-    """Return the names of all parameters of sampling by their plain spelling."""
-    names = (Sampling.model_fields.keys() - {"session_id"}) | _NOT_OFFERED.keys()
-    return {_plain_spelling(name): name for name in sorted(names)}
-
-
-def _plain_spelling(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.lower())

@@ -1,38 +1,34 @@
-"""The sampler: render a request as the continuation of a session, sample its choices, and store each finished turn.
-
-The caller provides the function that stores turns: the gateway writes a journal, an agent program's run keeps them for
-one episode.
-"""
+"""Sampling: a request's messages -> the prompt that continues a session -> its answers, choice by choice (I/O)."""
 
 import asyncio
-import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from copy import copy, deepcopy
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from renderers import Renderer
 
-from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.body import ignored
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, answer_or_calls, answer_schema, call_form, call_grammar
-from agentic_opd.gateway.images import image_digests
-from agentic_opd.gateway.plain import PlainFormat
-from agentic_opd.gateway.request import Asked, ignored, prompt_key
-from agentic_opd.gateway.sessions import OpenSession, Place
+from agentic_opd.gateway.images import image_tokens
+from agentic_opd.gateway.request import GRAMMAR, ChatInput, Request, Sampling
+from agentic_opd.gateway.sessions import Placed
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
+from agentic_opd.gateway.turns import ClientReply, Path, trace_of
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.renderer import with_template_options
+from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -40,273 +36,224 @@ CONTEXT_FULL = "context_length_exceeded"
 """Error code of a request whose prompt leaves no room for an answer."""
 _RENDERED_AT_ONCE = 2**14
 """Largest request (characters) that is rendered on the event loop, which takes a few milliseconds."""
-_MOST_CHARS = 16
+_MAX_CHARACTERS = 16
 """Upper bound of the mean number of characters per token in a prompt, far above that of natural text or code.
 
 A request that would not fit into the context even at this density is refused before it is rendered.
 """
-_MOST_TOGETHER = 8
+_MAX_INTERVAL = 8
 """Maximum tokens per event for a streaming client.
 
 The number used is half the number of open streams, so up to three streams receive every token separately. Forwarding
 single tokens of many streams would take CPU time from the engine.
 """
-_UNSEEN_TOGETHER = 128
+_WHOLE_ANSWER_INTERVAL = 128
 """Tokens per event for a client that does not stream: few events, but frequent enough to keep the connection active."""
-_CHATS_KEPT = 64
+_MAX_CHAT_FORMATS = 64
 """Number of tool sets whose `ChatFormat` is cached."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The first event of an answer: its session and its prompt."""
+class Prompted:
+    """The prompt of a request."""
 
-    session_id: str
+    conversation: Conversation
+    """The conversation up to the prompt, rendered."""
     prompt_ids: tuple[int, ...]
+    kept_path: Path | tuple[()]
+    """The turns whose tokens begin the prompt; empty: the whole prompt is rendered anew."""
+    reply: ClientReply | None
+    """The earlier turn that the request answers, and the reply's positions in the conversation's messages."""
 
     @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt_ids)
-
-
-Answer = AsyncGenerator[Begun | Piece | Finished]
-"""`Begun`, then pieces of the choices as they are sampled; the last event of a choice is its `Finished`."""
-
-Keep = Callable[[OpenSession, RecordedTurn], Awaitable[None]]
-"""Function that stores a finished turn. It is called before the turn's `Finished`, even if the client disconnects."""
+    def is_rewritten(self) -> bool:
+        """Whether the prompt replies to a turn whose tokens it does not begin with."""
+        return self.reply is not None and not self.kept_path
 
 
 class Sampler:
-    """The path from a request to stored turns: rendering, sampling, storing."""
+    """The policy's servers, and the prompts that they read."""
 
     def __init__(
-        self, renderer: Renderer, tokenizer: Any, telemetry: Telemetry, keep: Keep, first_turn_id: int = 1
+        self,
+        servers: Sequence[PluginClient],
+        renderer: Renderer,
+        tokenizer: Any,
+        telemetry: Telemetry,
+        images: ImageFolder | None = None,
     ) -> None:
-        """Start without turns; ids count from `first_turn_id`."""
-        self._telemetry, self._keep = telemetry, keep
-        self._chats = _ChatFormats(renderer, tokenizer)
-        self._aside = ThreadPoolExecutor(1, "rendering")
-        self._chats_aside: _ChatFormats | None = None
-        self._turn_ids = itertools.count(first_turn_id)
+        """Start without prompts; `images` stores the pictures of requests (None: pictures are refused)."""
+        self.servers = {server.url: server for server in servers}
+        self.telemetry = telemetry
+        self._images = images
+        self._chat_formats = _ChatFormats(renderer, tokenizer)
+        self._thread = ThreadPoolExecutor(1, "rendering")
+        self._thread_chat_formats: _ChatFormats | None = None
         self._streams = 0
         """Number of open answers to streaming clients."""
 
     def close(self) -> None:
         """Stop the rendering thread without waiting for requests that it still renders."""
-        self._aside.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def check_size(self, asked: Asked, context: int) -> None:
-        """Refuse a request that certainly exceeds the context, before any expensive work.
+    def effective_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the template options that change this model's prompts; see `with_template_options`."""
+        return self._chat_formats.effective(options)
+
+    async def prompted(
+        self, request: Request, chat: ChatInput, server: PluginClient, context: int, placed: Placed | None = None
+    ) -> Prompted:
+        """Return the prompt of `chat`, the request's messages; without `placed` it continues no turn.
+
+        If the template rewrites earlier messages, the whole prompt is rendered anew. A long request is rendered on a
+        thread with a separate tokenizer, because tokenizers are not thread-safe.
 
         Raises:
-            ClientError: 400, the request is too long.
+            ClientError: 400, the messages are longer than `context`, or can't be rendered.
+            OutputError, ServerError: the disk or the server failed to take a picture.
         """
-        earlier = asked.earlier_reasoning
-        size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
-        if (tokens := max(asked.parts, size // _MOST_CHARS)) >= context:
-            raise _too_long(asked, f"at least {tokens}", context)
+        self._check_size(request, chat, context)
+        images = await image_tokens(request, chat, server, self._images)
+        chat_format = self._chat_formats.of(chat).with_images(images)
+        if chat.size + chat.earlier_reasoning <= _RENDERED_AT_ONCE:
+            return _prompted(chat_format, request.field_name, chat.messages, placed)
+        prompted = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._prompted_on_thread, request.field_name, chat, images, placed
+        )
+        prompted.conversation.chat = chat_format
+        return prompted
 
-    def settled(self, asked: Asked) -> Asked:
-        """Return the request with what depends on the model: effective template options, and a given prompt's text."""
-        template = self._chats.effective(asked.template)
-        asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
-        if asked.prompt is None:
-            return asked
-        text, parts, size = asked.prompt, 1, len(asked.prompt)
-        if isinstance(asked.prompt, tuple):
-            self._chats.check_ids(asked.prompt)
-            text, parts, size = self._chats.base.text(asked.prompt), len(asked.prompt), 0
-        return replace(asked, messages=({"role": "user", "content": text},), parts=parts, size=size)
-
-    async def count(self, asked: Asked, context: int, images: ImageTokens | None = None) -> int:
-        """Return the number of tokens of a request's prompt, rendered from its first message."""
-        asked = self.settled(asked)
-        self.check_size(asked, context)
-        conversation, _ = await self.prompted(Place(None, (), asked.messages), asked, images)
-        return len(conversation.prompt())
+    def _check_size(self, request: Request, chat: ChatInput, context: int) -> None:
+        """Refuse, with a ClientError, a request that certainly exceeds the context, before any expensive work."""
+        earlier = chat.earlier_reasoning
+        size = chat.size + (earlier if earlier and self._keeps_reasoning else 0)
+        if (tokens := max(chat.num_parts, size // _MAX_CHARACTERS)) >= context:
+            raise _too_long(request, f"at least {tokens}", context)
 
     @cached_property
     def _keeps_reasoning(self) -> bool:
         """Whether prompts include reasoning from before the last user message, as a field or in the content."""
-        chat, user = self._chats.base, {"role": "user", "content": "u"}
+        chat, user = self._chat_formats.base, {"role": "user", "content": "u"}
         turn = {"role": "assistant", "content": "a"}
-        by_itself = [{**turn, "reasoning_content": text} for text in ("r", "another")]
-        inline = [{**turn, "content": f"<think>{text}</think>a"} for text in ("r", "another")]
+        in_field = [{**turn, "reasoning_content": text} for text in ("r", "another")]
+        in_content = [{**turn, "content": f"<think>{text}</think>a"} for text in ("r", "another")]
         try:
-            pairs = [[chat.first_prompt([user, one, user]) for one in ones] for ones in (by_itself, inline)]
+            pairs = [
+                [chat.first_prompt([user, variant, user]) for variant in variants]
+                for variants in (in_field, in_content)
+            ]
         except RendererError:
             return True
         return any(first != second for first, second in pairs)
 
-    async def prompted(
-        self, place: Place, asked: Asked, images: ImageTokens | None = None
-    ) -> tuple[Conversation, Path | tuple[()]]:
-        """Return the conversation with the request's prompt, and the turns that it continues.
-
-        `images` are the pictures of the conversation.
-
-        If the template rewrites earlier messages, the whole prompt is rendered anew and continues no turn. A long
-        request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
-
-        Raises:
-            ClientError: 400, the messages can't be rendered.
-        """
-        if images is None and image_digests(asked):
-            raise ClientError(400, f"{asked.at}: pictures are not read here", asked.at, "no_images")
-        chat = self._chats.of(asked).with_images(images)
-        if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
-            return self._prompted(chat, place, asked)
-        conversation, path = await asyncio.get_running_loop().run_in_executor(
-            self._aside, self._prompted_aside, place, asked, images
-        )
-        if asked.prompt is None:
-            conversation.chat = chat
-        return conversation, path
-
-    def _prompted_aside(
-        self, place: Place, asked: Asked, images: ImageTokens | None
-    ) -> tuple[Conversation, Path | tuple[()]]:
-        self._chats_aside = self._chats_aside or self._chats.copy()
-        return self._prompted(self._chats_aside.of(asked).with_images(images), place, asked)
-
-    def _prompted(self, chat: ChatFormat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
-        if place.path:
-            conversation = Conversation.restored(chat, trace_of(place.path))
-            conversation.answer(place.new)
-            try:
-                conversation.prompt()
-            except RendererError:  # Not logged: its text may quote the messages.
-                logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
-            else:
-                return conversation, place.path
-        conversation = Conversation(chat, asked.messages)
-        try:
-            conversation.prompt()
-        except RendererError as error:
-            raise ClientError(400, f"the messages can't be written as a prompt: {error}", asked.at) from error
-        return conversation, ()
+    def _prompted_on_thread(
+        self, field_name: str, chat: ChatInput, images: ImageTokens | None, placed: Placed | None
+    ) -> Prompted:
+        self._thread_chat_formats = self._thread_chat_formats or self._chat_formats.copy()
+        chat_format = self._thread_chat_formats.of(chat).with_images(images)
+        return _prompted(chat_format, field_name, chat.messages, placed)
 
     async def sampled(
-        self,
-        asked: Asked,
-        session: OpenSession,
-        server: PluginClient,
-        conversation: Conversation,
-        path: Path | tuple[()],
-        *,
-        context: int,
-        follows: Follows | None = None,
-    ) -> Answer:
-        """Sample the answer to a prompt.
+        self, request: Request, sampling: Sampling, prompted: Prompted, server: PluginClient, context: int
+    ) -> AsyncGenerator[Piece | Finished]:
+        """Sample the answers to a prompt: yield pieces of the choices, and each choice's `Finished` last.
 
         Raises:
             ClientError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
-            OutputError, ServerError: a turn could not be stored, or not be sampled.
+            ServerError: the server failed.
         """
-        prompt_ids = list(conversation.prompt())
+        conversation, prompt_ids = prompted.conversation, list(prompted.prompt_ids)
         room = context - len(prompt_ids)
         if room < 1:
-            raise _too_long(asked, str(len(prompt_ids)), context)
-        keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
-        choices = [
-            Choice(i, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop) for i in range(asked.n)
-        ]
-        open_choices = set(range(asked.n))
-        params = self._parameters(asked, conversation)
-        yield Begun(session.session_id, tuple(prompt_ids))
-        self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
-        self._streams += asked.stream
-        interval = min(_MOST_TOGETHER, max(1, self._streams // 2)) if asked.stream else _UNSEEN_TOGETHER
+            raise _too_long(request, str(len(prompt_ids)), context)
+        parameters = self._parameters(request, sampling, conversation.chat)
+        keeps_stop = bool(sampling.parameters.get("include_stop_str_in_output"))
+        choices = {
+            index: Choice(index, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop)
+            for index in range(sampling.n)
+        }
+        self.telemetry.tokens.labels("prompt").inc(len(prompt_ids))
+        is_streamed = request.reply_format.stream
+        self._streams += is_streamed
+        interval = min(_MAX_INTERVAL, max(1, self._streams // 2)) if is_streamed else _WHOLE_ANSWER_INTERVAL
         try:
             deltas = server.sample(
                 prompt_ids,
-                n=asked.n,
-                max_tokens=min(room, asked.max_tokens or room),
-                top_logprobs=asked.top_logprobs or 0,
-                params=params,
+                n=sampling.n,
+                max_tokens=min(room, sampling.max_tokens or room),
+                top_logprobs=sampling.top_logprobs or 0,
+                params=parameters,
                 interval=interval,
                 weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
                 images=conversation.images,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
-                    if delta.index not in open_choices:
+                    if delta.index not in choices:
                         raise ServerMismatchError(
                             f"{server.url} went on with choice {delta.index}, which it had not begun"
                         )
-                    piece = choices[delta.index].take(delta, asked.stop)
+                    piece = choices[delta.index].take(delta, sampling.stop)
                     if piece is not None:
                         yield piece
                     if delta.finish_reason is not None:
-                        open_choices.remove(delta.index)
-                        finished = choices[delta.index].finish(delta)
-                        # The turn is stored even if the client disconnects meanwhile.
-                        await to_its_end(self._record(asked, session, conversation.fork(), path, finished, follows))
-                        yield finished
+                        yield choices.pop(delta.index).finish(delta)
         except ServerRequestError as error:
             raise as_refusal(error) from error
         finally:
-            self._streams -= asked.stream
-        if open_choices:
-            raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
+            self._streams -= is_streamed
+        if choices:
+            raise ServerMismatchError(f"{server.url} ended its stream before {len(choices)} of its choices")
 
-    def _parameters(self, asked: Asked, conversation: Conversation) -> dict[str, Any]:
+    def _parameters(self, request: Request, sampling: Sampling, chat_format: ChatFormat) -> dict[str, Any]:
         """Return vLLM's parameters: the request's, the stop tokens, and a grammar of calls if the client wants one.
 
         A schema beside tools leaves both open, as at OpenAI: an answer by the schema, or calls. For a model whose calls
         have no grammar, and for a grammar of another kind, it is one of the whole answer.
         """
-        params = {**asked.sampling}
-        params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-        grammar = params.get("structured_outputs")
-        is_forced = asked.choice.kind in ("required", "named")
-        if asked.tools and grammar is None and (is_forced or not asked.choice.is_parallel):
-            params["structured_outputs"] = {
-                "structural_tag": call_grammar(self._chats.call_form, asked.tools, asked.choice)
-            }
-        elif asked.tools and is_forced:
+        parameters, tools, choice = {**sampling.parameters}, request.chat.tools, request.tool_choice
+        parameters["stop_token_ids"] = [*chat_format.stop_token_ids, *parameters.get("stop_token_ids", ())]
+        grammar = parameters.get(GRAMMAR)
+        if tools and grammar is None and (choice.is_forced or not choice.is_parallel):
+            parameters[GRAMMAR] = {"structural_tag": call_grammar(self._chat_formats.call_form, tools, choice)}
+        elif tools and choice.is_forced:
             raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
-        elif asked.tools and (schema := answer_schema(grammar)) is not None and (form := self._chats.call_form):
-            tag = answer_or_calls(form, asked.tools, asked.choice, schema)
-            params["structured_outputs"] = {"structural_tag": tag}
-        if asked.stop:
-            params["stop"] = list(asked.stop)
-        return params
-
-    async def _record(
-        self,
-        asked: Asked,
-        session: OpenSession,
-        conversation: Conversation,
-        path: Path | tuple[()],
-        finished: Finished,
-        follows: Follows | None,
-    ) -> None:
-        """Add a finished choice to its conversation, and store it as a turn."""
-        conversation.add(finished.completion, ParsedTurn(finished.message, ()))
-        turn = recorded(
-            conversation,
-            path,
-            next(self._turn_ids),
-            finished.completion,
-            finished.message,
-            asked=asked,
-            follows=follows,
-        )
-        await self._keep(session, turn)
-        self._telemetry.turns.labels(turn.turn_type).inc()
-        self._telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
-        if finished.rewrote:
-            self._telemetry.unlike.inc()
+        elif tools and (schema := answer_schema(grammar)) is not None and (form := self._chat_formats.call_form):
+            parameters[GRAMMAR] = {"structural_tag": answer_or_calls(form, tools, choice, schema)}
+        if sampling.stop:
+            parameters["stop"] = list(sampling.stop)
+        return parameters
 
 
-def _too_long(asked: Asked, length: str, context: int) -> ClientError:
+def _prompted(chat_format: ChatFormat, field_name: str, messages: Sequence[Message], placed: Placed | None) -> Prompted:
+    """Render the messages behind the turns that they continue, or from the first one on."""
+    reply = placed and placed.follows
+    if placed is not None and placed.path:
+        turn_id, num_new = placed.path[-1].turn_id, len(placed.new_messages)
+        conversation = Conversation.restored(chat_format, trace_of(placed.path))
+        conversation.answer(placed.new_messages)
+        try:
+            prompt_ids = tuple(conversation.prompt())
+        except RendererError:  # Not logged: its text may quote the messages.
+            logger.warning("the chat template rewrites earlier messages: the conversation continues as a branch")
+            reply = ClientReply(turn_id, len(messages) - num_new, len(messages))
+        else:
+            length = len(conversation.messages)
+            return Prompted(conversation, prompt_ids, placed.path, ClientReply(turn_id, length - num_new, length))
+    conversation = Conversation(chat_format, messages)
+    try:
+        return Prompted(conversation, tuple(conversation.prompt()), (), reply)
+    except RendererError as error:
+        raise ClientError(400, f"the messages can't be written as a prompt: {error}", field_name) from error
+
+
+def _too_long(request: Request, length: str, context: int) -> ClientError:
     """Return the error in vLLM's words, by which agents know that they must shorten the conversation."""
-    said = (
+    message = (
         f"This model's maximum context length is {context} tokens. However, your prompt contains {length} input "
         "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
     )
-    return ClientError(400, said, asked.at, CONTEXT_FULL)
+    return ClientError(400, message, request.field_name, CONTEXT_FULL)
 
 
 class _ChatFormats:
@@ -325,10 +272,6 @@ class _ChatFormats:
     def call_form(self) -> CallForm | None:
         return call_form(self.base)
 
-    @cached_property
-    def _plain(self) -> PlainFormat:
-        return PlainFormat(self._renderer, self._tokenizer)
-
     def copy(self) -> "_ChatFormats":
         """Return an empty cache with copies of the renderer and the tokenizer."""
         return _ChatFormats(*deepcopy((self._renderer, self._tokenizer)))
@@ -336,31 +279,19 @@ class _ChatFormats:
     def effective(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that change this model's prompts; see `with_template_options`."""
         try:
-            chosen = with_template_options(self._renderer, self._tokenizer, options)[1]
-            ignored("chat template", options.keys() - chosen.keys())
-            return chosen
+            effective = with_template_options(self._renderer, self._tokenizer, options)[1]
+            ignored("chat template", options.keys() - effective.keys())
+            return effective
         except ConfigError as error:
             raise ClientError(400, str(error), "chat_template_kwargs") from error
 
-    def check_ids(self, prompt: Sequence[int]) -> None:
-        """Raise ClientError (400) if an id is not in the vocabulary."""
-        if (wrong := max(prompt)) >= len(self._tokenizer):
-            raise ClientError(
-                400, f"prompt: {wrong} is no token of the model, which has {len(self._tokenizer)}", "prompt"
-            )
-
-    def of(self, asked: Asked) -> ChatFormat:
-        """Return the chat of a request; for a prompt that is not rendered, one that writes this prompt."""
-        if asked.prompt is not None:
-            chat = copy(self._plain)
-            chat.given = None if isinstance(asked.prompt, str) else list(asked.prompt)
-            return chat
-        key = asked.prompt_key
-        chat = self._by_key.pop(key, None)
-        if chat is None:
-            renderer = with_template_options(self._renderer, self._tokenizer, asked.template)[0]
-            chat = ChatFormat(renderer, self._tokenizer, asked.tools)
-        self._by_key[key] = chat
-        while len(self._by_key) > _CHATS_KEPT:
+    def of(self, chat: ChatInput) -> ChatFormat:
+        """Return the chat format for these tools and effective options."""
+        chat_format = self._by_key.pop(chat.prompt_key, None)
+        if chat_format is None:
+            renderer = with_template_options(self._renderer, self._tokenizer, chat.options)[0]
+            chat_format = ChatFormat(renderer, self._tokenizer, chat.tools)
+        self._by_key[chat.prompt_key] = chat_format
+        while len(self._by_key) > _MAX_CHAT_FORMATS:
             self._by_key.popitem(last=False)
-        return chat
+        return chat_format

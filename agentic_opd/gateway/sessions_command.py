@@ -63,29 +63,29 @@ def _list(journal: Journal, arguments: argparse.Namespace) -> None:
 
 
 def _show(journal: Journal, arguments: argparse.Namespace) -> None:
-    session_id = _found(journal, arguments.session).session_id
+    session_id = _session_row(journal, arguments.session).session_id
     feedback = journal.feedback(session_id)
     for turn in journal.turns(session_id):
         behind = "" if turn.parent is None else f", behind turn {turn.parent}"
         print(f"--- turn {turn.turn_id} ({turn.turn_type}{behind})")
-        for line in (line for message in turn.messages for line in _shown(message)):
+        for line in (line for message in turn.messages for line in _printed_lines(message)):
             print(printable(line))
-        for given in feedback.get(turn.turn_id, ()):
-            print(printable(f"[feedback] {given.message()['content']}"))
+        for feedbacks in feedback.get(turn.turn_id, ()):
+            print(printable(f"[feedback] {feedbacks.message()['content']}"))
 
 
 def _export(journal: Journal, arguments: argparse.Namespace) -> None:
-    for turn in journal.turns(_found(journal, arguments.session).session_id):
+    for turn in journal.turns(_session_row(journal, arguments.session).session_id):
         sys.stdout.write(printable(turn_as_json(turn)) + "\n")
 
 
 def _delete(journal: Journal, arguments: argparse.Namespace) -> None:
-    rows = [_found(journal, name) for name in arguments.session]
+    rows = [_session_row(journal, name) for name in arguments.session]
     journal.delete(*(row.session_id for row in rows))
     print(f"deleted {len(rows)}")
 
 
-def _found(journal: Journal, name: str) -> SessionRow:
+def _session_row(journal: Journal, name: str) -> SessionRow:
     """Return the session with this id, or the latest session with this name."""
     rows = [row for row in journal.sessions(*SessionState) if name in (row.session_id, row.name)]
     if not rows:
@@ -93,7 +93,7 @@ def _found(journal: Journal, name: str) -> SessionRow:
     return rows[-1]
 
 
-def _shown(message: Message) -> Iterator[str]:
+def _printed_lines(message: Message) -> Iterator[str]:
     yield f"[{message['role']}] {message['content']}"
     for digest in message.get("images", ()):
         yield f"  picture {digest}"

@@ -7,7 +7,7 @@ continue the same turn do not affect each other.
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import not_
@@ -24,8 +24,8 @@ from agentic_opd.core.types import (
     Trace,
     Turn,
 )
-from agentic_opd.gateway.request import Asked, TurnType
-from agentic_opd.rollout.conversation import Completion, Conversation
+from agentic_opd.gateway.request import TurnType
+from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.conversation_index import identity
 
 
@@ -47,10 +47,11 @@ class Feedback(NamedTuple):
         return {"role": "user", "content": "\n".join([*([self.text] if self.text else []), *rated])}
 
 
-class Follows(NamedTuple):
-    """The turn before a turn whose prompt was rendered anew, and the reply to it in the new prompt."""
+class ClientReply(NamedTuple):
+    """A client's reply to an earlier turn, in the messages of a later request."""
 
     turn_id: int
+    """Id of the earlier turn."""
     start: int
     """Index of the reply's first message."""
     stop: int
@@ -70,8 +71,8 @@ class RecordedTurn:
     prompt_ids: tuple[int, ...]
     """Prompt tokens after the parent's last token."""
     completion: Completion
-    place: Turn
-    """Token and message indices, counted from the start of its branch."""
+    span: Annotated[Turn, Field(alias="place")]
+    """Token and message indices, counted from the start of its branch; `place` in the journal."""
     turn_type: TurnType
     tools: tuple[dict[str, Any], ...]
     sampling: Mapping[str, Any]
@@ -80,14 +81,12 @@ class RecordedTurn:
     """Names of the parameters that changed the sampling distribution."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
-    follows: Follows | None = None
-    """The earlier turn that the request answers, if its prompt was rendered anew; None: no such turn is known."""
+    follows: ClientReply | None = None
+    """The earlier turn that the request answers, if its prompt was rendered anew; None: there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
-    """See `Asked`; only of a turn whose prompt was rendered anew."""
-    is_plain: bool = False
-    """Whether the client rendered the prompt itself."""
+    """See `Request`; only of a turn whose prompt was rendered anew."""
     images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
     """The pictures in `prompt_ids`, with their positions in the branch."""
 
@@ -112,6 +111,14 @@ class TurnTree:
     _followed: set[int] = field(default_factory=set[int])
     _origins: dict[int, _Origin] = field(default_factory=dict[int, _Origin])
 
+    @classmethod
+    def of(cls, turns: Iterable[RecordedTurn]) -> "TurnTree":
+        """Build the tree of a session's turns, in order of completion."""
+        tree = cls()
+        for turn in turns:
+            tree.add(turn)
+        return tree
+
     def add(self, turn: RecordedTurn) -> None:
         """Add a turn whose parent, if it has one, is in the tree."""
         self.turns[turn.turn_id] = turn
@@ -119,8 +126,8 @@ class TurnTree:
             self._parents.add(turn.parent)
         if turn.follows is not None:
             self._followed.add(turn.follows.turn_id)
-        known = self._origins.get(turn.parent or 0)
-        self._origins[turn.turn_id] = known or _Origin(system_prompt(turn.messages), turn.follows is None)
+        origin = self._origins.get(turn.parent or 0)
+        self._origins[turn.turn_id] = origin or _Origin(system_prompt(turn.messages), turn.follows is None)
 
     def path(self, turn_id: int) -> Path:
         path = [self.turns[turn_id]]
@@ -143,8 +150,8 @@ class TurnTree:
     def side_turns(self) -> set[int]:
         """Return the turns beside the conversation, such as titles and summaries.
 
-        The client says so, or the turn has neither tools nor the system prompt of the session's turns with tools, and
-        answers no earlier turn.
+        The client marked them; or they have neither tools nor the system prompt of the session's turns with tools, and
+        answer no earlier turn.
         """
         main = {self._origins[turn_id].system for turn_id, turn in self.turns.items() if turn.tools}
 
@@ -156,9 +163,11 @@ class TurnTree:
 
     def is_of_another(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> bool:
         """Return whether tools and system prompt are another agent's than those of the session's turns with tools."""
-        own = [(turn.tools, self._origins[turn_id].system) for turn_id, turn in self.turns.items() if turn.tools]
+        with_tools = [turn for turn in self.turns.values() if turn.tools]
         system = system_prompt(messages)
-        return bool(tools and own) and all(one != tuple(tools) and of_it != system for one, of_it in own)
+        return bool(tools and with_tools) and all(
+            turn.tools != tuple(tools) and self._origins[turn.turn_id].system != system for turn in with_tools
+        )
 
     def is_continued(self, turn_id: int) -> bool:
         """Return whether another turn continues or follows this one."""
@@ -187,7 +196,7 @@ def trace_of(path: Path) -> Trace:
         tokens_T=tuple(tokens),
         masks_T=tuple(masks),
         logprobs_T=tuple(logprobs),
-        turns=tuple(turn.place for turn in path),
+        turns=tuple(turn.span for turn in path),
         images=tuple(image for turn in path for image in turn.images),
     )
 
@@ -222,14 +231,18 @@ def branches(
         reward: The session's reward. Shared turns then belong to the branch that ended it.
         of_turns: The client's feedback for single turns, by turn id.
     """
-    found: list[Branch] = []
-    taken: set[int] = set()
+    learned_branches: list[Branch] = []
+    used: set[int] = set()
     turns, side = tree.turns.values(), tree.side_turns()
 
     def why_context(turn: RecordedTurn) -> ContextTurn | None:
+        """Return why a turn is context only; None: it is learned from."""
+        index = turn.span.message_index
         if turn.turn_id in side:
-            return ContextTurn(turn.place.message_index, "side")
-        return _why_context(turn, taken, learn_from_altered)
+            return ContextTurn(index, "side")
+        if turn.altered and not learn_from_altered:
+            return ContextTurn(index, "altered_sampling", turn.altered)
+        return ContextTurn(index, "shared") if turn.turn_id in used else None
 
     last = max((turn.turn_id for turn in turns if not why_context(turn)), default=None)
     rewarded = set[int]() if reward is None else _rewarded(tree, side)
@@ -246,16 +259,17 @@ def branches(
             continue
         path = path[: path.index(learned[-1]) + 1]
         if not is_one_taken:
-            taken.update(turn.turn_id for turn in learned)
+            used.update(turn.turn_id for turn in learned)
         following = [*reply_to(tree, path[-1])]
         if path[-1].turn_id == last and feedback is not None and feedback.strip():
             following.append({"role": "user", "content": feedback})
         ids = tuple(turn.turn_id for turn in learned)
-        own = [one.reward for turn_id in ids for one in (of_turns or {}).get(turn_id, ()) if one.reward is not None]
-        trace = _trace(path, why, following, of_turns)
-        found.append(Branch(trace, ids, reward if ids[-1] in rewarded else own[-1] if own else None))
+        comments = [comment for turn_id in ids for comment in (of_turns or {}).get(turn_id, ())]
+        turn_rewards = [comment.reward for comment in comments if comment.reward is not None]
+        branch_reward = reward if ids[-1] in rewarded else turn_rewards[-1] if turn_rewards else None
+        learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward))
     # The first branch tells the session's reward to its group.
-    return sorted(found, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
+    return sorted(learned_branches, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
 
 
 def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
@@ -272,14 +286,6 @@ def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
     return set[int]().union(*ends.values())
 
 
-def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) -> ContextTurn | None:
-    """Return why a turn is context only; None: it is learned from."""
-    index = turn.place.message_index
-    if turn.altered and not learn_from_altered:
-        return ContextTurn(index, "altered_sampling", turn.altered)
-    return ContextTurn(index, "shared") if turn.turn_id in taken else None
-
-
 def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     """Return the client's reply to the last learned turn of a branch, up to the next assistant message.
 
@@ -287,24 +293,25 @@ def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     Otherwise the reply comes from the next request with the same prompt in which this turn is left out or has another
     text. It is empty if there is no such request.
     """
-    later = [one for turn_id, one in sorted(tree.turns.items()) if turn_id > turn.turn_id and one.turn_type == "main"]
-    child = next((one for one in later if one.parent == turn.turn_id and len(one.messages) > 1), None)
+    by_id = sorted(tree.turns.items())
+    later_turns = [later for turn_id, later in by_id if turn_id > turn.turn_id and later.turn_type == "main"]
+    child = next((later for later in later_turns if later.parent == turn.turn_id and len(later.messages) > 1), None)
     if child is not None:
         return child.messages[:-1]
-    for one in later:
-        follows = one.follows
+    for later in later_turns:
+        follows = later.follows
         if follows is not None and follows.turn_id == turn.turn_id and follows.start < follows.stop:
-            return tuple(_messages(tree.path(one.turn_id))[follows.start : follows.stop])
+            return tuple(_messages(tree.path(later.turn_id))[follows.start : follows.stop])
     prompt: list[bytes] | None = None
-    for one in later:
-        is_other = one.parent not in (None, turn.parent) or one.tools != turn.tools
-        if is_other or one.place.message_index < turn.place.message_index:
+    for later in later_turns:
+        is_unrelated = later.parent not in (None, turn.parent) or later.tools != turn.tools
+        if is_unrelated or later.span.message_index < turn.span.message_index:
             continue
         prompt = prompt or [identity(message) for message in _messages(tree.path(turn.turn_id))[:-1]]
-        messages = _messages(tree.path(one.turn_id))
+        messages = _messages(tree.path(later.turn_id))
         if [identity(message) for message in messages[: len(prompt)]] != prompt:
             continue
-        if one.place.message_index == len(prompt):
+        if later.span.message_index == len(prompt):
             return ()  # The same prompt was sampled again: later messages may reply to that turn.
         is_rewritten = messages[len(prompt)]["role"] == "assistant"
         behind = messages[len(prompt) + is_rewritten :]
@@ -326,27 +333,27 @@ def _trace(
 
     The feedback for a turn follows the reply to it, in the messages only.
     """
-    whole, sampled = trace_of(path), {turn.place.message_index: turn for turn in path}
+    full_trace, sampled = trace_of(path), {turn.span.message_index: turn for turn in path}
     messages: list[Message] = []
     index_of: list[int] = []
     due: list[Message] = []
-    for index, message in enumerate((*whole.messages, *following)):
+    for index, message in enumerate((*full_trace.messages, *following)):
         if message["role"] == "assistant":
             messages += due
             due = []
         if index in sampled:
-            due = [one.message() for one in (of_turns or {}).get(sampled[index].turn_id, ())]
+            due = [comment.message() for comment in (of_turns or {}).get(sampled[index].turn_id, ())]
         index_of.append(len(messages))
         messages.append(message)
     context = [
-        replace(found, message_index=index_of[index])
-        for index, message in enumerate(whole.messages)
+        replace(context_turn, message_index=index_of[index])
+        for index, message in enumerate(full_trace.messages)
         if message["role"] == "assistant"
-        for found in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
-        if found is not None
+        for context_turn in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
+        if context_turn is not None
     ]
-    learned = [turn.place for turn in path if why[turn.turn_id] is None]
-    trace = whole.learning_from(learned, context)
+    learned = [turn.span for turn in path if why[turn.turn_id] is None]
+    trace = full_trace.learning_from(learned, context)
     turns = tuple(replace(turn, message_index=index_of[turn.message_index]) for turn in trace.turns)
     return replace(trace, messages=(*messages, *due), turns=turns)
 
@@ -357,41 +364,3 @@ def answered(path: Path, new: Sequence[Message]) -> Trace:
 
 
 _CONTEXT = ContextTurn(0, "shared")
-
-
-def recorded(
-    conversation: Conversation,
-    path: Path,
-    turn_id: int,
-    completion: Completion,
-    given: Message,
-    *,
-    asked: Asked,
-    follows: Follows | None,
-) -> RecordedTurn:
-    """Build the record of the turn just added to a conversation."""
-    place = conversation.turns[-1]
-    start = path[-1].place.end if path else 0
-    known = path[-1].place.message_index + 1 if path else 0
-    new = conversation.messages[known : place.message_index]
-    altered = asked.altered
-    if asked.prompt is not None and place.assistant_open == place.start:
-        altered += ("prompt",)  # A hint has no place in it.
-    return RecordedTurn(
-        turn_id=turn_id,
-        parent=path[-1].turn_id if path else None,
-        messages=(*new, given),
-        prompt_ids=conversation.trace().tokens_T[start : place.start],
-        completion=completion,
-        place=replace(place, under_grammar=asked.under_grammar),
-        turn_type=asked.turn_type,
-        tools=tuple(conversation.chat.tools),
-        sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
-        altered=altered,
-        template=asked.template,
-        follows=None if path else follows,
-        answer_id=asked.answer_id,
-        num_instructions=0 if path else asked.num_instructions,
-        is_plain=asked.prompt is not None,
-        images=tuple(image for image in conversation.images if start <= image.offset < place.start),
-    )

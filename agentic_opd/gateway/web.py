@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -27,24 +28,25 @@ from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
+from agentic_opd.gateway.body import ClosedModel, OpenModel, read_body
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import LONGEST_NAME, read_client
 from agentic_opd.gateway.config import is_loopback
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
-from agentic_opd.gateway.request import Asked, ClosedModel, OpenModel, read_body
-from agentic_opd.gateway.sampler import Answer, Begun
+from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 from agentic_opd.gateway.turns import Feedback
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Given = TypeVar("Given", bound=BaseModel)
-Owner = Callable[[Request], Awaitable[str]]
+Body = TypeVar("Body", bound=BaseModel)
+Owner = Callable[[HttpRequest], Awaitable[str]]
 """Function that returns the digest of a client's key, or raises ClientError for an unknown key."""
 
 _PARSED_AT_ONCE = 2**16
@@ -89,11 +91,11 @@ class Answers(Protocol):
         """Maximum tokens of a sequence."""
         ...
 
-    async def count(self, asked: Asked, owner: str) -> int:
+    async def count(self, request: Request, owner: str) -> int:
         """Return the number of tokens of the prompt of a client's request."""
         ...
 
-    def answer(self, asked: Asked, owner: str) -> Answer:
+    def answer(self, request: Request, owner: str) -> Answer:
         """Answer a request of the client whose key has the digest `owner`."""
         ...
 
@@ -149,15 +151,14 @@ def chat_app(chat: "ChatRoutes", *prefixes: str) -> Starlette:
     return app
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    refused = ClientError(status, "there is no such route, or not with this method")
-    return JSONResponse(_protocol_of(request.url.path).error(refused), status)
-
-
-def _protocol_of(path: str) -> WireProtocol:
-    """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((one for one in PROTOCOLS if one.path in path), PROTOCOLS[0])
+    routes = ", ".join(protocol.path for protocol in PROTOCOLS)
+    refused = ClientError(
+        status, f"there is no such route, or not with this method; requests are answered at {routes}", code="no_route"
+    )
+    protocol = next((protocol for protocol in PROTOCOLS if protocol.path in http.url.path), PROTOCOLS[0])
+    return JSONResponse(protocol.error(refused), status)
 
 
 class ChatRoutes:
@@ -179,13 +180,13 @@ class ChatRoutes:
         return self._texts[token_id]
 
     def guarded(
-        self, handler: Callable[[Request, str], Awaitable[Response]], protocol: WireProtocol = PROTOCOLS[0]
-    ) -> Callable[[Request], Awaitable[Response]]:
+        self, handler: Callable[[HttpRequest, str], Awaitable[Response]], protocol: WireProtocol = PROTOCOLS[0]
+    ) -> Callable[[HttpRequest], Awaitable[Response]]:
         """Wrap `handler`: authenticate the client, map errors to responses, and count all responses by status."""
 
-        async def handle(request: Request) -> Response:
+        async def handle(http: HttpRequest) -> Response:
             try:
-                response = await handler(request, await self._owner(request))
+                response = await handler(http, await self._owner(http))
             except ClientDisconnect:
                 self._telemetry.hung_up.inc()
                 response = Response(status_code=499)
@@ -198,32 +199,32 @@ class ChatRoutes:
 
         return handle
 
-    async def _read(self, protocol: WireProtocol, request: Request, *, counts: bool = False) -> Asked:
-        client = read_client(request.headers, request.path_params.get("name"), self._max_choices)
-        body = await _body(request, self._max_body_bytes)
+    async def _read(self, protocol: WireProtocol, http: HttpRequest, *, counts: bool = False) -> Request:
+        client = read_client(http.headers, http.path_params.get("name"), self._max_choices)
+        body = await _body(http, self._max_body_bytes)
         return await self.parsed(body, partial(protocol.read, client=client, counts=counts))
 
-    async def answer(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
+    async def answer(self, protocol: WireProtocol, http: HttpRequest, owner: str) -> Response:
         start = time.monotonic()
-        asked = await self._read(protocol, request)
-        reply = protocol.reply(asked, self._answers.model, self._decode)
-        events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
-        if not asked.stream:
-            await _unless_gone(request, _whole(events, reply))
+        request = await self._read(protocol, http)
+        reply = protocol.reply(request, self._answers.model, self._decode)
+        events = _timed(self._answers.answer(request, owner), self._telemetry, start)
+        if not request.reply_format.stream:
+            await _unless_gone(http, _read_answer(events, reply))
             write = partial(_written, reply)
             # Logprobs of a long answer take seconds.
-            return await asyncio.to_thread(write) if asked.top_logprobs is not None else write()
+            return await asyncio.to_thread(write) if request.sampling.top_logprobs is not None else write()
         # Request errors occur before the first token, while the HTTP status can still report them.
-        first = await _unless_gone(request, _until_sampled(events))
+        first = await _unless_gone(http, _until_sampled(events))
         return _EventStream(
-            _stream(first, events, reply, asked, self._telemetry),
+            _stream(first, events, reply, request, self._telemetry),
             media_type="text/event-stream",
             headers={"X-Session-Id": first[0].session_id, "Cache-Control": "no-cache"},
         )
 
-    async def count(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
-        asked = await self._read(protocol, request, counts=True)
-        return JSONResponse(protocol.counted(await self._answers.count(asked, owner)))
+    async def count(self, protocol: WireProtocol, http: HttpRequest, owner: str) -> Response:
+        request = await self._read(protocol, http, counts=True)
+        return JSONResponse(protocol.counted(await self._answers.count(request, owner)))
 
     async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
         """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.
@@ -235,15 +236,15 @@ class ChatRoutes:
             return read(_json(body))
         return await asyncio.get_running_loop().run_in_executor(self._parser, lambda: read(_json(body)))
 
-    async def models(self, request: Request, owner: str) -> Response:
+    async def models(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /v1/models` with the policy's model, as OpenAI's and Anthropic's clients read it."""
         card = self._card(self._answers.model)
         ids = {"first_id": card["id"], "last_id": card["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": [card], **ids})
 
-    async def model(self, request: Request, owner: str) -> Response:
+    async def model(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /v1/models/{model}`; the policy is served under any name."""
-        return JSONResponse(self._card(request.path_params["model"]))
+        return JSONResponse(self._card(http.path_params["model"]))
 
     def _card(self, name: str) -> dict[str, Any]:
         openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentic_opd"}
@@ -257,53 +258,53 @@ class _Routes:
     def __init__(self, gateway: Gateway, chat: ChatRoutes) -> None:
         self._gateway, self._chat = gateway, chat
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, http: HttpRequest) -> Response:
         """Answer `GET /health`: 503 while the disk refuses what the gateway must keep. It needs no key."""
         problems = await self._gateway.problems()
         if not problems:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "degraded", "failing_outputs": problems}, 503)
 
-    async def metrics(self, request: Request, owner: str) -> Response:
+    async def metrics(self, http: HttpRequest, owner: str) -> Response:
         await asyncio.gather(self._gateway.read_versions(), self._gateway.problems())
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def end(self, request: Request, owner: str) -> Response:
+    async def end(self, http: HttpRequest, owner: str) -> Response:
         """Answer `POST /sessions/{name}/end`: end the session and return its status."""
-        ending = await self._read(request, _Ending)
-        name = request.path_params["name"]
+        ending = await self._read(http, _Ending)
+        name = http.path_params["name"]
         status = await self._gateway.end(owner, name, ending.reward, ending.feedback, ending.group)
         return JSONResponse(_status(status))
 
-    async def feedback(self, request: Request, owner: str) -> Response:
+    async def feedback(self, http: HttpRequest, owner: str) -> Response:
         """Answer `POST /sessions/{name}/turns/{turn}/feedback`, or without a session, by the answer's id."""
-        given = await self._read(request, _TurnFeedback)
-        if given.reward is None and not (given.text or "").strip():
+        body = await self._read(http, _TurnFeedback)
+        if body.reward is None and not (body.text or "").strip():
             raise ClientError(400, "feedback has a reward, a text or both", "text")
-        names = request.path_params
-        feedback = Feedback(given.reward, given.text)
+        names = http.path_params
+        feedback = Feedback(body.reward, body.text)
         turn_id = await self._gateway.give_feedback(owner, names.get("name"), names["turn"], feedback)
         return JSONResponse({"turn": turn_id})
 
-    async def _read(self, request: Request, model: type[Given]) -> Given:
-        body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
+    async def _read(self, http: HttpRequest, model: type[Body]) -> Body:
+        body = await _body(http, self._gateway.config.max_body_bytes, or_nothing=True)
         return await self._chat.parsed(body, partial(read_body, model))
 
-    async def response(self, request: Request, owner: str) -> Response:
+    async def response(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /v1/responses/{answer}` with an answer of the journal."""
-        row, path = await self._gateway.recorded(owner, request.path_params["answer"])
+        row, path = await self._gateway.recorded(owner, http.path_params["answer"])
         return JSONResponse(stored_response(path[-1], self._gateway.model, row.opened))
 
-    async def forget(self, request: Request, owner: str) -> Response:
-        """Answer `DELETE /v1/responses/{answer}`: the answer is not given again, and its turn stays in its session."""
-        answer_id = request.path_params["answer"]
+    async def forget(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /v1/responses/{answer}`: the answer can't be fetched again; its turn stays in its session."""
+        answer_id = http.path_params["answer"]
         await self._gateway.forget(owner, answer_id)
         return JSONResponse({"id": answer_id, "object": "response", "deleted": True})
 
-    async def input_items(self, request: Request, owner: str) -> Response:
+    async def input_items(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /v1/responses/{answer}/input_items`, one page of the conversation before an answer."""
-        query = read_body(_Page, dict(request.query_params))
-        _, path = await self._gateway.recorded(owner, request.path_params["answer"])
+        query = read_body(_Page, dict(http.query_params))
+        _, path = await self._gateway.recorded(owner, http.path_params["answer"])
         items = input_items(path)
         if query.order == "desc":
             items.reverse()
@@ -315,9 +316,9 @@ class _Routes:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
 
-    async def session(self, request: Request, owner: str) -> Response:
+    async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""
-        return JSONResponse(_status(await self._gateway.status(owner, request.path_params["name"])))
+        return JSONResponse(_status(await self._gateway.status(owner, http.path_params["name"])))
 
 
 # -------------------------------------------------------------------------------------------------------- one answer
@@ -335,18 +336,18 @@ async def _timed(answer: Answer, telemetry: Telemetry, start: float) -> Answer:
     telemetry.answer_s.observe(time.monotonic() - start)
 
 
-async def _whole(events: Answer, reply: Reply) -> None:
+async def _read_answer(events: Answer, reply: Reply) -> None:
     async with aclosing(events):
         async for event in events:
             reply.take(event)
-            if reply.asked.top_logprobs is not None and not isinstance(event, Begun):
+            if reply.request.sampling.top_logprobs is not None and not isinstance(event, Begun):
                 # Tokenizers are not thread-safe: `_written`, on a thread, finds the texts of all tokens decoded.
                 async with fair_slot():
                     reply.logprobs((event.rest if isinstance(event, Finished) else event).tokens)
 
 
 def _written(reply: Reply) -> Response:
-    return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
+    return JSONResponse(reply.body(), headers={"X-Session-Id": reply.session_id})
 
 
 async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
@@ -366,16 +367,16 @@ class _EventStream(StreamingResponse):
 
 
 async def _stream(
-    first: tuple[Begun, Piece | Finished], rest: Answer, reply: Reply, asked: Asked, telemetry: Telemetry
+    first: tuple[Begun, Piece | Finished], rest: Answer, reply: Reply, request: Request, telemetry: Telemetry
 ) -> AsyncGenerator[str]:
     """Yield the server-sent events of an answer; an error while sampling is sent as an event."""
-    is_whole, last, left = False, "", asked.n
+    is_whole, last, left = False, "", request.sampling.n
     try:
         async with aclosing(_all(first, rest)) as events:
             async for event in events:
                 reply.take(event)
                 # Of many streams with logprobs one is written at a time, so that other clients are answered in between.
-                async with fair_slot() if asked.top_logprobs is not None else nullcontext():
+                async with fair_slot() if request.sampling.top_logprobs is not None else nullcontext():
                     text = "".join(reply.events(event))
                 left -= isinstance(event, Finished)
                 if left and text:
@@ -413,23 +414,23 @@ def _status(status: SessionStatus) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------- requests, errors
 
 
-async def _owner(request: Request, keys: list[str]) -> str:
+async def _owner(http: HttpRequest, keys: list[str]) -> str:
     """Return a digest of the client's key, by which sessions of different clients are kept apart."""
-    token = bearer(request)
-    if not keys and not is_loopback(request.url.hostname or ""):
+    token = bearer(http)
+    if not keys and not is_loopback(http.url.hostname or ""):
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise ClientError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
+        raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
     # All keys are compared, so that the time taken reveals nothing about a match.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
-        raise await no_key(request)
+        raise await no_key(http)
     return digest_of_key(token)
 
 
-def bearer(request: Request) -> str:
+def bearer(http: HttpRequest) -> str:
     """Return the request's key, a bearer's or Anthropic's `x-api-key`; empty without one."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return (token if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).strip()
+    scheme, _, token = http.headers.get("Authorization", "").partition(" ")
+    return (token if scheme.lower() == "bearer" else http.headers.get("x-api-key", "")).strip()
 
 
 def digest_of_key(key: str) -> str:
@@ -437,21 +438,21 @@ def digest_of_key(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:32]
 
 
-async def no_key(request: Request) -> ClientError:
+async def no_key(http: HttpRequest) -> ClientError:
     """Return the 401 error for a request without a known key, after discarding its body."""
-    await _discard(request.stream())
-    problem = "this key is not one of the gateway's" if bearer(request) else "a key is needed"
+    await _discard(http.stream())
+    problem = "this key is not one of the gateway's" if bearer(http) else "a key is needed"
     return ClientError(401, f"{problem}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key")
 
 
-async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
+async def _body(http: HttpRequest, max_bytes: int, *, or_nothing: bool = False) -> bytes:
     """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
 
     A web page of another origin can post text, or nothing, to a loopback address, but JSON only after a CORS preflight.
     Browsers send `Origin` with each post.
     """
-    declared = request.headers.get("Content-Length", "")
-    chunks, body = request.stream(), bytearray()
+    declared = http.headers.get("Content-Length", "")
+    chunks, body = http.stream(), bytearray()
     is_too_long = declared.isdecimal() and int(declared) > max_bytes
     while not is_too_long and (chunk := await anext(chunks, None)) is not None:
         body += chunk
@@ -461,8 +462,8 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         await _discard(chunks)
         raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     is_empty = or_nothing and not body
-    is_json = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
-    if not is_json and ("Origin" in request.headers or not is_empty):
+    is_json = http.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+    if not is_json and ("Origin" in http.headers or not is_empty):
         raise ClientError(415, "the body must be JSON, with 'Content-Type: application/json'")
     return b"{}" if is_empty else bytes(body)
 
@@ -501,26 +502,26 @@ def _as_refused(error: ClientError | OPDError) -> ClientError:
     logger.warning("a request failed: %s: %s", type(error).__name__, error)
     if isinstance(error, ServerUnreachableError):
         return ClientError(503, "the policy's server does not answer; try again")
-    return ClientError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
+    return ClientError(502, "the policy's server or the journal failed; the gateway's log names the cause")
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def _unless_gone(http: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
     """Return the result of `work`, and cancel it if the client disconnects. The body must have been read before."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    task, disconnected = asyncio.create_task(work), asyncio.create_task(_disconnected(http))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnect
     finally:
-        gone.cancel()
+        disconnected.cancel()
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await gone
+            await disconnected
         if not task.done():
             await asyncio.wait((task,))
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
         pass

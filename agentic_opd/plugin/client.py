@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentic_opd import __version__
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, read_answer
@@ -27,13 +28,6 @@ from agentic_opd.plugin.scoring import (
     score_body,
 )
 from agentic_opd.wire.images import ImageFolder
-
-SCORE_ROUTE = 3
-"""Required version of the plugin's scoring route; see `serving/score.py`."""
-
-_STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
-"""Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
-
 
 _PARSED_AT_ONCE = 32
 """Largest number of a stream's events that are parsed in one slot of the event loop: about a millisecond."""
@@ -160,28 +154,20 @@ class PluginClient:
 
     def check_streams(self) -> None:
         """Raise ServerMismatchError unless the server can stream sampled tokens."""
-        if not self.info.has_plugin or self.info.generate_route < _STREAMING_ROUTE:
-            plugin = f"plugin {self.info.plugin_version}" if self.info.has_plugin else "no agentic_opd plugin"
+        if not self.info.has_plugin:
             raise ServerMismatchError(
-                f"{self.url} has {plugin}, and what is sampled streams through it: install this version of agentic_opd "
-                "in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
+                f"{self.url} has no agentic_opd plugin, and what is sampled streams through it: install agentic_opd "
+                f"{__version__} in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
             )
 
     async def check_scores(self, top_k: int) -> None:
         """Check that the server scores with `top_k` logprobs per position.
 
         Raises:
-            ServerMismatchError: the plugin is too old; or, without the plugin, the server refuses a test request.
+            ServerMismatchError: the server has no plugin, and refuses a test request.
         """
         if self.info.has_plugin:
-            if self.info.score_route < SCORE_ROUTE:
-                raise ServerMismatchError(
-                    f"{self.url} has plugin {self.info.plugin_version}, whose scoring route is of version "
-                    f"{self.info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint "
-                    "by the weights that sampled it: install this version of agentic_opd in vLLM's environment, and "
-                    "restart it with scripts/serve_vllm MODEL."
-                )
-            return
+            return  # `check_caps` has compared its limit.
         try:
             await self.http.post("/v1/completions", completions_body(self.info.model, (0, 0), top_k))
         except ServerRequestError as error:
@@ -203,25 +189,25 @@ class PluginClient:
             ServerMismatchError: the server takes no pictures.
             ServerRequestError: the server does not take this one.
         """
-        known = self._image_tokens.pop(digest, None)
-        if known is None:
+        token_ids = self._image_tokens.pop(digest, None)
+        if token_ids is None:
             if self.info.image_placeholder is None or self.images is None:
                 raise ServerMismatchError(f"{self.url} (model {self.info.model!r}) takes no pictures")
             data = data or await asyncio.to_thread(self.images.read, digest)
-            where = "/v1/opd/images"
-            answer = await self.http.request("POST", where, data, {"Content-Type": "application/octet-stream"})
-            held = read_answer(_HeldImage, answer, self.url + where, "the plugin's route for pictures")
-            if held.digest != digest:
-                raise ServerMismatchError(f"{self.url}{where} keeps the picture {digest} as {held.digest}")
-            known = tuple(held.token_ids)
-        self._image_tokens[digest] = known
+            route = "/v1/opd/images"
+            answer = await self.http.request("POST", route, data, {"Content-Type": "application/octet-stream"})
+            image = read_answer(_HeldImage, answer, self.url + route, "the plugin's route for pictures")
+            if image.digest != digest:
+                raise ServerMismatchError(f"{self.url}{route} keeps the picture {digest} as {image.digest}")
+            token_ids = tuple(image.token_ids)
+        self._image_tokens[digest] = token_ids
         if len(self._image_tokens) > _MOST_KNOWN_IMAGES:
             self._image_tokens.popitem(last=False)
-        return known
+        return token_ids
 
     async def _send_images(self, images: Iterable[PlacedImage], *, again: bool = False) -> None:
         """Send the pictures of a prompt, those that were sent before only if the server lost them (`again`)."""
-        for digest in dict.fromkeys(one.digest for one in images):
+        for digest in dict.fromkeys(image.digest for image in images):
             if again:
                 self._image_tokens.pop(digest, None)
             await self.image_tokens(digest)
@@ -250,11 +236,11 @@ class PluginClient:
             if len(completions) != params.get("n", 1):
                 raise ValueError(f"{len(completions)} completions for n={params.get('n', 1)}")
         except (AlignmentError, ValueError) as error:
-            shown = repr(answer)
+            text = repr(answer)
             raise ServerMismatchError(
                 f"{self.url}{route} did not answer with sampled token ids and their logprobs ({_problem(error)}), "
                 "so rollouts can't be kept token by token. Serve the policy with vLLM; scripts/serve_vllm MODEL starts "
-                f"one with everything needed. The answer: {shown[:300]}{'...' if len(shown) > 300 else ''}"
+                f"one with everything needed. The answer: {text[:300]}{'...' if len(text) > 300 else ''}"
             ) from error
         return completions
 
@@ -273,8 +259,8 @@ class PluginClient:
         """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
         `top_logprobs` most likely tokens are returned at each position. `params` are further parameters by vLLM's
-        names. After a choice's first token, an event holds `interval` tokens of it; older plugins send single tokens.
-        `weight_version` is as in `complete`.
+        names. After a choice's first token, an event holds `interval` tokens of it. `weight_version` is as in
+        `complete`.
 
         Raises:
             PlaceError: a picture's file is missing or has changed.
@@ -284,14 +270,14 @@ class PluginClient:
         """
         prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if images:
-            prompt["images"] = [[one.digest, one.offset] for one in images]
+            prompt["images"] = [[image.digest, image.offset] for image in images]
         body = {
             "prompt": prompt,
             **params,
             **self._preferring(weight_version),
             **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
         }
-        if interval > 1 and self.info.generate_route >= _INTERVAL_ROUTE:
+        if interval > 1:
             body["stream_interval"] = interval
         await self._send_images(images)
         for is_last in (False, True):
@@ -323,7 +309,7 @@ class PluginClient:
         except ValidationError as error:
             if event.startswith(b'{"error"'):
                 raise ServerMismatchError(f"{where} failed while it sampled; the vLLM server's log says more") from None
-            fields = ", ".join(".".join(map(str, one["loc"])) or "event" for one in error.errors()[:3])
+            fields = ", ".join(".".join(map(str, problem["loc"])) or "event" for problem in error.errors()[:3])
             raise ServerMismatchError(f"{where} does not stream sampled tokens as the plugin does: {fields}") from None
         except ValueError as error:
             raise ServerMismatchError(f"{where} does not say what it sampled: {error}") from error
@@ -349,14 +335,14 @@ class PluginClient:
         if not self.info.has_plugin:
             if any(reading.request.images for reading in readings):
                 raise AlignmentError(f"{self.url} has no plugin, and pictures are scored through it only")
-            first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
-            assert first is not None  # the first reading does not depend on the weights' version
-            latency = max(read.latency_s for read in (first, *others) if read is not None)
-            return TeacherReply(first.rows, latency, also=tuple(read and read.rows for read in others))
+            replies = await gather_all(self._read_prompt(reading) for reading in readings)
+            assert replies[0] is not None  # the first reading does not depend on the weights' version
+            latency = max(reply.latency_s for reply in replies if reply is not None)
+            return TeacherReply(replies[0].rows, latency, also=tuple(reply and reply.rows for reply in replies[1:]))
         body = {**score_body(readings, top_k), **self._preferring(request.weight_version)}
         if self.read_by != "policy":
             body["read_by"] = self.read_by
-        images = [one for reading in readings for one in reading.request.images]
+        images = [image for reading in readings for image in reading.request.images]
         try:
             await self._send_images(images)
             answer, latency = await self._timed("/v1/opd/score", body)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
+from agentic_opd import __version__
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, ModelT, read_answer
 
@@ -24,10 +25,6 @@ class ServerInfo:
     weight_version: int | None = None
     plugin_version: str | None = None
     vllm_version: str | None = None
-    score_route: int = 1
-    """Version of the plugin's `/v1/opd/score` route; see `serving/score.py`."""
-    generate_route: int = 1
-    """Version of the plugin's `/generate` route; see `serving/generate.py`."""
     max_adapters: int = 0
     """Maximum number of LoRA adapters kept at a time; 0 if the server takes none."""
     max_lora_rank: int = 0
@@ -46,8 +43,9 @@ class ServerInfo:
 
 
 class _PluginCaps(BaseModel):
-    """Fields that every version of the plugin reports."""
+    """Fields that the plugin reports in addition to a model list's."""
 
+    plugin_version: str
     max_logprobs: int
     vocab_size: int
     weight_version: int
@@ -72,7 +70,7 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
     Raises:
         ServerUnreachableError: no server answers.
         ServerRequestError: the key is refused (401, 403).
-        ServerMismatchError: the server that answers is not a vLLM server.
+        ServerMismatchError: the server that answers is not a vLLM server, or its plugin is of another version.
     """
     try:
         answer = await http.get("/v1/opd/info")
@@ -84,9 +82,14 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
         )
         return ServerInfo(card.id, card.max_model_len, has_plugin=False)
     url = f"{http.base_url}/v1/opd/info"
-    what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
-    read_answer(_PluginCaps, answer, url, what)
-    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, what)
+    source = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
+    plugin_version = read_answer(_PluginCaps, answer, url, source).plugin_version
+    if plugin_version != __version__:
+        raise ServerMismatchError(
+            f"{http.base_url} has plugin {plugin_version}, and this is agentic_opd {__version__}: install one version "
+            "in both environments, and restart the server with scripts/serve_vllm MODEL"
+        )
+    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, source)
 
 
 async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: str) -> None:
@@ -111,7 +114,7 @@ async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: st
 
 
 def names_the_same(name: str, served: str) -> bool:
-    """Whether two names are equal, or paths of one folder."""
+    """Return whether two names are equal, or paths of one folder."""
     return name == served or Path(name).absolute() == Path(served).absolute()
 
 

@@ -67,10 +67,10 @@ class StreamEvent(BaseModel):
 
     def delta(self, top_logprobs: int) -> Delta:
         """Raise ValueError if the logprobs do not match the ids."""
-        own = zip(self.token_ids, _logprobs(self.token_ids, self.logprobs), self.logprobs, strict=True)
+        rows = zip(self.token_ids, _logprobs(self.token_ids, self.logprobs), self.logprobs, strict=True)
         tokens = tuple(
             SampledToken(token, logprob, tuple(sorted(row.items(), key=lambda entry: -entry[1])[:top_logprobs]))
-            for token, logprob, (row,) in own
+            for token, logprob, (row,) in rows
         )
         stop = self.stop_reason if isinstance(self.stop_reason, str) else None
         return Delta(self.index, tokens, self.finish_reason, stop, self.weight_version)

@@ -62,7 +62,7 @@ def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
     if reading.unless_weight_version is not None:
         sequence["unless_weight_version"] = reading.unless_weight_version
     if request.images:
-        sequence["images"] = [[one.digest, one.offset] for one in request.images]
+        sequence["images"] = [[image.digest, image.offset] for image in request.images]
     if reading.ids_of:
         sequence["ids_of"] = reading.ids_of
     return sequence
@@ -81,19 +81,19 @@ def read_scores(answer: Any, readings: Sequence[Reading], vocab_size: int | None
             for result, reading in zip(results, readings, strict=True)
         ]
         rows = [
-            _with_named(found, result, [rows[at] for at in reading.ids_of]) if found and reading.ids_of else found
-            for found, result, reading in zip(rows, results, readings, strict=True)
+            _with_named(row, result, [rows[number] for number in reading.ids_of]) if row and reading.ids_of else row
+            for row, result, reading in zip(rows, results, readings, strict=True)
         ]
         cached = [_whole_or_none(result.get("num_cached_tokens")) for result in results if result is not None]
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # binascii.Error is a ValueError
         raise AlignmentError(f"the scoring answer can't be read: {type(error).__name__}: {error}") from error
-    for reading, found in zip(readings, rows, strict=True):
-        if found is not None:
-            check_rows(found, reading.request, reading.top_k, vocab_size)
+    for reading, reading_rows in zip(readings, rows, strict=True):
+        if reading_rows is not None:
+            check_rows(reading_rows, reading.request, reading.top_k, vocab_size)
     assert rows[0] is not None  # the first reading does not depend on the weights' version
-    known = [tokens for tokens in cached if tokens is not None]
+    num_cached = None if None in cached else sum(filter(None, cached))
     version = _whole_or_none(answer.get("weight_version"))
-    return TeacherReply(rows[0], latency_s, sum(known) if known == cached else None, version, tuple(rows[1:]))
+    return TeacherReply(rows[0], latency_s, num_cached, version, tuple(rows[1:]))
 
 
 def _decoded_rows(result: Any) -> TeacherRows:
@@ -107,7 +107,7 @@ def _decoded_rows(result: Any) -> TeacherRows:
 
 def _with_named(rows: TeacherRows, result: Any, named: Sequence[TeacherRows | None]) -> TeacherRows:
     """Return the rows with their logprobs at the ids of the readings `named`."""
-    ids_RN = np.concatenate([one.top_ids_RK for one in named if one is not None], axis=1)
+    ids_RN = np.concatenate([source.top_ids_RK for source in named if source is not None], axis=1)
     return replace(rows, named_ids_RN=ids_RN, named_logprobs_RN=_decoded(result["named_logprobs"], "<f4", ids_RN.shape))
 
 
@@ -152,15 +152,15 @@ def read_prompt_logprobs(answer: Any, reading: Reading, vocab_size: int | None) 
         rows = rows[-request.num_scored :]
         likely = [sorted(row.items(), key=lambda item: (-item[1]["logprob"], item[1]["rank"])) for row in rows]
         top = [row[: reading.top_k] for row in likely]
-        found = TeacherRows(
+        teacher_rows = TeacherRows(
             np.asarray([row[str(token)]["logprob"] for token, row in zip(scored_ids, rows, strict=True)], np.float32),
             np.asarray([[int(token) for token, _ in row] for row in top], np.int32),
             np.asarray([[entry["logprob"] for _, entry in row] for row in top], np.float32),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise AlignmentError(f"the completion's prompt_logprobs can't be read: {error!r}") from error
-    check_rows(found, request, reading.top_k, vocab_size)
-    return found
+    check_rows(teacher_rows, request, reading.top_k, vocab_size)
+    return teacher_rows
 
 
 def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_size: int | None) -> None:

@@ -16,7 +16,7 @@ from agentic_opd.report.read import read_run, report_path
 
 logger = logging.getLogger(__name__)
 
-MOST_FILES = 2
+MAX_FILES = 2
 
 
 def report_run(path: Path, tokenizer: Any) -> None:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     files: list[Path] = args.files
-    if len(files) > MOST_FILES:
+    if len(files) > MAX_FILES:
         parser.error(f"{len(files)} files: a report is about one, or compares two")
 
     def run() -> int:
@@ -69,31 +69,28 @@ def make_report(
     """
     if output.resolve() in {file.resolve() for file in files}:
         raise PlaceError(f"--output {str(output)!r} is a file that is read; name another")
-    shown: list[ShownRun] = []
-    for file, name in zip(files, _names(files), strict=True):
+    runs: list[ShownRun] = []
+    names = [file.name for file in files]
+    if len(set(names)) < len(names):
+        names = [f"{file.resolve().parent.name}/{file.name}" for file in files]
+    for file, name in zip(files, names, strict=True):
         with reading_bar(console) as wrap:
             run = replace(read_run(file, wrap), name=name)
         tokenizer, notes = choose_tokenizer(run, tokenizer_name)
         verdicts = brake or file.with_name(BRAKE_FILE)
         if brake or verdicts.exists():
             notes += brake_notes(verdicts)
-        shown.append(ShownRun(run, tokenizer, notes))
-    rollouts = [rollout for one in shown for rollout in one.run.rollouts]
+        runs.append(ShownRun(run, tokenizer, notes))
+    rollouts = [rollout for shown_run in runs for rollout in shown_run.run.rollouts]
     with LiveBar("rollouts packed", len(rollouts), console=console) as bar:
-        size = write_report(shown, output, lambda count: bar.show(count, ""))
-    for one in shown:
-        which = f"{one.run.name}: " if len(shown) > 1 else ""
-        for line in (*one.run.left_out, *one.notes):
-            _say(console, f"warning: {which}{line}")
-    groups = sum(len({rollout.line for rollout in one.run.rollouts}) for one in shown)
-    what = f"{groups} group{'s' * (groups != 1)}, {len(rollouts)} rollouts"
-    _say(console, f"{what}: {output} ({size / 1e6:.1f} MB). Open it in a browser.")
-
-
-def _names(files: Sequence[Path]) -> list[str]:
-    """Return the files' names for the page, with their folders if two names are equal."""
-    names = [file.name for file in files]
-    return names if len(set(names)) == len(names) else [f"{file.resolve().parent.name}/{file.name}" for file in files]
+        size = write_report(runs, output, lambda count: bar.show(count, ""))
+    for shown_run in runs:
+        prefix = f"{shown_run.run.name}: " if len(runs) > 1 else ""
+        for line in (*shown_run.run.left_out, *shown_run.notes):
+            _say(console, f"warning: {prefix}{line}")
+    groups = sum(len({rollout.line for rollout in shown_run.run.rollouts}) for shown_run in runs)
+    contents = f"{groups} group{'s' * (groups != 1)}, {len(rollouts)} rollouts"
+    _say(console, f"{contents}: {output} ({size / 1e6:.1f} MB). Open it in a browser.")
 
 
 def _say(console: Console, line: str) -> None:

@@ -58,7 +58,7 @@ def compare(first: Run, second: Run) -> Comparison:
     names = tuple(map(frozenset[str], counts))
     common = sorted(names[0] & names[1])
     rated = (common, common) if common else (sorted(names[0]), sorted(names[1]))
-    own = tuple([of_task[task] for task in tasks] for of_task, tasks in zip(counts, rated, strict=True))
+    counts_by_run = tuple([by_task[task] for task in tasks] for by_task, tasks in zip(counts, rated, strict=True))
     outcomes = [
         Counter(record.outcome.value for rollout in run.rollouts for record in rollout.records)
         for run in (first, second)
@@ -67,14 +67,14 @@ def compare(first: Run, second: Run) -> Comparison:
         common_tasks=len(common),
         only=(len(names[0] - names[1]), len(names[1] - names[0])),
         rates=(
-            _rates("pass rate", own, lambda one: (one.passed, one.verified)),
-            _rates("turns with a hint", own, lambda one: (one.records.hints, one.records.turns)),
-            _rates("sampled tokens scored", own, lambda one: (one.scored_tokens, one.sampled_tokens)),
+            _rates("pass rate", counts_by_run, lambda task: (task.passed, task.verified)),
+            _rates("turns with a hint", counts_by_run, lambda task: (task.records.hints, task.records.turns)),
+            _rates("sampled tokens scored", counts_by_run, lambda task: (task.scored_tokens, task.sampled_tokens)),
         ),
         outcomes=tuple((name, outcomes[0][name], outcomes[1][name]) for name in {**outcomes[0], **outcomes[1]}),
         tasks=tuple(_task_pair(task, counts[0].get(task), counts[1].get(task)) for task in sorted(names[0] | names[1])),
         hints=_hint_pairs(first.rollouts, second.rollouts),
-        settings=_differing(first, second),
+        settings=_changed_settings(first, second),
     )
 
 
@@ -86,14 +86,14 @@ def _by_task(rollouts: Sequence[ShownRollout]) -> dict[str, RolloutCounts]:
 
 
 def _rates(
-    name: str, own: Sequence[Sequence[RolloutCounts]], count: Callable[[RolloutCounts], tuple[int, int]]
+    name: str, counts_by_run: Sequence[Sequence[RolloutCounts]], count: Callable[[RolloutCounts], tuple[int, int]]
 ) -> Rates:
-    found: list[Estimate | None] = []
-    for of_tasks in own:
-        counted = [(part, whole) for part, whole in map(count, of_tasks) if whole]
-        samples = sum(whole for _, whole in counted) / max(1, len(counted))
-        found.append(mean_of_tasks([part / whole for part, whole in counted], samples) if counted else None)
-    return Rates(name, *_with_change(*found))
+    estimates: list[Estimate | None] = []
+    for of_tasks in counts_by_run:
+        counted = [(part, total) for part, total in map(count, of_tasks) if total]
+        samples = sum(total for _, total in counted) / max(1, len(counted))
+        estimates.append(mean_of_tasks([part / total for part, total in counted], samples) if counted else None)
+    return Rates(name, *_with_change(*estimates))
 
 
 def _with_change(
@@ -104,16 +104,21 @@ def _with_change(
 
 def _task_pair(task: str, first: RolloutCounts | None, second: RolloutCounts | None) -> TaskPair:
     rates = [
-        None if one is None or not one.verified else wilson(one.passed / one.verified, one.verified)
-        for one in (first, second)
+        None if counts is None or not counts.verified else wilson(counts.passed / counts.verified, counts.verified)
+        for counts in (first, second)
     ]
-    about = [
+    sides = [
         None
-        if one is None
-        else {"passed": one.passed, "rollouts": one.rollouts, "hints": one.records.hints, "turns": one.records.turns}
-        for one in (first, second)
+        if counts is None
+        else {
+            "passed": counts.passed,
+            "rollouts": counts.rollouts,
+            "hints": counts.records.hints,
+            "turns": counts.records.turns,
+        }
+        for counts in (first, second)
     ]
-    return TaskPair(task, Rates(task, *_with_change(*rates)), *about)
+    return TaskPair(task, Rates(task, *_with_change(*rates)), *sides)
 
 
 def _hint_pairs(first: Sequence[ShownRollout], second: Sequence[ShownRollout]) -> tuple[HintPair, ...]:
@@ -131,9 +136,9 @@ def _hint_pairs(first: Sequence[ShownRollout], second: Sequence[ShownRollout]) -
     return tuple(sorted(pairs, key=lambda pair: -sum(pair.turns)))
 
 
-def _differing(first: Run, second: Run) -> tuple[tuple[str, Any, Any], ...]:
+def _changed_settings(first: Run, second: Run) -> tuple[tuple[str, Any, Any], ...]:
     if not first.settings or not second.settings:
         return ()
     names = {**first.settings, **second.settings}
     pairs = ((name, first.settings.get(name), second.settings.get(name)) for name in sorted(names))
-    return tuple((name, one, other) for name, one, other in pairs if one != other)
+    return tuple((name, before, after) for name, before, after in pairs if before != after)

@@ -63,13 +63,13 @@ def _without_hints(counts: TurnCounts) -> Iterator[str]:
 
 
 def _failures(counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
-    for outcome, what in (
+    for outcome, cause in (
         (TurnOutcome.JUDGE_ERROR, "the judge failed or could not be read"),
         (TurnOutcome.TOO_LONG, "hint and turn did not fit the teacher's context"),
         (TurnOutcome.SCORING_ERROR, "the teacher gave no usable rows"),
     ):
         if counts.outcomes[outcome] > MANY * counts.turns:
-            yield f"{counts.outcomes[outcome]} of {counts.turns} turns ended in {outcome}: {what}."
+            yield f"{counts.outcomes[outcome]} of {counts.turns} turns ended in {outcome}: {cause}."
     votes = [vote for turn in turns for vote in turn.votes if turn.outcome is not TurnOutcome.JUDGE_ERROR]
     unread = sum(vote.decision is None for vote in votes)
     if unread > MANY * len(votes):
@@ -95,10 +95,10 @@ def _gaps(numbers: Overview) -> Iterator[str]:
     noise, rms = numbers.noise_floor, numbers.noise_rms
     if noise is None or rms is None:
         return
-    found, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)
-    if found.exceeds(tolerance):
+    measured, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)
+    if measured.exceeds(tolerance):
         yield (
-            f"Without a hint the teacher is {found} away from the student, more than "
+            f"Without a hint the teacher is {measured} away from the student, more than "
             f"{numbers.precision or 'any precision'} explains ({tolerance})."
         )
     if numbers.gap_rms is not None and numbers.gap_rms <= LIKE_NOISE * max(rms, ROUNDING):

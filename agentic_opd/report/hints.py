@@ -16,12 +16,12 @@ from agentic_opd.report.lifts import Lift, ResampledTurn, evidence_key, hint_key
 from agentic_opd.report.read import ShownRollout
 from agentic_opd.wire.group import TurnRecord
 
-MOST_ROWS = 500
+MAX_ROWS = 500
 """Largest number of hints in a report; the hints with the fewest turns are left out."""
 
 
 class NextTurn(StrEnum):
-    """Result of the turn after a hinted turn. That turn had read the evidence for the hint, but not the hint itself."""
+    """Result of the turn after a hinted turn. It was sampled with the evidence for the hint, and without the hint."""
 
     NO_FAULT = "no_fault"
     """`step_score` is 1, or, without that question, too few votes were for a hint."""
@@ -84,47 +84,47 @@ class HintRow(NamedTuple):
 def hinted_turns(rollouts: Sequence[ShownRollout]) -> list[HintedTurn]:
     """Return all turns that have a hint, in the order of the file."""
     return [
-        _hinted(index, rollout, at)
+        _hinted(index, rollout, turn)
         for index, rollout in enumerate(rollouts)
-        for at, record in enumerate(rollout.records)
+        for turn, record in enumerate(rollout.records)
         if record.hint is not None
     ]
 
 
 def rows_by_hint(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
-    """Return one row per hint, by `hint_key`, the most frequent first, at most `MOST_ROWS`."""
-    return tuple(_rows(turns, lambda one: hint_key(one.record.hint or "")))[:MOST_ROWS]
+    """Return one row per hint, by `hint_key`, the most frequent first, at most `MAX_ROWS`."""
+    return tuple(_rows(turns, lambda turn: hint_key(turn.record.hint or "")))[:MAX_ROWS]
 
 
 def rows_by_evidence(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
     """Return one row per combination of evidence, such as `tool, later`, the most frequent first."""
-    by_kinds = _rows(turns, lambda one: evidence_key(one.record.evidence))
+    by_kinds = _rows(turns, lambda turn: evidence_key(turn.record.evidence))
     return tuple(row._replace(text=row.key, wordings=1) for row in by_kinds)
 
 
-def _hinted(index: int, rollout: ShownRollout, at: int) -> HintedTurn:
-    record, checks = rollout.records[at], rollout.checks
+def _hinted(index: int, rollout: ShownRollout, turn_index: int) -> HintedTurn:
+    record, checks = rollout.records[turn_index], rollout.checks
     sizes = np.abs(rollout.gaps_in(record.span))
     moved = sizes[sizes >= rollout.moved_from]
     return HintedTurn(
         rollout=index,
-        turn=at,
+        turn=turn_index,
         record=record,
         task=rollout.task_id,
         moved=len(moved),
         largest=float(moved.max(initial=0.0)),
         total=float(moved.sum()),
-        next_turn=_next_turn(rollout, at),
+        next_turn=_next_turn(rollout, turn_index),
         passed=None if checks is None else checks.all_passed,
-        resampled=rollout.resampled.get(at),
+        resampled=rollout.resampled.get(turn_index),
     )
 
 
-def _next_turn(rollout: ShownRollout, at: int) -> NextTurn:
-    if at + 1 == len(rollout.records):
+def _next_turn(rollout: ShownRollout, turn: int) -> NextTurn:
+    if turn + 1 == len(rollout.records):
         return NextTurn.NONE
-    own, following = rollout.records[at : at + 2]
-    if np.array_equal(rollout.tokens_T[slice(*own.span)], rollout.tokens_T[slice(*following.span)]):
+    hinted, following = rollout.records[turn : turn + 2]
+    if np.array_equal(rollout.tokens_T[slice(*hinted.span)], rollout.tokens_T[slice(*following.span)]):
         return NextTurn.REPEATED
     if following.step_score is not None:
         return {1: NextTurn.NO_FAULT, 0: NextTurn.UNCLEAR, -1: NextTurn.FAULT}[following.step_score]
@@ -135,30 +135,30 @@ def _next_turn(rollout: ShownRollout, at: int) -> NextTurn:
 
 def _rows(turns: Iterable[HintedTurn], key: Callable[[HintedTurn], str]) -> Iterator[HintRow]:
     groups: dict[str, list[HintedTurn]] = defaultdict(list)
-    for one in turns:
-        groups[key(one)].append(one)
-    for name, own in sorted(groups.items(), key=lambda group: -len(group[1])):
-        yield _row(name, own)
+    for turn in turns:
+        groups[key(turn)].append(turn)
+    for name, members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        yield _row(name, members)
 
 
 def _row(key: str, turns: Sequence[HintedTurn]) -> HintRow:
-    texts = Counter(one.record.hint or "" for one in turns)
-    measured = [one.resampled for one in turns if one.resampled is not None]
-    moved, most = sum(one.moved for one in turns), max(turns, key=lambda one: one.largest)
+    texts = Counter(turn.record.hint or "" for turn in turns)
+    measured = [turn.resampled for turn in turns if turn.resampled is not None]
+    moved, strongest = sum(turn.moved for turn in turns), max(turns, key=lambda turn: turn.largest)
     return HintRow(
         key=key,
         text=texts.most_common(1)[0][0],
         wordings=len(texts),
-        evidence=tuple(dict.fromkeys(kind for one in turns for kind in one.record.evidence)),
+        evidence=tuple(dict.fromkeys(kind for turn in turns for kind in turn.record.evidence)),
         turns=len(turns),
-        tasks=len({one.task for one in turns}),
+        tasks=len({turn.task for turn in turns}),
         moved=moved,
-        largest=most.largest if moved else None,
-        mean_moved=sum(one.total for one in turns) / moved if moved else None,
-        next_turns=dict(Counter(one.next_turn.value for one in turns)),
-        verified=sum(one.passed is not None for one in turns),
-        passed=sum(one.passed is True for one in turns),
+        largest=strongest.largest if moved else None,
+        mean_moved=sum(turn.total for turn in turns) / moved if moved else None,
+        next_turns=dict(Counter(turn.next_turn.value for turn in turns)),
+        verified=sum(turn.passed is not None for turn in turns),
+        passed=sum(turn.passed is True for turn in turns),
         lift=lift_of(measured) if measured else None,
-        rollout=most.rollout,
-        position=most.record.span[0],
+        rollout=strongest.rollout,
+        position=strongest.record.span[0],
     )

@@ -35,7 +35,7 @@ class ResampledTurn:
     passed_without: int
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, int, int]:
         return self.line, self.index, self.turn
 
 

@@ -176,9 +176,9 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
-    about = [rollout.distillation for rollout in rollouts if rollout.distillation is not None]
-    floors = [one.noise_floor for one in about if one.noise_floor is not None]
-    squares = [one.noise_rms for one in about if one.noise_rms is not None]
+    distillations = [rollout.distillation for rollout in rollouts if rollout.distillation is not None]
+    floors = [group.noise_floor for group in distillations if group.noise_floor is not None]
+    squares = [group.noise_rms for group in distillations if group.noise_rms is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
         rollouts=counts.rollouts,
@@ -199,7 +199,7 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
         gap_rms=root_mean_square(gaps) if len(gaps) else None,
         noise_floor=max(floors, default=None),
         noise_rms=root_mean_square(squares) if squares else None,
-        precision=coarsest(one.precision for one in about),
+        precision=coarsest(group.precision for group in distillations),
         funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),
@@ -237,10 +237,10 @@ def _by_task(rollouts: Sequence[ShownRollout]) -> tuple[TaskRow, ...]:
     for rollout in rollouts:
         by_task[rollout.task_id].append(rollout)
     rows: list[TaskRow] = []
-    for task, own in sorted(by_task.items()):
-        gaps, counts = np.concatenate([rollout.gaps for rollout in own]), _counts(own)
+    for task, task_rollouts in sorted(by_task.items()):
+        gaps, counts = np.concatenate([rollout.gaps for rollout in task_rollouts]), _counts(task_rollouts)
         passed = counts.passed if counts.verified else None
-        score, turns = counts.score / counts.rollouts, sum(len(rollout.spans) for rollout in own)
+        score, turns = counts.score / counts.rollouts, sum(len(rollout.spans) for rollout in task_rollouts)
         tokens = counts.sampled_tokens, counts.scored_tokens
         rows.append(TaskRow(task, counts.rollouts, passed, score, turns, counts.records.hints, *tokens, _mean(gaps)))
     return tuple(rows)
@@ -251,9 +251,9 @@ def _gap_rows(rollouts: Sequence[ShownRollout]) -> tuple[GapRow, ...]:
         rows: list[GapRow] = []
         for index, rollout in enumerate(rollouts):
             sampled, gaps = np.flatnonzero(rollout.is_scored_S), rollout.gaps
-            for at in np.argsort(-sign * gaps)[:GAPS_SHOWN].tolist():
-                if sign * gaps[at] > NO_GAP:
-                    rows.append(GapRow(index, int(sampled[at]), float(gaps[at])))
+            for rank in np.argsort(-sign * gaps)[:GAPS_SHOWN].tolist():
+                if sign * gaps[rank] > NO_GAP:
+                    rows.append(GapRow(index, int(sampled[rank]), float(gaps[rank])))
         return sorted(rows, key=lambda row: -sign * row.gap)[: GAPS_SHOWN // 2]
 
     return (*largest(1), *largest(-1))

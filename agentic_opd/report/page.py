@@ -64,12 +64,14 @@ def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]
     """
     if name is not None:
         return load_tokenizer(name), []
-    own = next((run.settings[key] for key in ("tokenizer_name", "policy_model") if run.settings.get(key)), None)
-    if not isinstance(own, str):
+    run_tokenizer = next(
+        (run.settings[key] for key in ("tokenizer_name", "policy_model") if run.settings.get(key)), None
+    )
+    if not isinstance(run_tokenizer, str):
         why = "there is no settings file (.run.json) beside it"
     else:
         try:
-            return load_tokenizer(own), []
+            return load_tokenizer(run_tokenizer), []
         except ConfigError as error:
             why = str(error)
     return None, [f"Tokens are shown as ids: {why}. Name a tokenizer with --tokenizer."]
@@ -110,14 +112,14 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
     yield before
     heads: list[dict[str, Any]] = []
     count = 0
-    for shown in runs:
-        texts = TokenTexts(shown.tokenizer)
+    for shown_run in runs:
+        texts = TokenTexts(shown_run.tokenizer)
         packer = Packer(texts)
-        for rollout in shown.run.rollouts:
+        for rollout in shown_run.run.rollouts:
             yield f'<script type="text/plain" id="rollout-{count}">{packer.block(rollout)}</script>\n'
             count += 1
             packed(count)
-        heads.append(head(shown, texts, packer))
+        heads.append(head(shown_run, texts, packer))
     compared = compare(runs[0].run, runs[1].run) if len(runs) == 2 else None
     data = {"unit": LOGPROB_UNIT, "runs": heads, "comparison": compared and _as_data(compared)}
     yield f'<script type="application/json" id="head">{_inert(data)}</script>\n'
@@ -142,8 +144,8 @@ def _as_data(value: Any) -> Any:
         return value
     items: Any = cast(Any, value)
     if hasattr(items, "_asdict"):
-        return {name: _as_data(one) for name, one in items._asdict().items()}
-    return [_as_data(one) for one in items]
+        return {name: _as_data(entry) for name, entry in items._asdict().items()}
+    return [_as_data(entry) for entry in items]
 
 
 def _inert(data: Any) -> str:
@@ -165,31 +167,31 @@ class Packer:
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._places: dict[int, int] = {}
+        self._indices_by_id: dict[int, int] = {}
         self.moved_in: dict[str, float] = dict.fromkeys(("call", "think", "say"), 0.0)
         """Sum of |gap| (nats) over tokens that moved, by part of the turn: `call`, `think`, or `say` for the rest."""
 
     def block(self, rollout: ShownRollout) -> str:
         stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
-        said = [assistant for assistant, _ in stretches[1:]]
-        turns = zip(rollout.spans, rollout.records or [None] * len(said), said, strict=True)
+        assistants = [assistant for assistant, _ in stretches[1:]]
+        turns = zip(rollout.spans, rollout.records or [None] * len(assistants), assistants, strict=True)
         head = {
             "contexts": list(self._contexts(rollout, stretches)),
             "turns": [
                 {
                     **self._turn(rollout, span),
-                    **_about(record),
+                    **_record_fields(record),
                     "calls": called_names(message),
-                    "resampled": at in rollout.resampled and asdict(rollout.resampled[at]),
+                    "resampled": index in rollout.resampled and asdict(rollout.resampled[index]),
                 }
-                for at, (span, record, message) in enumerate(turns)
+                for index, (span, record, message) in enumerate(turns)
             ],
         }
         arrays: dict[str, NDArray[Any]] = {
             "student": _float32(rollout.student_S),
             "teacher": (rollout.teacher.logprobs / LOGPROB_UNIT).round().astype("<i4"),
-            "tokens": self._indices(rollout.tokens_T[rollout.sampled_S]),
-            "others": self._indices(rollout.teacher.ids),
+            "tokens": self._token_indices(rollout.tokens_T[rollout.sampled_S]),
+            "others": self._token_indices(rollout.teacher.ids),
             "counts": rollout.teacher.counts_S,
         }
         if not np.array_equal(rollout.baseline_S, rollout.student_S):
@@ -198,8 +200,8 @@ class Packer:
 
     def vocab(self) -> dict[str, Any]:
         """Return the ids and texts of all tokens in packed rollouts; the blocks' arrays index these lists."""
-        texts = (self._texts.shown(token_id) for token_id in self._places)
-        return {"ids": list(self._places), "texts": [_cut(text) for text in texts]}
+        texts = (self._texts.text(token_id) for token_id in self._indices_by_id)
+        return {"ids": list(self._indices_by_id), "texts": [_cut(text) for text in texts]}
 
     def _contexts(self, rollout: ShownRollout, stretches: Sequence[Any]) -> Iterator[list[Any]]:
         starts = [0, *(end for _, end in rollout.spans)]
@@ -215,7 +217,7 @@ class Packer:
     def _turn(self, rollout: ShownRollout, span: tuple[int, int]) -> dict[str, Any]:
         first, behind = np.searchsorted(rollout.sampled_S, span).tolist()
         gaps = rollout.gaps_in(span)
-        texts = [self._texts.shown(token_id) for token_id in rollout.tokens_T[slice(*span)].tolist()]
+        texts = [self._texts.text(token_id) for token_id in rollout.tokens_T[slice(*span)].tolist()]
         parts = regions(texts) if self._texts.has_tokenizer else []
         self._count_moved(rollout, span, parts)
         return {
@@ -229,45 +231,47 @@ class Packer:
 
     def _count_moved(self, rollout: ShownRollout, span: tuple[int, int], parts: Sequence[Region]) -> None:
         positions = rollout.sampled_S[rollout.is_scored_S]
-        places = positions[(positions >= span[0]) & (positions < span[1])] - span[0]
+        offsets = positions[(positions >= span[0]) & (positions < span[1])] - span[0]
         sizes = np.abs(rollout.gaps_in(span))
         sizes[sizes < rollout.moved_from] = 0.0
         self.moved_in["say"] += float(sizes.sum())
         for kind, start, end in parts:
-            inside = float(sizes[(places >= start) & (places < end)].sum())
+            inside = float(sizes[(offsets >= start) & (offsets < end)].sum())
             self.moved_in[kind] += inside
             self.moved_in["say"] -= inside
 
-    def _indices(self, token_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-        places = (self._places.setdefault(token_id, len(self._places)) for token_id in token_ids.tolist())
-        return np.fromiter(places, np.uint32, len(token_ids))
+    def _token_indices(self, token_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+        indices = (
+            self._indices_by_id.setdefault(token_id, len(self._indices_by_id)) for token_id in token_ids.tolist()
+        )
+        return np.fromiter(indices, np.uint32, len(token_ids))
 
 
-def _about(turn: TurnRecord | None) -> dict[str, Any]:
+def _record_fields(turn: TurnRecord | None) -> dict[str, Any]:
     """Return the fields of a turn's record that the page shows; None gives empty values."""
-    about = {} if turn is None else turn.to_wire()
+    fields = {} if turn is None else turn.to_wire()
     return {
-        **{name: about.get(name) for name in ("outcome", "hint", "error")},
+        **{name: fields.get(name) for name in ("outcome", "hint", "error")},
         "evidence": [] if turn is None else turn.evidence,
-        "question": about.get("question"),
-        "stepScore": about.get("step_score"),
-        "votes": about.get("votes", []),
-        "hintTokens": len(about.get("hint_token_ids", ())),
-        "insertAt": about.get("insert_at"),
+        "question": fields.get("question"),
+        "stepScore": fields.get("step_score"),
+        "votes": fields.get("votes", []),
+        "hintTokens": len(fields.get("hint_token_ids", ())),
+        "insertAt": fields.get("insert_at"),
     }
 
 
-def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
+def head(shown_run: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
     """Return the data of a run outside of its blocks: overview, findings, settings, list of rollouts, and vocabulary.
 
     `packer` has packed all rollouts of the run.
     """
-    run = shown.run
+    run = shown_run.run
     numbers = overview(run.rollouts)
     return {
         "name": run.name,
         "settings": {name: value for name, value in run.settings.items() if name not in IdleEnvSettings.model_fields},
-        "findings": [*shown.notes, *findings(numbers, run.rollouts)],
+        "findings": [*shown_run.notes, *findings(numbers, run.rollouts)],
         "leftOut": list(run.left_out),
         "overview": _overview(numbers, run.rollouts, texts),
         "rollouts": [_row(rollout) for rollout in run.rollouts],
@@ -277,11 +281,11 @@ def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
 
 
 def _overview(numbers: Overview, rollouts: Sequence[ShownRollout], texts: TokenTexts) -> dict[str, Any]:
-    shown = asdict(numbers)
+    data = asdict(numbers)
     for name in ("funnel", "distributions", "by_task", "hint_rows", "evidence_rows"):
-        shown[name] = _as_data(getattr(numbers, name))
-    shown["gap_rows"] = [_gap_row(row, rollouts[row.rollout], texts) for row in numbers.gap_rows]
-    return shown
+        data[name] = _as_data(getattr(numbers, name))
+    data["gap_rows"] = [_gap_row(row, rollouts[row.rollout], texts) for row in numbers.gap_rows]
+    return data
 
 
 def _gap_row(row: GapRow, rollout: ShownRollout, texts: TokenTexts) -> dict[str, Any]:
@@ -292,7 +296,7 @@ def _gap_row(row: GapRow, rollout: ShownRollout, texts: TokenTexts) -> dict[str,
         "rollout": row.rollout,
         "position": position,
         "gap": row.gap,
-        "text": _cut(texts.shown(token_id)),
+        "text": _cut(texts.text(token_id)),
         "before": before[-40:],
     }
 
@@ -328,12 +332,12 @@ def _float32(logprobs: NDArray[np.float64]) -> NDArray[np.float32]:
 
 def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
     """Concatenate the head and the arrays; each array's offset from the first is a multiple of 4 bytes."""
-    places: dict[str, list[Any]] = {}
+    layout: dict[str, list[Any]] = {}
     body = b""
     for name, array in arrays.items():
-        places[name] = [array.dtype.str[1:], len(body), len(array)]
+        layout[name] = [array.dtype.str[1:], len(body), len(array)]
         body += array.tobytes() + b"\0" * (-array.nbytes % 4)
-    text = json.dumps({**head, "arrays": places}, separators=(",", ":")).encode()
+    text = json.dumps({**head, "arrays": layout}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
     return struct.pack("<I", len(text)) + text + body
 

@@ -115,11 +115,11 @@ class ShownRollout:
     def is_reasoning(self) -> NDArray[np.bool_]:
         """Whether each scored token is reasoning, in order."""
         positions = self.sampled_S[self.is_scored_S]
-        found = np.zeros(len(positions), np.bool_)
+        is_reasoning_R = np.zeros(len(positions), np.bool_)
         for record in self.records:
             start = record.span[0]
-            found |= (start <= positions) & (positions < start + record.reasoning_tokens)
-        return found
+            is_reasoning_R |= (start <= positions) & (positions < start + record.reasoning_tokens)
+        return is_reasoning_R
 
     def gaps_in(self, span: tuple[int, int]) -> NDArray[np.float64]:
         """Return the gaps (nats) of the scored tokens in `[start, end)`."""
@@ -206,32 +206,34 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRo
             left_out.append(problems[0].message_for(f"line {number}"))
             continue
         sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
-        yield from (_rollout(group, one, number, index, is_first=is_first) for index, (one, is_first) in sequences)
+        yield from (
+            _rollout(group, rollout, number, index, is_first=is_first) for index, (rollout, is_first) in sequences
+        )
 
 
-def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> ShownRollout:
-    sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
-    counts, baseline_T = RolloutCounts(), one.baseline_T
-    counts.add(one, is_first=is_first)
+def _rollout(group: ScoredGroup, rollout: ScoredRollout, line: int, index: int, *, is_first: bool) -> ShownRollout:
+    sampled = [position for position, mask in enumerate(rollout.masks_T) if mask != IGNORED]
+    counts, baseline_T = RolloutCounts(), rollout.baseline_T
+    counts.add(rollout, is_first=is_first)
     return ShownRollout(
         line=line,
         index=index,
         task_id=group.task_id or group.session_id or f"line {line}",
-        score=one.score,
+        score=rollout.score,
         counts=counts,
-        tokens_T=np.asarray(one.tokens_T, np.int64),
+        tokens_T=np.asarray(rollout.tokens_T, np.int64),
         sampled_S=np.asarray(sampled, np.int64),
-        student_S=np.asarray([one.logprobs_T[position] for position in sampled], np.float64),
+        student_S=np.asarray([rollout.logprobs_T[position] for position in sampled], np.float64),
         baseline_S=np.asarray([baseline_T[position] for position in sampled], np.float64),
-        teacher=_teacher(one, sampled),
-        spans=tuple(sampled_spans(one.masks_T) if one.turns is None else (turn.span for turn in one.turns)),
-        records=one.turns or (),
-        messages=one.messages or (),
-        context={turn.message_index: turn for turn in one.context_turns},
-        checks=one.checks,
-        reward=one.reward,
-        stop_reason=one.stop_reason,
-        tool_errors=one.tool_errors,
+        teacher=_teacher(rollout, sampled),
+        spans=tuple(sampled_spans(rollout.masks_T) if rollout.turns is None else (turn.span for turn in rollout.turns)),
+        records=rollout.turns or (),
+        messages=rollout.messages or (),
+        context={turn.message_index: turn for turn in rollout.context_turns},
+        checks=rollout.checks,
+        reward=rollout.reward,
+        stop_reason=rollout.stop_reason,
+        tool_errors=rollout.tool_errors,
         distillation=group.distillation,
         no_verdicts=group.no_verdicts or {},
     )
@@ -239,37 +241,33 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
 
 def _with_lifts(rollouts: Sequence[ShownRollout], lifts: Lifts) -> tuple[ShownRollout, ...]:
     """Attach measured turns to their rollouts; ignore measurements of a file that has been replaced since."""
-    measured = {turn.place: turn for turn in lifts.turns}
+    measured = {turn.key: turn for turn in lifts.turns}
 
-    def own(rollout: ShownRollout) -> Iterator[tuple[int, ResampledTurn]]:
-        for at, record in enumerate(rollout.records):
-            turn = measured.get((rollout.line, rollout.index, at))
+    def resampled_turns(rollout: ShownRollout) -> Iterator[tuple[int, ResampledTurn]]:
+        for turn_index, record in enumerate(rollout.records):
+            turn = measured.get((rollout.line, rollout.index, turn_index))
             if turn is not None and (turn.hint, turn.task_id) == (record.hint, rollout.task_id):
-                yield at, turn
+                yield turn_index, turn
 
-    return tuple(replace(rollout, resampled=dict(own(rollout))) for rollout in rollouts)
+    return tuple(replace(rollout, resampled=dict(resampled_turns(rollout))) for rollout in rollouts)
 
 
-def _teacher(one: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
+def _teacher(rollout: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
     """Return the teacher's rows, cut to the entries that are shown."""
     counts, ids, logprobs = dict.fromkeys(sampled, 0), list[int](), list[float]()
-    for position in one.row_positions:
-        assert one.rows is not None
-        row = one.rows.logprobs_TK[position]
-        counts[position] = _shown(row)
-        ids += one.rows.token_ids_TK[position][: counts[position]]
+    for position in rollout.row_positions:
+        assert rollout.rows is not None
+        row = rollout.rows.logprobs_TK[position]
+        # After the sampled token, entries are in rank order.
+        likely = sum(logprob >= _MIN_LOGPROB for logprob in row[1:TOP_SHOWN]) + 1
+        counts[position] = min(len(row), max(likely, MIN_SHOWN))
+        ids += rollout.rows.token_ids_TK[position][: counts[position]]
         logprobs += row[: counts[position]]
     return TeacherTop(
         np.fromiter(counts.values(), np.uint8, len(sampled)),
         np.asarray(ids, np.int64),
         np.asarray(logprobs, np.float64),
     )
-
-
-def _shown(logprobs: Sequence[float]) -> int:
-    """Return the number of entries to keep of a row; after the sampled token they are in rank order."""
-    likely = sum(logprob >= _MIN_LOGPROB for logprob in logprobs[1:TOP_SHOWN]) + 1
-    return min(len(logprobs), max(likely, MIN_SHOWN))
 
 
 def _without_gz(path: Path) -> Path:

@@ -38,7 +38,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, bytes | None] = {}
+        self._bytes_by_id: dict[int, bytes | None] = {}
         vocab = {} if tokenizer is None else tokenizer.get_vocab()
         self._is_byte_level = sum(letter in vocab for letter in _BYTES) >= _MIN_ALPHABET
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -52,7 +52,7 @@ class TokenTexts:
         """Whether tokens can be shown as text."""
         return self._tokenizer is not None
 
-    def shown(self, token_id: int) -> str:
+    def text(self, token_id: int) -> str:
         """Return the token's text; partial characters are shown as bytes, `⟨e2 80⟩`, unknown tokens as ids, `⟨12⟩`."""
         data = self._bytes(token_id)
         return f"⟨{token_id}⟩" if data is None else _with_bytes(data)
@@ -62,11 +62,11 @@ class TokenTexts:
         return _with_bytes(b"".join(f"⟨{token_id}⟩".encode() if data is None else data for token_id, data in parts))
 
     def _bytes(self, token_id: int) -> bytes | None:
-        if token_id not in self._known:
-            self._known[token_id] = self._looked_up(token_id)
-        return self._known[token_id]
+        if token_id not in self._bytes_by_id:
+            self._bytes_by_id[token_id] = self._token_bytes(token_id)
+        return self._bytes_by_id[token_id]
 
-    def _looked_up(self, token_id: int) -> bytes | None:
+    def _token_bytes(self, token_id: int) -> bytes | None:
         if token_id in self._added:
             return self._added[token_id].encode(errors="replace")
         if self._tokenizer is None or token_id not in self._ids:
@@ -82,8 +82,8 @@ class TokenTexts:
 def _byte_letters() -> dict[str, int]:
     """Return GPT-2's mapping of letters to bytes for byte-level vocabularies; printable ones map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _BYTES = _byte_letters()

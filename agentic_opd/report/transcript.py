@@ -76,19 +76,17 @@ def split_messages(
     """
     stretches: list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]] = [(None, [])]
     context = context or {}
-    for place, message in enumerate(messages):
-        if place in context:
-            stretches[-1][1].append({**message, "name": _why(context[place])})
+    for index, message in enumerate(messages):
+        if index in context:
+            turn = context[index]
+            parameters = f" {', '.join(turn.altered)}" if turn.altered else ""
+            name = f"not learned from here: {_WHY[turn.why]}{parameters}"
+            stretches[-1][1].append({**message, "name": name})
         elif message.get("role") == "assistant":
             stretches.append((message, []))
         else:
             stretches[-1][1].append(message)
     return stretches if len(stretches) == num_turns + 1 else [(None, []) for _ in range(num_turns + 1)]
-
-
-def _why(turn: ContextTurn) -> str:
-    parameters = f" {', '.join(turn.altered)}" if turn.altered else ""
-    return f"not learned from here: {_WHY[turn.why]}{parameters}"
 
 
 def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Passage]:
@@ -130,18 +128,18 @@ def regions(token_texts: Sequence[str]) -> list[Region]:
     ends = [0]
     for text in token_texts:
         ends.append(ends[-1] + len(text))
-    found: list[Region] = []
-    at = 0
+    spans: list[Region] = []
+    token = 0
     for match in _REGION.finditer("".join(token_texts)):
-        while at < len(token_texts) and ends[at + 1] <= match.start():
-            at += 1
-        start = at
-        while at < len(token_texts) and ends[at] < match.end():
-            at += 1
+        while token < len(token_texts) and ends[token + 1] <= match.start():
+            token += 1
+        start = token
+        while token < len(token_texts) and ends[token] < match.end():
+            token += 1
         kind = next(kind for kind, opening, _ in _MARKS if match.group().startswith(opening))
-        if at > start:
-            found.append(Region(kind, start, at))
-    return found
+        if token > start:
+            spans.append(Region(kind, start, token))
+    return spans
 
 
 def _name(message: Mapping[str, Any]) -> str | None:

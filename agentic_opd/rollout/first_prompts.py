@@ -1,22 +1,10 @@
-"""The messages before the first turn, and the tasks whose first prompt is too long. Pure."""
+"""Find the tasks whose first prompt is too long. Pure."""
 
 from collections.abc import Iterable
 
-from agentic_opd.core.types import Message, Task, World
+from agentic_opd.core.types import Task, World
 from agentic_opd.rollout.chat_format import ChatFormat
-
-
-def first_messages(world: World, task: Task) -> list[Message]:
-    """Return the messages before the first turn: system prompt, examples and prompt, or the task's own messages."""
-    system = {"role": "system", "content": world.system_prompt}
-    if task.messages:
-        is_whole = task.messages[0]["role"] == "system" or not world.system_prompt
-        return [*([] if is_whole else [system]), *task.messages]
-    return [system, *task.examples, _user(task)]
-
-
-def _user(task: Task) -> Message:
-    return {"role": "user", "content": task.prompt}
+from agentic_opd.rollout.loop import first_messages
 
 
 def too_long(
@@ -37,7 +25,7 @@ def too_long(
     lengths: dict[str, int] = {}
     frame: int | None = None
     for task in tasks:
-        messages = [_user(task)] if by_program else first_messages(world, task)
+        messages = [{"role": "user", "content": task.prompt}] if by_program else first_messages(world, task)
         is_plain = by_program or not (task.examples or task.messages or task.tools is not None)
         if frame is None and is_plain:
             frame = len(chat.first_prompt([*messages[:-1], {"role": "user", "content": "."}]).token_ids)

@@ -18,14 +18,13 @@ from agentic_opd.core.types import (
     Task,
     ToolCall,
     Turn,
+    Verification,
     World,
     WorldSession,
 )
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.first_prompts import first_messages
-from agentic_opd.rollout.reward import compute_reward
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +148,15 @@ class AgentLoop:
         )
 
 
+def first_messages(world: World, task: Task) -> list[Message]:
+    """Return the messages before the first turn: system prompt, examples and prompt, or the task's own messages."""
+    system = {"role": "system", "content": world.system_prompt}
+    if task.messages:
+        is_whole = task.messages[0]["role"] == "system" or not world.system_prompt
+        return [*([] if is_whole else [system]), *task.messages]
+    return [system, *task.examples, {"role": "user", "content": task.prompt}]
+
+
 SessionT = TypeVar("SessionT", bound=WorldSession)
 
 
@@ -230,3 +238,32 @@ async def _without_reward(episode: Episode, world: World, error: SandboxError) -
     verdict = replace(verdict, passed=0, report=text, judge_report=text, score=None)
     reward = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
     return replace(episode, verification=verdict, reward=reward)
+
+
+def compute_reward(
+    verification: Verification, turns_used: int, calls_that_worked: int, broken_turns: int, config: RolloutConfig
+) -> Reward:
+    """Return the parts of the reward, each in [0, 1], and their weighted sum.
+
+    - correctness: the share of hidden checks that passed.
+    - efficiency: correctness times the share of saved turns, (max_turns - turns_used) / (max_turns - 1): 1 after one
+      turn, 0 after `max_turns`.
+    - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
+      if no call worked. A command that ran and failed (a test that found a bug) counts as working; a call that returned
+      `Error:` does not.
+
+    Efficiency and tool_usage are proportional to correctness: an episode that solves nothing earns nothing. Both are
+    relative to `max_turns`, so further calls or turns raise neither. `turns_used` are, for a program, all of its
+    requests.
+    """
+    correctness, max_turns = verification.correctness, config.max_turns
+    saved = (max_turns - turns_used) / (max_turns - 1) if max_turns > 1 else 1.0
+    unbroken = (max_turns - broken_turns) / max_turns if calls_that_worked else 0.0
+    efficiency = correctness * min(max(saved, 0.0), 1.0)
+    tool_usage = correctness * max(unbroken, 0.0)
+    total = (
+        config.correctness_weight * correctness
+        + config.efficiency_weight * efficiency
+        + config.tool_usage_weight * tool_usage
+    )
+    return Reward(correctness, efficiency, tool_usage, total)

@@ -3,9 +3,8 @@
     Recording                 -> distill        -> arrays and records
     ScoredRollout + messages  -> trace_of       -> Trace, its turns located by rendering the messages
     messages                  -> traces_of      -> Traces that this policy did not sample
-    ScoredRollout + hints     -> scored_again   -> ScoredRollout with new rows for its recorded hints
 
-See docs/distill.md for usage.
+`rescore` scores the hints of a file again. See docs/distill.md for usage.
 """
 
 from collections import Counter
@@ -40,11 +39,8 @@ from agentic_opd.distill.records import (
     DistilledTrace,
     WrittenRows,
     build_arrays,
-    with_scores,
-    written_rows,
 )
-from agentic_opd.distill.rows import HintRequest, rounded
-from agentic_opd.distill.scoring import NotScored, Scored, read_turn
+from agentic_opd.distill.rows import rounded
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
@@ -52,7 +48,7 @@ from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
-from agentic_opd.wire.group import ScoredRollout, TurnRecord
+from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.wire.images import ImageFolder
 
 __all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
@@ -87,19 +83,20 @@ def trace_of(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
 
 
 def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
-    kept = without_second_stops(rollout, chat.stop_token_ids)
-    tokens = tuple(rollout.tokens_T[at] for at in kept)
-    messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
+    positions = without_second_stops(rollout, chat.stop_token_ids)
+    tokens = tuple(rollout.tokens_T[position] for position in positions)
+    spans = sampled_spans([rollout.masks_T[position] for position in positions])
+    messages = _complete(rollout.messages or ())
     context = {turn.message_index for turn in rollout.context_turns}
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
-    if not spans or len(spans) > len(said):
-        raise AlignmentError(f"{len(spans)} sampled spans for {len(said)} assistant messages")
-    said, left_out = said[len(said) - len(spans) :], said[: len(said) - len(spans)]
-    conversation = Conversation(chat, messages[: said[0]])
+    assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
+    if not spans or len(spans) > len(assistants):
+        raise AlignmentError(f"{len(spans)} sampled spans for {len(assistants)} assistant messages")
+    left_out, assistants = assistants[: -len(spans)], assistants[-len(spans) :]
+    conversation = Conversation(chat, messages[: assistants[0]])
     versions = {record.span: record.weight_version for record in rollout.turns or ()}
     turns: list[Turn] = []
-    ends = [*said[1:], len(messages)]
-    for number, ((start, end), at, following) in enumerate(zip(spans, said, ends, strict=True), start=1):
+    ends = [*assistants[1:], len(messages)]
+    for number, ((start, end), assistant, following) in enumerate(zip(spans, assistants, ends, strict=True), start=1):
         prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
             raise AlignmentError(f"turn {number}: {_difference(prompt, tokens[:start], chat.tokenizer)}")
@@ -107,10 +104,10 @@ def _rendered_trace(rollout: ScoredRollout, chat: ChatFormat) -> Trace:
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
-        conversation.add(completion, ParsedTurn(messages[at], ()))
-        turn = _moved(replace(conversation.turns[-1], end=end), kept)
-        turns.append(replace(turn, message_index=at, weight_version=versions.get((turn.start, turn.end))))
-        conversation.answer(messages[at + 1 : following])
+        conversation.add(completion, ParsedTurn(messages[assistant], ()))
+        turn = _moved(replace(conversation.turns[-1], end=end), positions)
+        turns.append(replace(turn, message_index=assistant, weight_version=versions.get((turn.start, turn.end))))
+        conversation.answer(messages[assistant + 1 : following])
     context_turns = [*rollout.context_turns, *(ContextTurn(index, "not_sampled") for index in left_out)]
     return with_turns(rollout, messages, turns, context_turns)
 
@@ -120,13 +117,13 @@ FROM_TOKENS = "messages_from_tokens"
 
 
 def has_messages(rollout: ScoredRollout) -> bool:
-    """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
-    said = any(message["role"] == "assistant" for message in rollout.messages or ())
-    return said and not rollout.extra.get(FROM_TOKENS)
+    """Return whether the rollout has a conversation. Atropos' `include_messages` writes one user message instead."""
+    has_assistant = any(message["role"] == "assistant" for message in rollout.messages or ())
+    return has_assistant and not rollout.extra.get(FROM_TOKENS)
 
 
 def _compared(message: Message) -> tuple[bool, str | None]:
-    """Return what must be equal in a message that was given and the one that was read: not a turn's own text."""
+    """Return the part of a message that must equal the one read from the tokens: all but a turn's own text."""
     is_turn = message["role"] == "assistant"
     return is_turn, None if is_turn else str(message["content"]).strip()
 
@@ -145,29 +142,31 @@ _ADVICE = (
     "ScoredDataGroup (one list per rollout) or in each ScoredDataItem"
 )
 
-_SHOWN = 24
+_EXCERPT_TOKENS = 24
 """Number of differing tokens that an error shows as text."""
 
 
 def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any) -> str:
-    """Return where the rendered and the recorded prompt of a turn differ, in words, and which setting may mend it."""
+    """Return a sentence about where a turn's rendered and recorded prompt differ, and which setting may fix it."""
     same = shared_length(rendered, recorded)
-    here, there = (tokenizer.decode(list(ids[same : same + _SHOWN])) for ids in (rendered, recorded))
+    rendered_text, recorded_text = (
+        tokenizer.decode(list(ids[same : same + _EXCERPT_TOKENS])) for ids in (rendered, recorded)
+    )
     advice = "Other tools, another renderer or another tokenizer?"
-    if there.startswith("<think>"):
+    if recorded_text.startswith("<think>"):
         advice = "Set env.renderer_options to {enable_thinking: false}: the prompts have an empty think block."
-    elif here.startswith("<think>"):
+    elif rendered_text.startswith("<think>"):
         advice = "Set env.renderer_options to {enable_thinking: true}: the prompts have no think block."
     return (
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
-        f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
+        f"up to position {same}, then {rendered_text!r} is rendered where {recorded_text!r} is recorded. {advice}"
     )
 
 
-def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
+def _moved(turn: Turn, positions: Sequence[int]) -> Turn:
     """Map a turn's positions from indices into `kept` to positions in the sequence."""
-    places = {name: kept[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
-    return replace(turn, **places, end=kept[turn.end - 1] + 1)
+    moved = {name: positions[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
+    return replace(turn, **moved, end=positions[turn.end - 1] + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +393,7 @@ class PolicyDistiller:
         placeholder = self.policy.info.image_placeholder
         if not rollout.images or placeholder is None:
             return chat
-        tokens = {one.digest: rollout.tokens_T[one.offset : one.end] for one in rollout.images}
+        tokens = {image.digest: rollout.tokens_T[image.offset : image.end] for image in rollout.images}
         return chat.with_images(ImageTokens(placeholder, tokens))
 
     async def distill(self, recording: Recording) -> DistilledRecording:
@@ -421,7 +420,7 @@ class PolicyDistiller:
         if end >= self.policy.info.max_model_len:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
-            raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
+            raise AlignmentError("its first token is a sampled one, so it has no prompt")
         before = moved_images(images, end, first, 0)
         request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
         reply = await self.policy.score(request, 1)
@@ -434,71 +433,3 @@ class PolicyDistiller:
         """Return the traces with the policy's logprobs; see `logprobs_of`."""
         read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T, trace.images) for trace in traces)
         return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))
-
-    async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
-        """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
-
-        Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded
-        hints of a turn are compared again, otherwise its `hint` is scored. `reads_hints` is False for `hint_source:
-        none`.
-
-        Raises:
-            AlignmentError: the rollout has no records.
-            ServerUnreachableError: the teacher is unreachable.
-        """
-        if rollout.turns is None:
-            raise AlignmentError("it has no records of turns, so there are no hints to keep")
-        results = await gather_all(self._scored_again(rollout, record, reads_hints) for record in rollout.turns)
-        top_k = self.distiller.config.distill_topk
-        rows = [
-            written_rows(start, rollout.tokens_T[start:end], result.rows, top_k)
-            for (start, end), result in zip((one.scored_span for one in rollout.turns), results, strict=True)
-            if isinstance(result, Scored)
-        ]
-        records = tuple(
-            _record_again(one, result, rollout.logprobs_T, top_k)
-            for one, result in zip(rollout.turns, results, strict=True)
-        )
-        return replace(rollout, rows=arrays_of(rollout, rows, top_k), turns=records)
-
-    async def _scored_again(
-        self, rollout: ScoredRollout, record: TurnRecord, reads_hints: bool
-    ) -> Scored | NotScored | None:
-        """Score a recorded hint; None if the turn has no hint."""
-        place, (start, end) = record.insert_at, record.scored_span
-        if not record.hint or (reads_hints and place is None):
-            return None
-        tokens, ids, version = tuple(rollout.tokens_T), record.hint_token_ids, record.weight_version
-        config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
-        hints = [(record.hint, ids, record.span[0] if place is None else place)]
-        if config.hint_selection == "overlap" and record.hints:
-            hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
-
-        def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
-            images = moved_images(rollout.images, end, at, len(ids))
-            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images=images)
-
-        asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
-        plain = request((), start)
-        return await read_turn(asked, plain, None, servers, config)
-
-
-def _record_again(
-    record: TurnRecord, result: Scored | NotScored | None, logprobs_T: Sequence[float], top_k: int
-) -> TurnRecord:
-    """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
-    plain = replace(
-        record,
-        control=None,
-        scored_version=None,
-        baseline_logprobs=None,
-        unhinted_logprobs=None,
-        hints=(),
-        hint_of_row=None,
-        support=None,
-    )
-    if result is None:
-        return plain
-    if isinstance(result, NotScored):
-        return replace(plain, outcome=result.outcome, error=result.why)
-    return with_scores(plain, result, logprobs_T, top_k)

@@ -35,10 +35,11 @@ from agentic_opd.runs.distill import (
 )
 from agentic_opd.runs.log_tools import plain_tools
 from agentic_opd.runs.logs import LogNote, read_log
+from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
-Became = Literal["distilled", "no hint", "unmatched"]
+LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
 
 OFF_POLICY = "off_policy"
@@ -64,7 +65,7 @@ class DistilledLine:
     The group of an unmatched line has no rows; it is None if the line is a conversation in text.
     """
 
-    became: Became
+    result: LineResult
     group: ScoredGroup | None
     unmatched: tuple[str, ...] = ()
     notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
@@ -79,7 +80,7 @@ class Counts:
     unmatched_sequences: int = 0
     notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
 
-    def said(self) -> str:
+    def text(self) -> str:
         names = ("distilled", "no hint", "unmatched", "failed")
         return ", ".join(f"{name} {self.lines[name]}" for name in names)
 
@@ -98,7 +99,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     Raises:
         PlaceError: a line can't be read; the message names its number and field.
     """
-    seen: set[str] = set()
+    item_ids: set[str] = set()
     for row in _rows(path):
         where = f"{str(path)!r}, {row.place}"
         if not isinstance(row.value, dict):
@@ -107,12 +108,12 @@ def read_lines(path: Path) -> Iterator[Line]:
         problem = _messages_problem(fields) if "tokens" not in fields else _group_problem(fields)
         if problem is not None:
             raise PlaceError(f"{where}: {problem}")
-        about = fields.get("group_overrides")
-        name = about.get("item_id") if isinstance(about, dict) else None
+        overrides = fields.get("group_overrides")
+        name = overrides.get("item_id") if isinstance(overrides, dict) else None
         name = name if isinstance(name, str) and name else f"line-{row.number}"
-        if name in seen:
+        if name in item_ids:
             name = f"{name}/line-{row.number}"
-        seen.add(name)
+        item_ids.add(name)
         yield Line(row.number, fields, name)
 
 
@@ -155,18 +156,18 @@ def _as_read(fields: dict[str, Any]) -> dict[str, Any]:
         if isinstance(column := fields.get(name), list | tuple):
             fields[name] = [_as_list(row, name) for row in cast(Sequence[Any], column)]
     if isinstance(scores := fields.get("scores"), list | tuple):
-        fields["scores"] = [float(one) if isinstance(one, bool) else one for one in cast(Sequence[Any], scores)]
+        fields["scores"] = [float(score) if isinstance(score, bool) else score for score in cast(Sequence[Any], scores)]
     masks: Any = fields.get("masks")
-    said: Any = fields.get("inference_logprobs")
+    columns: Any = fields.get("inference_logprobs")
     if not isinstance(masks, list) or not all(isinstance(row, list) for row in cast(list[Any], masks)):
         return fields
-    if said is None:
-        said = [[0.0] * len(row) for row in masks]
-    elif not _fits(said, masks):
+    if columns is None:
+        columns = [[0.0] * len(row) for row in masks]
+    elif not _fits(columns, masks):
         return fields
     logprobs = [
         [PROMPT_LOGPROB if mask == IGNORED else value for mask, value in zip(row, values, strict=True)]
-        for row, values in zip(masks, said, strict=True)
+        for row, values in zip(masks, columns, strict=True)
     ]
     return {**fields, "inference_logprobs": logprobs}
 
@@ -177,12 +178,12 @@ def _as_list(row: Any, name: str) -> Any:
     return [*cast(Sequence[Any], row)] if isinstance(row, tuple) else row
 
 
-def _fits(said: Any, masks: Sequence[Sequence[int]]) -> bool:
-    """Whether `said` has one list per sequence with one entry per token; otherwise `read_group` reports it."""
+def _fits(logprobs: Any, masks: Sequence[Sequence[int]]) -> bool:
+    """Return whether `logprobs` has a list per sequence with an entry per token; if not, `read_group` reports it."""
     return (
-        isinstance(said, list)
-        and len(cast(list[Any], said)) == len(masks)
-        and all(isinstance(a, list) and len(cast(list[Any], a)) == len(b) for a, b in zip(said, masks, strict=True))
+        isinstance(logprobs, list)
+        and len(cast(list[Any], logprobs)) == len(masks)
+        and all(isinstance(a, list) and len(cast(list[Any], a)) == len(b) for a, b in zip(logprobs, masks, strict=True))
     )
 
 
@@ -209,7 +210,7 @@ class FileDistiller:
             return await self._group(group, has_logprobs=has_logprobs)
         if not has_logprobs:
             raise AlignmentError("inference_logprobs are missing: hints that are kept are of a file that has them")
-        return await self._kept(group)
+        return await self._rescored(group)
 
     async def _messages(self, line: Line) -> DistilledLine:
         if self.keep_hints:
@@ -221,16 +222,16 @@ class FileDistiller:
             return DistilledLine("unmatched", None, (str(error),))
         if not rendered.traces:
             return DistilledLine("unmatched", None, (rendered.problem,), rendered.notes)
-        done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(rendered.traces)))
-        about = (await self.by.distiller.close_group([done])).about
+        distilled = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(rendered.traces)))
+        metadata = (await self.by.distiller.close_group([distilled])).about
         rollouts = tuple(
             ScoredRollout.of_conversation(
-                one.trace, StopReason.CLOSED, given_reward=None, rows=one.arrays, turns=one.records
+                sequence.trace, StopReason.CLOSED, given_reward=None, rows=sequence.arrays, turns=sequence.records
             )
-            for one in done.traces
+            for sequence in distilled.traces
         )
         group = ScoredGroup(
-            rollouts, item_id=line.item_id, distillation=about, extra_overrides={OFF_POLICY: "rendered"}
+            rollouts, item_id=line.item_id, distillation=metadata, extra_overrides={OFF_POLICY: "rendered"}
         )
         return replace(_written(group), notes=rendered.notes)
 
@@ -239,8 +240,9 @@ class FileDistiller:
         if any(image is not None for image in group.extra.get("images") or ()):
             raise AlignmentError("images: the policy saw images, which the teacher would not see")
         if not has_logprobs:
-            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T, one.images) for one in rollouts)
-            rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
+            read = (self.by.logprobs_of(rollout.tokens_T, rollout.masks_T, rollout.images) for rollout in rollouts)
+            pairs = zip(rollouts, await gather_all(read), strict=True)
+            rollouts = [replace(rollout, logprobs_T=logprobs_T) for rollout, logprobs_T in pairs]
         chat, unmatched = self.by.chat_with(self.tools), list[str]()
         traces: dict[int, Trace] = {}
         for index, rollout in enumerate(rollouts):
@@ -254,43 +256,46 @@ class FileDistiller:
             bare = tuple(replace(rollout, rows=None, turns=None) for rollout in rollouts)
             group = replace(group, rollouts=bare, distillation=None, extra_overrides=extra_overrides)
             return DistilledLine("unmatched", group, tuple(unmatched))
-        done = await gather_all(
+        recordings = await gather_all(
             self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
             for index, trace in traces.items()
         )
-        about = (await self.by.distiller.close_group(done)).about
-        made = {index: one.traces[0] for index, one in zip(traces, done, strict=True)}
+        metadata = (await self.by.distiller.close_group(recordings)).about
+        by_index = {index: recording.traces[0] for index, recording in zip(traces, recordings, strict=True)}
         distilled = tuple(
             replace(
                 rollout,
-                rows=made[index].arrays,
-                turns=made[index].records,
+                rows=by_index[index].arrays,
+                turns=by_index[index].records,
                 messages=traces[index].messages,
                 context_turns=traces[index].context_turns,
                 extra=rollout.extra if has_messages(rollout) else {**rollout.extra, FROM_TOKENS: True},
             )
-            if index in made
-            else replace(rollout, rows=arrays_of(rollout, (), about.distill_topk), turns=None)
+            if index in by_index
+            else replace(rollout, rows=arrays_of(rollout, (), metadata.distill_topk), turns=None)
             for index, rollout in enumerate(rollouts)
         )
         return _written(
-            replace(group, rollouts=distilled, distillation=about, extra_overrides=extra_overrides), tuple(unmatched)
+            replace(group, rollouts=distilled, distillation=metadata, extra_overrides=extra_overrides), tuple(unmatched)
         )
 
-    async def _kept(self, group: ScoredGroup) -> DistilledLine:
+    async def _rescored(self, group: ScoredGroup) -> DistilledLine:
         before, config = group.distillation, self.by.distiller.config
         sources = () if before is None else before.hint_sources
         reads_hints = "none" not in sources
-        rollouts = await gather_all(self.by.scored_again(one, reads_hints=reads_hints) for one in group.rollouts)
-        outcomes = Counter(turn.outcome.value for one in rollouts for turn in one.turns or ())
-        about = GroupDistillation(
+        servers = self.by.distiller.servers_of(self.by.policy_url)
+        rollouts = await gather_all(
+            rescored(rollout, servers, config, reads_hints=reads_hints) for rollout in group.rollouts
+        )
+        outcomes = Counter(turn.outcome.value for rollout in rollouts for turn in rollout.turns or ())
+        metadata = GroupDistillation(
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
             outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
             gap_baseline=config.gap_baseline,
             hint_sources=sources,
         )
-        return _written(replace(group, rollouts=tuple(rollouts), distillation=about))
+        return _written(replace(group, rollouts=tuple(rollouts), distillation=metadata))
 
 
 def _verdict(rollout: ScoredRollout) -> Verification | None:

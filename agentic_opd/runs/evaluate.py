@@ -92,7 +92,7 @@ class EvalSample:
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the tests said anything about the solution."""
+        """Whether the tests gave a verdict on the solution."""
         return self.episode.no_verdict is None
 
     def to_row(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     if not any(passed.values()):
         raise WorldError("evaluation: the tests gave no verdict on any sample; the log and samples.jsonl say why")
     metrics: dict[str, float] = {}
-    for k in _ks(n):
+    for k in sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n}):  # The powers of 2 below n, and n.
         estimates = [pass_at_k(len(row), sum(row), k) for row in passed.values() if len(row) >= k]
         if not estimates:
             continue
@@ -160,11 +160,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     return 1.0 - comb(n - c, k) / comb(n, k)
-
-
-def _ks(n: int) -> list[int]:
-    """Return the powers of 2 below n, and n."""
-    return sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n})
 
 
 _MOST_TASK_ROWS = 40
@@ -193,24 +188,24 @@ class Evaluation:
     metrics: RunMetrics
     _running: asyncio.Task[dict[str, float]] | None = None
 
-    async def measure(self, done: Callable[[EvalSample], None] = lambda sample: None) -> Evaluated:
-        """Roll out every task `eval_samples` times, and call `done` with each sample; training data is unaffected.
+    async def measure(self, on_sample: Callable[[EvalSample], None] = lambda sample: None) -> Evaluated:
+        """Roll out every task `eval_samples` times, and call `on_sample` with each one; training data is unaffected.
 
         Raises:
-            ServerError: the policy server failed; `done` was called with every sample finished before.
+            ServerError: the policy server failed; `on_sample` was called with every sample finished before.
         """
         start, before, close_failures = time.monotonic(), await self.versions(), self.metrics.close_failures()
 
-        async def one(task: Task, index: int) -> EvalSample:
+        async def sample_task(task: Task, index: int) -> EvalSample:
             episode = await self.roll_out(task)
             if episode.error is not None:
                 raise episode.error
             sample = EvalSample(index, episode)
-            done(sample)
+            on_sample(sample)
             return sample
 
         count = self.config.eval_samples
-        samples = await gather_all(one(task, index) for task in self.tasks for index in range(count))
+        samples = await gather_all(sample_task(task, index) for task in self.tasks for index in range(count))
         of_weights = _of_weights(before, await self.versions())
         metrics = {**eval_metrics(samples), **of_weights}
         if (failures := self.metrics.close_failures()) is not None:
@@ -237,7 +232,7 @@ class Evaluation:
         every = self.config.steps_per_eval
         if every > 0 and self.tasks and now // every > before // every:
             if self._is_running:
-                logger.warning("the evaluation before step %d is not finished: no other one is started", now)
+                logger.warning("the evaluation before step %d is not finished: no second one is started", now)
             else:
                 self._running = asyncio.create_task(self.beside_training())
 
@@ -299,14 +294,14 @@ async def evaluate(
     file = sample_file(folder)
     try:
         with EvalProgress(tasks * samples, console) as progress:
-            places = {**roles, "samples": str(folder / "samples.jsonl")}
-            progress.console.print(start_screen(f"{tasks} tasks, {samples} samples each", places), soft_wrap=True)
+            rows = {**roles, "samples": str(folder / "samples.jsonl")}
+            progress.console.print(start_screen(f"{tasks} tasks, {samples} samples each", rows), soft_wrap=True)
 
-            def done(sample: EvalSample) -> None:
+            def on_sample(sample: EvalSample) -> None:
                 file.write(sample.to_row())
                 progress.sample_done(sample)
 
-            evaluated = await evaluation.measure(done)
+            evaluated = await evaluation.measure(on_sample)
     finally:
         file.close()
     show_evaluation(evaluated.samples, evaluated.metrics, progress.console)
@@ -327,16 +322,16 @@ class EvalProgress(LiveBar):
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         super().__init__("samples", total, console=console)
-        self.total, self.done, self.passed = total, 0, 0
+        self.total, self.finished, self.passed = total, 0, 0
 
     def sample_done(self, sample: EvalSample) -> None:
         """Count a finished sample and update the display."""
-        tenths = 10 * self.done // self.total
-        self.done += 1
+        tenths = 10 * self.finished // self.total
+        self.finished += 1
         self.passed += sample.has_verdict and sample.passed
-        self.show(self.done, f"{self.passed} passed")
-        if not self.is_live and 10 * self.done // self.total > tenths:
-            self.say(f"sample {self.done}/{self.total}: {self.passed} passed")
+        self.show(self.finished, f"{self.passed} passed")
+        if not self.is_live and 10 * self.finished // self.total > tenths:
+            self.say(f"sample {self.finished}/{self.total}: {self.passed} passed")
 
 
 def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], console: Console) -> None:

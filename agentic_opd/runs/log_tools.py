@@ -57,7 +57,7 @@ def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def has_padded_tools(fields: Mapping[str, Any]) -> bool:
-    """Whether the tools of a conversation hold padding of columnar files; JSON text holds none."""
+    """Return whether the tools of a conversation hold padding of columnar files; JSON text holds none."""
     tools = fields.get(_field_of_tools(fields))
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in cast(list[Any], tools)):
         return False

@@ -110,7 +110,7 @@ class _Call(BaseModel):
     function: _Function
 
 
-class _Said(BaseModel):
+class _LoggedMessage(BaseModel):
     """The parsed fields of a message; other fields stay unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -199,7 +199,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 
 def has_reasoning_marks(text: str) -> bool:
-    """Whether a text holds a mark of reasoning, which a model would read as one."""
+    """Return whether a text holds a mark of reasoning, which a model would read as one."""
     return any(mark in text for pair in REASONING_MARKS for mark in pair if mark != "<|end|>")
 
 
@@ -225,7 +225,7 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
     for row in _rows(fields):
         message, note = row.message()
         try:
-            parsed = _Said.model_validate(message)
+            parsed = _LoggedMessage.model_validate(message)
             plain_of_row = list(_plain(parsed, row.index, last_call))
         except ValidationError as error:
             raise AlignmentError(_problem(row.where, error)) from error
@@ -253,7 +253,7 @@ def plain_messages(messages: object, tools: Sequence[Mapping[str, Any]] = ()) ->
 
 
 _CONVERSATIONS = ("messages", "conversations", "conversation")
-_OWN_FIELDS = {*_Said.model_fields}
+_OWN_FIELDS = {*_LoggedMessage.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,8 @@ class _Row:
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the messages of a row's conversation."""
     name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
-    prompt, completion = (_listed(fields.get(field)) for field in ("prompt", "completion"))
+    columns = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
+    prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in columns)
     if name is not None:
         rows = from_text(fields[name], name)
         if not isinstance(rows, list | tuple) or not rows:
@@ -316,11 +317,6 @@ def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
             f'holds {names}. Write a conversation as {{"messages": [{{"role": "user", "content": ...}}, '
             '{"role": "assistant", "content": ...}, ...], "tools": [...]}'
         )
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    """Return the list of messages of a prompt or a completion; empty for anything else, such as text."""
-    return cast(Sequence[Any], value) if isinstance(value, list | tuple) else ()
 
 
 _SHAREGPT_ROLES = {
@@ -388,30 +384,30 @@ def _parsed_calls(calls: Any, where: str) -> Any:
     return parsed
 
 
-def _plain(said: _Said, index: int, last_call: str) -> Iterator[Message]:
+def _plain(parsed: _LoggedMessage, index: int, last_call: str) -> Iterator[Message]:
     """Yield the message, or several for Anthropic's results; `index` gives ids to calls without one.
 
     `last_call` is the id for a legacy result.
     """
     roles = {"developer": "system", "function": "tool"}
-    role = roles.get(said.role, said.role)
-    results = said.parts("tool_result")
+    role = roles.get(parsed.role, parsed.role)
+    results = parsed.parts("tool_result")
     for result in results:
-        content = _Said.model_validate({"role": "tool", "content": result.content}).text()
+        content = _LoggedMessage.model_validate({"role": "tool", "content": result.content}).text()
         yield {"role": "tool", "content": content, "tool_call_id": result.tool_use_id or ""}
-    content = said.text()
+    content = parsed.text()
     if results and not content:
         return
     message: Message = {"role": role, "content": content}
-    thoughts = said.thoughts()
+    thoughts = parsed.thoughts()
     if role == "assistant":
         inside, message["content"] = split_reasoning(content)
         if inside is not None and inside.strip() != (thoughts or "").strip():
             thoughts = f"{thoughts}\n{inside}" if thoughts else inside
-    answers = last_call if said.role == "function" else said.tool_call_id
-    optional = {"name": said.name, "tool_call_id": answers, "reasoning_content": thoughts}
+    answers = last_call if parsed.role == "function" else parsed.tool_call_id
+    optional = {"name": parsed.name, "tool_call_id": answers, "reasoning_content": thoughts}
     message |= {name: value for name, value in optional.items() if value is not None}
-    if calls := said.calls():
+    if calls := parsed.calls():
         message["tool_calls"] = [
             {
                 "id": call.id or f"call_{index}_{number}",
@@ -443,12 +439,12 @@ def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Seque
 
 
 def _has_value(value: Any) -> bool:
-    """Whether a field of no meaning to this package has a value that JSON can write."""
+    """Return whether a field of no meaning to this package has a value that JSON can write."""
     return not _is_missing(value) and _is_json(value)
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
+    """Return whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
     return is_null(value) or (isinstance(value, float) and value != value)
 
 
@@ -464,7 +460,7 @@ def _why_context(message: Message, extra: Mapping[str, Any]) -> LogNote | None:
 
 
 def says_nothing(message: Message) -> bool:
-    """Whether a message has no call, and no character that can be seen."""
+    """Return whether a message has no call, and no character that can be seen."""
     return not message.get("tool_calls") and not any(
         char.isprintable() and not char.isspace() for char in message["content"]
     )
@@ -474,7 +470,7 @@ def _system(fields: Mapping[str, Any]) -> str:
     """Return the text of a row's own system prompt, as Anthropic's requests and ShareGPT's rows hold it."""
     system: Any = fields.get("system")
     try:
-        return _Said.model_validate({"role": "system", "content": system}).text()
+        return _LoggedMessage.model_validate({"role": "system", "content": system}).text()
     except ValidationError as error:
         raise AlignmentError(_problem("system", error)) from error
 
@@ -523,7 +519,7 @@ def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[L
     strays = [index for index in order if index not in by_id and (ids[index] or index not in number_of)]
     notes[LogNote.RESULT_WITHOUT_CALL] += len(strays)
     notes[LogNote.CALL_WITHOUT_RESULT] += len(calls) - len(number_of)
-    notes[LogNote.REORDERED] += sum(index != place for place, index in enumerate(order))
+    notes[LogNote.REORDERED] += sum(index != position for position, index in enumerate(order))
     named_ids = {index: {"tool_call_id": calls[number]} for index, number in number_of.items()}
     return [results[index] | named_ids.get(index, {}) for index in order]
 
@@ -532,7 +528,7 @@ def _in_order(results: Sequence[Message], calls: Sequence[str], notes: Counter[L
 
 
 def has_arguments(message: Message) -> bool:
-    """Whether the arguments of every call of a message are a JSON object, which templates require."""
+    """Return whether the arguments of every call of a message are a JSON object, which templates require."""
     return all(_is_object(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
@@ -545,7 +541,7 @@ def _is_object(arguments: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
+    """Return whether JSON can write a value; Python also reads NaN, Infinity and 1e400."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -556,9 +552,9 @@ def _is_json(value: Any) -> bool:
 def _problem(where: str, error: ValidationError) -> str:
     """Return the message of the innermost error with its field; a field with a union type has an error per type."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(wrong, key=lambda one: len(one["loc"]))
-    shown = [part for part in first["loc"] if part not in _UNION_NAMES]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in shown)
+    first = max(wrong, key=lambda entry: len(entry["loc"]))
+    parts = [part for part in first["loc"] if part not in _UNION_NAMES]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return f"{where}{path}: {first['msg']}"
 
 

@@ -39,7 +39,7 @@ RUN_METRICS = (
 
 ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
 """Columns of the table of rollouts."""
-_LOOK_S = 0.02
+_SLEEP_S = 0.02
 _LATEST = 1000
 
 
@@ -47,7 +47,7 @@ class MetricFile(JsonLines):
     """A metrics.jsonl, new or appended to after its last whole line."""
 
     @property
-    def place(self) -> str:
+    def destination(self) -> str:
         return str(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
@@ -59,7 +59,7 @@ class WandbLog:
     """A run on Weights & Biases (or on disk, if WANDB_MODE is offline)."""
 
     def __init__(self, project: str, name: str | None, settings: Mapping[str, Any], group: str | None = None) -> None:
-        """Start the run without W&B's console output; `place` holds the run's URL or folder.
+        """Start the run without W&B's console output; `destination` holds the run's URL or folder.
 
         Raises:
             ConfigError: W&B refuses the run, for example because of a missing login.
@@ -76,14 +76,16 @@ class WandbLog:
                 "WANDB_MODE=offline, or leave env.use_wandb off: metrics then go to metrics.jsonl."
             ) from error
         folder = Path(self._run.dir).parent
-        self.place = f"W&B, {f'offline in {folder}' if self._run.offline else self._run.url}"
+        self.destination = f"W&B, {f'offline in {folder}' if self._run.offline else self._run.url}"
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
         """Log a step, with the table of rollouts."""
         import wandb
 
-        table = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=[list(row) for row in rollouts]) if rollouts else None
-        self._run.log({**metrics, **({"train/rollouts": table} if table is not None else {})}, step=step)
+        table = {}
+        if rollouts:
+            table["train/rollouts"] = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=[list(row) for row in rollouts])
+        self._run.log({**metrics, **table}, step=step)
 
     def close(self) -> None:
         """Wait until everything is uploaded, and finish the run."""
@@ -101,28 +103,28 @@ def metrics_path(groups: Path | None, folder: Path) -> Path:
 
 
 class LoopLag:
-    """Samples the lag of the event loop, by which every episode is late, as the excess duration of short sleeps."""
+    """Samples the event loop's lag, which delays every episode, as the excess duration of short sleeps."""
 
     def __init__(self) -> None:
         self._latest = deque[float](maxlen=_LATEST)
-        self._looking: asyncio.Task[None] | None = None
+        self._sampler: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._looking = asyncio.create_task(self._look())
+        self._sampler = asyncio.create_task(self._sample())
 
     def latest(self) -> Sequence[float]:
         """Return the latest lags in seconds, from about the last 20 seconds."""
         return tuple(self._latest)
 
     def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._sampler is not None:
+            self._sampler.cancel()
 
-    async def _look(self) -> None:
+    async def _sample(self) -> None:
         while True:
             start = time.monotonic()
-            await asyncio.sleep(_LOOK_S)
-            self._latest.append(time.monotonic() - start - _LOOK_S)
+            await asyncio.sleep(_SLEEP_S)
+            self._latest.append(time.monotonic() - start - _SLEEP_S)
 
 
 @dataclass
@@ -130,22 +132,25 @@ class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
 
     `decode` gives the text of token ids for W&B's table of rollouts, `sample_seconds` the durations of the latest
-    sampling requests. `shown` names the metrics in `line`. `close_failures` returns how many states of the run the
-    world's hook `close` did not close; None: the world has no such hook.
+    sampling requests. `line_metrics` names the metrics in `line`. `close_failures` returns how many states of the run
+    the world's hook `close` did not close; None: the world has no such hook. `expects_calls` returns whether there are
+    tools, so that a run without a tool call deserves a warning.
     """
 
     config: RunConfig
     decode: Callable[[Sequence[int]], str]
     sample_seconds: Callable[[], Sequence[float]]
-    shown: Sequence[str] = ()
+    line_metrics: Sequence[str] = ()
     close_failures: Callable[[], int | None] = lambda: None
+    expects_calls: Callable[[], bool] = lambda: True
     loop_lag: LoopLag = field(default_factory=LoopLag)
     step: int = 0
     log: MetricFile | WandbLog | None = None
-    silent_rollouts: int = 0
-    """Number of rollouts if no rollout of the run called a tool; -1 otherwise, and if there are no tools."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the latest evaluation, until they are logged."""
+    _num_rollouts: int = 0
+    _has_calls: bool = False
+    """Whether a rollout of the run called a tool, or a program acted in it."""
     _logged_close_failures: int = 0
     _episodes: list[Episode] = field(default_factory=list[Episode])
     _distilled: list[DistilledGroup] = field(default_factory=list[DistilledGroup])
@@ -157,22 +162,19 @@ class RunMetrics:
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
-            most = self.config.num_rollouts_per_group_for_logging
-            self._rows += rollout_rows(finished.group, self.decode, len(finished.episodes) if most == -1 else most)
+            limit = self.config.num_rollouts_per_group_for_logging
+            self._rows += rollout_rows(finished.group, self.decode, len(finished.episodes) if limit == -1 else limit)
             del self._rows[: -self.config.num_rollouts_to_keep]
 
     def add_episodes(self, episodes: Sequence[Episode]) -> None:
         """Keep episodes for the next logging step; alone if they make no group."""
         self._episodes += episodes
-        called = any(episode.tool_calls or episode.program for episode in episodes)
-        if called or self.silent_rollouts < 0:
-            self.silent_rollouts = -1
-        else:
-            self.silent_rollouts += len(episodes)
+        self._num_rollouts += len(episodes)
+        self._has_calls |= any(episode.tool_calls or episode.program for episode in episodes)
 
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""
-        stats = [one for group in self._distilled for one in group.stats]
+        stats = [episode for group in self._distilled for episode in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
         distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
         metrics = {**of_rollouts, **self.evaluation, **distilled}
@@ -182,10 +184,10 @@ class RunMetrics:
         return metrics
 
     def line(self) -> str:
-        """Return the metrics `shown` since the last logging step as text."""
+        """Return the `line_metrics` since the last logging step as text."""
         metrics = self.current()
-        shown = [f"{name} {metrics[name]:.3g}" for name in self.shown if name in metrics]
-        return ", ".join([f"{len(self._episodes)} rollouts since the last one", *shown])
+        values = [f"{name} {metrics[name]:.3g}" for name in self.line_metrics if name in metrics]
+        return ", ".join([f"{len(self._episodes)} rollouts since the last one", *values])
 
     def flush(self, further: Mapping[str, float] | None = None) -> None:
         """Log the metrics since the last logging step, and start the next one."""
@@ -203,20 +205,20 @@ class RunMetrics:
     def to_wandb(self, project: str, settings: Mapping[str, Any], name: str | None, group: str | None = None) -> None:
         self.log = WandbLog(project, name, settings, group)
 
-    def place(self) -> dict[str, str]:
+    def destination(self) -> dict[str, str]:
         """Return the destination of metrics, for the start screen."""
-        return {"metrics": self.log.place if self.log else "W&B, in the trainer's project"}
+        return {"metrics": self.log.destination if self.log else "W&B, in the trainer's project"}
 
     def close(self) -> None:
-        """Close the log, and warn if the policy called no tool in the whole run."""
-        if self.silent_rollouts > 0:
+        """Close the log, and warn if the policy called no tool in the whole run, although there are tools."""
+        if self._num_rollouts and not self._has_calls and self.expects_calls():
             logger.warning(
                 "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "
                 "its calls could be read (env.renderer, its tool_parser, env.tool_format); a small model needs an "
                 "example turn before its task (examples, docs/worlds.md)",
-                self.silent_rollouts,
+                self._num_rollouts,
             )
-            self.silent_rollouts = 0
+            self._num_rollouts = 0
         self.loop_lag.stop()
         if self.log is not None:
             self.log.close()

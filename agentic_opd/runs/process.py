@@ -29,14 +29,14 @@ class RunSummary:
 
     total: int
     skipped: int = 0
-    done: int = 0
+    written: int = 0
     failed: dict[str, str] = field(default_factory=dict[str, str])
     stopped: BaseException | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every item is on disk."""
-        return self.skipped + self.done == self.total
+        return self.skipped + self.written == self.total
 
 
 def output_path(config: RunConfig) -> Path:
@@ -74,14 +74,14 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
             metrics.flush()
 
         with RunProgress(len(items), skipped, counts) as progress:
-            what = f"{count} groups of {config.group_size} rollouts{held_out}"
-            places = {**env.roles(), "groups": str(path), **metrics.place()}
-            progress.console.print(start_screen(what, places), soft_wrap=True)
+            title = f"{count} groups of {config.group_size} rollouts{held_out}"
+            rows = {**env.roles(), "groups": str(path), **metrics.destination()}
+            progress.console.print(start_screen(title, rows), soft_wrap=True)
             summary = await run_items(items, env.collect, write, file.finished, config.groups_at_a_time, progress)
     finally:
         file.close()
     show_summary(counts, summary, path, progress.console)
-    if config.report and summary.stopped is None and summary.skipped + summary.done:
+    if config.report and summary.stopped is None and summary.skipped + summary.written:
         await asyncio.to_thread(report_run, path, env.tokenizer)
     return summary
 
@@ -117,7 +117,7 @@ async def run_items(
 
     async def keep(item: TaskItem, group: FinishedGroup) -> None:
         await write(group)
-        summary.done += 1
+        summary.written += 1
         progress.group_done(item.item_id, group.group.scores)
 
     try:
@@ -157,9 +157,9 @@ class RunProgress(LiveBar):
         counts = counts_line(self._counts)
         self.show(self.groups, counts)
         if not self.is_live:
-            shown = ", ".join(f"{score:.2f}" for score in scores)
+            texts = ", ".join(f"{score:.2f}" for score in scores)
             self.say(
-                f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown} (all so far: {counts})"
+                f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {texts} (all so far: {counts})"
             )
 
     def group_failed(self, item_id: str, error: Exception) -> None:
@@ -178,7 +178,8 @@ def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Co
             f"opd/mean_hints_per_rollout {records.hints / total.rollouts:.2f}   "
             f"opd/mean_turns_scored {records.scored / total.rollouts:.2f}   "
             f"opd/hint_rate {records.hints / total.assistant_turns:.2f}",
-            "turn outcomes: " + ", ".join(f"{one.value} {count}" for one, count in records.outcomes.most_common()),
+            "turn outcomes: "
+            + ", ".join(f"{outcome.value} {count}" for outcome, count in records.outcomes.most_common()),
         ]
     if counts.no_verdicts:
         causes = ", ".join(f"{cause} {count}" for cause, count in counts.no_verdicts.most_common())
@@ -211,7 +212,7 @@ def summary_table(counts: RunCounts) -> Table:
 
 def closing_lines(summary: RunSummary, path: Path) -> list[str]:
     """Return the closing lines: groups on disk, failed groups, and how to complete the run."""
-    lines = [f"{summary.skipped + summary.done} of {summary.total} groups in {path}"]
+    lines = [f"{summary.skipped + summary.written} of {summary.total} groups in {path}"]
     if summary.skipped:
         lines[0] += f" ({summary.skipped} from an earlier run)"
     if summary.failed:
@@ -219,7 +220,7 @@ def closing_lines(summary: RunSummary, path: Path) -> list[str]:
     if summary.stopped is not None:
         why = str(summary.stopped) or "interrupted"
         lines.append(f"stopped early: {why}")
-        lines.append("what is finished is on disk; run again with --env.resume to complete it")
-        if summary.skipped + summary.done:
+        lines.append("finished groups are on disk; run again with --env.resume to complete it")
+        if summary.skipped + summary.written:
             lines.append(f"to look at it now: agentic-opd report {path}")
     return lines

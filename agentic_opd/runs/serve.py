@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 SERVE_GROUPS = 8
 """Concurrent groups if max_concurrent_groups is unset; more would make groups staler at training time."""
 
-_LEAST_PART = 0.01
+_MIN_PART = 0.01
 """Minimum share of groups if other environments were allocated whole batches; the API clips weights likewise."""
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
@@ -47,7 +47,7 @@ _FAREWELL_S = 10.0
 """Seconds for sending finished groups at the end."""
 _LEAVING_S = 2.0
 """Seconds for unregistering at the end, if no group is left to send."""
-_MOST_FAILURES = 20
+_MAX_FAILURES = 20
 """Number of consecutive failed groups that ends the run."""
 
 
@@ -63,15 +63,15 @@ def most_pending(config: RunConfig, status: QueueStatus, *, batch_size: int, fin
     if promised is not None:
         part = min(1.0, max(promised, status.env_weight))
     else:
-        part = min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
+        part = min(1.0, status.env_weight, max(status.unallocated_fraction, _MIN_PART))
     own_room = math.ceil(part * ahead) - status.self_queue_size
     room = ahead - status.queue_size
     if promised is not None:  # A part of the queue is reserved for this environment.
         room = max(room, own_room)
     elif status.unallocated_fraction < 1.0:  # A part of the queue is reserved for others.
         room = min(room, own_room)
-    most = min(config.max_concurrent_groups or SERVE_GROUPS, ahead)
-    return min(math.ceil(most * part * share), room - finished)
+    limit = min(config.max_concurrent_groups or SERVE_GROUPS, ahead)
+    return min(math.ceil(limit * part * share), room - finished)
 
 
 @dataclass
@@ -85,7 +85,7 @@ class ServeCounts(SentCounts):
     def __str__(self) -> str:
         return f"{super().__str__()}, {self.failed} failed, {self.unsent} unsent"
 
-    def so_far(self, pending: int, queued: int) -> str:
+    def progress(self, pending: int, queued: int) -> str:
         """Return the progress as text; `queued` groups are in the API's queue, including other environments'."""
         skipped = f"{self.skipped.total()} skipped, " if self.skipped else ""
         return f"{self.sent} groups sent, {skipped}{pending} under way, {queued} queued"
@@ -102,7 +102,7 @@ class GroupServer:
         config = self.config = env.config
         self.counts = ServeCounts()
         self._env, self._metrics, self._evaluation = env, metrics, evaluation
-        self._items, self._made = env.items(), RunCounts()
+        self._items, self._finished = env.items(), RunCounts()
         self._file: GroupFile | None = None
         self._api = TrajectoryApi(config.rollout_server_url)
         name, weight = config.wandb_name or str(env.name), config.inference_weight
@@ -126,9 +126,9 @@ class GroupServer:
             OPDError: too many consecutive groups failed, or a finished group can't be written.
         """
         try:
-            places = {"trainer": self.config.rollout_server_url, **self._open_files()}
+            rows = {"trainer": self.config.rollout_server_url, **self._open_files()}
             with LiveBar("steps", None) as bar:
-                screen = start_screen("serve", {**self._env.roles(), **places, **self._metrics.place()})
+                screen = start_screen("serve", {**self._env.roles(), **rows, **self._metrics.destination()})
                 bar.console.print(screen, soft_wrap=True)
                 try:
                     await self._until_last_step(bar)
@@ -171,8 +171,8 @@ class GroupServer:
             if step >= self._last_step():
                 return
             await self._start_groups(status)
-            text = self.counts.so_far(len(self._workers), status.queue_size)
-            bar.show(step, f"{text}; {counts_line(self._made)}", self._last_step())
+            text = self.counts.progress(len(self._workers), status.queue_size)
+            bar.show(step, f"{text}; {counts_line(self._finished)}", self._last_step())
             await self._wait_a_little()
 
     def _last_step(self) -> int:
@@ -180,7 +180,7 @@ class GroupServer:
         assert registration is not None
         last = registration.num_steps if self.config.total_steps == -1 else self.config.total_steps
         if last < 0:
-            raise ConfigError("the trainer does not say how many steps it takes: set env.total_steps")
+            raise ConfigError("the trainer reports no number of steps: set env.total_steps")
         return last
 
     async def _begin_step(self, step: int) -> None:
@@ -189,7 +189,7 @@ class GroupServer:
         if self.config.use_wandb and metrics.log is None:
             project, group = await self._api.wandb_info()
             metrics.to_wandb(project or name, self._env.line_settings(), self.config.wandb_name or name, group)
-            logger.info("metrics go to %s", metrics.place()["metrics"])
+            logger.info("metrics go to %s", metrics.destination()["metrics"])
         logger.info("step %d: %s", step, metrics.line())
         before, metrics.step = metrics.step, step
         metrics.flush()
@@ -198,19 +198,19 @@ class GroupServer:
     # ------------------------------------------------------------------------------------------------------ groups
 
     async def _start_groups(self, status: QueueStatus) -> None:
-        most = most_pending(
+        limit = most_pending(
             self.config,
             status,
             batch_size=self._member.trainer.batch_size,
             finished=len(self._outbox),
             share=self._evaluation.share(),
         )
-        if most > len(self._workers) and await self._is_on_policy(status.current_step):
-            for _ in range(most - len(self._workers)):
+        if limit > len(self._workers) and await self._is_on_policy(status.current_step):
+            for _ in range(limit - len(self._workers)):
                 self._workers.add(asyncio.create_task(self._make(next(self._items))))
 
     async def _is_on_policy(self, step: int) -> bool:
-        """Whether groups may start: always, or with `max_batches_offpolicy` 0 only with the weights of `step`."""
+        """Return whether groups may start: with `max_batches_offpolicy` 0, only with the weights of `step`."""
         if self.config.max_batches_offpolicy > 0:
             return True
         try:
@@ -259,7 +259,7 @@ class GroupServer:
         group = finished.group
         if self._file is not None:
             await self._file.write(group)
-        self._made.add(group)
+        self._finished.add(group)
         self._metrics.add(finished)
         if self.config.ensure_scores_are_not_same and len(set(group.scores)) == 1:
             self._outbox.skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
@@ -270,7 +270,7 @@ class GroupServer:
         self.counts.failed += 1
         self._failures_in_a_row += 1
         logger.error("a group failed: %s", error)
-        if self._failures_in_a_row >= _MOST_FAILURES:
+        if self._failures_in_a_row >= _MAX_FAILURES:
             raise error
 
     async def _wait_a_little(self) -> None:
@@ -279,8 +279,8 @@ class GroupServer:
         if not self._workers:
             await asyncio.sleep(pause_s)
             return
-        done, self._workers = await asyncio.wait(self._workers, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-        for worker in done:
+        ended, self._workers = await asyncio.wait(self._workers, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        for worker in ended:
             worker.result()
 
     async def _end(self) -> None:

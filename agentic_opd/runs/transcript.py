@@ -51,16 +51,19 @@ def without_second_stops(rollout: ScoredRollout, stop_ids: Sequence[int]) -> lis
     """
     tokens, masks = rollout.tokens_T, rollout.masks_T
     return [
-        at
-        for at in range(len(tokens))
-        if at == 0 or masks[at] != IGNORED or tokens[at] != tokens[at - 1] or tokens[at] not in stop_ids
+        position
+        for position in range(len(tokens))
+        if position == 0
+        or masks[position] != IGNORED
+        or tokens[position] != tokens[position - 1]
+        or tokens[position] not in stop_ids
     ]
 
 
 def end_of_turn(tokens: Sequence[int], span: tuple[int, int], stop_ids: Sequence[int]) -> int:
     """Return the end of a sampled span's turn: some masks extend beyond the stop token, over tokens of the template."""
     start, end = span
-    return next((at + 1 for at in range(start, end) if tokens[at] in stop_ids), end)
+    return next((position + 1 for position in range(start, end) if tokens[position] in stop_ids), end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,69 +129,74 @@ class TranscriptReader:
             AlignmentError: its tokens are not of the renderer's chat template.
         """
         chat = self._chat
-        kept = without_second_stops(rollout, chat.stop_token_ids)
-        tokens, masks = ([values[at] for at in kept] for values in (rollout.tokens_T, rollout.masks_T))
+        positions = without_second_stops(rollout, chat.stop_token_ids)
+        tokens, masks = ([values[cursor] for cursor in positions] for values in (rollout.tokens_T, rollout.masks_T))
         versions = {record.span: record.weight_version for record in rollout.turns or ()}
         messages: list[Message] = []
         turns: list[Turn] = []
-        role, at, user_end = _START, 0, 0
+        role, cursor, user_end = _START, 0, 0
         for number, (start, end) in enumerate(sampled_spans(masks), start=1):
-            at = self._behind_stops(tokens, at, start)
-            text = chat.text(tokens[at:start])
+            cursor = self._behind_stops(tokens, cursor, start)
+            text = chat.text(tokens[cursor:start])
             *contents, opened = self._contents(text, role)
-            if opened.role != "assistant" or not contents or _is_torn(contents[0], text):
+            if opened.role != "assistant" or not contents or _is_interrupted(contents[0], text):
+                end_of_text = repr(text if len(text) <= 120 else f"...{text[-117:]}")
                 raise AlignmentError(
-                    f"turn {number}: the {start - at} tokens before it, {_shown(text)}, open no assistant's message"
+                    f"turn {number}: the {start - cursor} tokens before it, {end_of_text}, open no assistant's message"
                 )
-            behind = tokens[at:start]
+            behind = tokens[cursor:start]
             new = contents[role != _START :]
             messages += [_message(content, text) for content in new]
             users = [content for content in new if content.role == "user"]
             if users or (new and not user_end):
-                user_end = at + self._tokens_until(behind, (users or new)[-1].end)
+                user_end = cursor + self._tokens_until(behind, (users or new)[-1].end)
             stop = end_of_turn(tokens, (start, end), chat.stop_token_ids)
             ids = tokens[start:stop]
             message = chat.parse(tokens[:start], ids, len(messages)).message
-            place = (kept[start], kept[end - 1] + 1)
+            turn_span = (positions[start], positions[end - 1] + 1)
             turns.append(
                 Turn(
-                    start=place[0],
-                    end=place[1],
-                    assistant_open=kept[min(start, at + self._tokens_until(behind, contents[-1].closed))],
-                    last_user_end=kept[user_end],
+                    start=turn_span[0],
+                    end=turn_span[1],
+                    assistant_open=positions[min(start, cursor + self._tokens_until(behind, contents[-1].closed))],
+                    last_user_end=positions[user_end],
                     message_index=len(messages),
                     truncated=ids[-1] not in chat.stop_token_ids,
-                    weight_version=versions.get(place),
+                    weight_version=versions.get(turn_span),
                     reasoning_tokens=chat.reasoning_tokens(ids, message),
                 )
             )
             messages.append(message)
-            role, at = _SAMPLED, stop
+            role, cursor = _SAMPLED, stop
         if not turns:
             raise AlignmentError("its mask covers no token")
-        text = chat.text(tokens[self._behind_stops(tokens, at, len(tokens)) :])
-        messages += [_message(one, text) for one in self._contents(text, role)[1:] if text[one.start : one.end].strip()]
+        text = chat.text(tokens[self._behind_stops(tokens, cursor, len(tokens)) :])
+        messages += [
+            _message(tail, text) for tail in self._contents(text, role)[1:] if text[tail.start : tail.end].strip()
+        ]
         sampled = {turn.message_index for turn in turns}
-        said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in sampled]
-        return with_turns(rollout, messages, turns, [ContextTurn(index, "not_sampled") for index in said])
+        unsampled = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in sampled]
+        return with_turns(rollout, messages, turns, [ContextTurn(index, "not_sampled") for index in unsampled])
 
-    def _behind_stops(self, tokens: Sequence[int], at: int, end: int) -> int:
-        """Return the first position from `at` without a stop token, which some masks leave out."""
-        return next((i for i in range(at, end) if tokens[i] not in self._chat.stop_token_ids), end) if at else at
+    def _behind_stops(self, tokens: Sequence[int], start: int, end: int) -> int:
+        """Return the first position from `start` without a stop token, which some masks leave out."""
+        return (
+            next((i for i in range(start, end) if tokens[i] not in self._chat.stop_token_ids), end) if start else start
+        )
 
     def _contents(self, text: str, role: str) -> list[_Content]:
         """Return the contents of a text that begins within a content of `role`; the last one may continue."""
         contents: list[_Content] = []
-        at = 0
-        while (pattern := self._patterns.get(role)) is not None and (found := pattern.search(text, at)) is not None:
-            closing = shared_length(found[0], self._closing.get(role, ""))
+        cursor = 0
+        while (pattern := self._patterns.get(role)) is not None and (match := pattern.search(text, cursor)) is not None:
+            closing = shared_length(match[0], self._closing.get(role, ""))
             if role != _START:
-                contents.append(_Content(role, at, found.start(), found.start() + closing))
-            role, at = self._following[role][found[0]], found.end()
+                contents.append(_Content(role, cursor, match.start(), match.start() + closing))
+            role, cursor = self._following[role][match[0]], match.end()
         end = len(text)
-        if (closing := self._closing.get(role, "")) and text[at:].endswith(closing):
+        if (closing := self._closing.get(role, "")) and text[cursor:].endswith(closing):
             end -= len(closing)
-        return [*contents, _Content(role, at, end, len(text))]
+        return [*contents, _Content(role, cursor, end, len(text))]
 
     def _tokens_until(self, ids: Sequence[int], length: int) -> int:
         """Return the number of leading tokens whose text has at least this length."""
@@ -198,7 +206,7 @@ class TranscriptReader:
 def with_turns(
     rollout: ScoredRollout, messages: Sequence[Message], turns: Sequence[Turn], context_turns: Sequence[ContextTurn]
 ) -> Trace:
-    """Return the trace of a rollout's arrays, with the turns that were found in it."""
+    """Return a rollout's arrays as a trace with these turns."""
     return Trace(
         messages=tuple(messages),
         tokens_T=tuple(rollout.tokens_T),
@@ -210,8 +218,8 @@ def with_turns(
     )
 
 
-def _is_torn(content: _Content, text: str) -> bool:
-    """Whether text that belongs to no content follows a sampled turn."""
+def _is_interrupted(content: _Content, text: str) -> bool:
+    """Return whether text that belongs to no content follows a sampled turn."""
     return content.role == _SAMPLED and bool(text[: content.end].strip())
 
 
@@ -219,11 +227,7 @@ def _message(content: _Content, text: str) -> Message:
     return {"role": content.role, "content": text[content.start : content.end]}
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 120 else f"...{text[-117:]}")
-
-
 @lru_cache(maxsize=4)
 def reader_for(renderer: Any, tokenizer: Any) -> TranscriptReader:
-    """Return the reader of a renderer's sequences; the last ones are kept."""
+    """Return the reader of a renderer's sequences, from a cache."""
     return TranscriptReader(ChatFormat(renderer, tokenizer, ()))

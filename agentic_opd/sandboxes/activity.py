@@ -34,7 +34,7 @@ class Activity:
         self._stopped_polls = 0
 
     def look(self, pid: int) -> Inactivity | None:
-        """Return why the command below bubblewrap's process `pid` must end, if it must; called often, it does nothing.
+        """Return why the command below bubblewrap's process `pid` must end, or None; it looks once in `POLL_S`.
 
         Stopped: its first process, or bubblewrap itself. Idle: its processes together spent more than the limit
         without using a processor, waiting for one, or waiting for the disk.
@@ -44,7 +44,7 @@ class Activity:
             return None
         self._last += passed_s
         first = [child for inner in children_of(pid) for child in children_of(inner)[:1]]
-        is_stopped = any(_state(process) in ("T", "t") for process in (pid, *first))
+        is_stopped = any(_fields(Path(f"/proc/{process}"))[0] in ("T", "t") for process in (pid, *first))
         self._stopped_polls = self._stopped_polls + 1 if is_stopped else 0
         if self._stopped_polls == _STOPPED_POLLS:
             return "stopped"
@@ -63,10 +63,6 @@ class Activity:
         before, since = self._ticks, self._last - self._ticks_at
         self._ticks, self._ticks_at = sum(map(_ticks, inside)), self._last
         return self._ticks - before < _ACTIVE * since * _KERNEL_TICKS_S
-
-
-def _state(process: int) -> str:
-    return _fields(Path(f"/proc/{process}"))[0]
 
 
 def _ticks(process: int) -> int:

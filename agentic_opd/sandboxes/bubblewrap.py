@@ -26,10 +26,16 @@ from typing import Self, TypeVar
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.activity import Activity
-from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
+from agentic_opd.sandboxes.cgroups import parent_group, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
-from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    SYSTEM_PATH,
+    ProcessSpec,
+    host_python,
+    run_host_process,
+)
 from agentic_opd.sandboxes.launcher import launcher, leave_keyring, mount_tmpfs, unmount
 from agentic_opd.sandboxes.memory import MemoryLimit, memory_limit
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, try_out, variables, with_descriptor
@@ -77,50 +83,12 @@ class Identity:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this process's user namespace knows `uid`; inside a container `root` may be the only id there is."""
+    """Return whether this process's user namespace has `uid`; inside a container `root` may be the only id."""
     for line in text_lines(Path("/proc/self/uid_map").read_text()):
         first, _, count = (int(part) for part in line.split())
         if first <= uid < first + count:
             return True
     return False
-
-
-def build_argv(
-    folder: Path,
-    command: str,
-    cpu_s: int,
-    identity: Identity,
-    limits: Limits,
-    status_fd: int,
-    filter_fd: int,
-    mounts: Sequence[Mount] = (),
-) -> list[str]:
-    """Return the argv that runs `command` in a new sandbox whose PRIVATE_DIRS are in the host's `folder`.
-
-    bwrap reports its result on `status_fd`, which no process inside the sandbox inherits, and reads the filter of
-    system calls from `filter_fd`.
-    """
-    environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
-    return [
-        "bwrap",
-        *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
-        *_namespaces(identity),
-        *_mounts(folder, mounts),
-        "--clearenv",
-        *(part for name, value in environment.items() for part in ("--setenv", name, value)),
-        *("--chdir", WORKDIR, "--"),
-        *_drop_privileges(identity),
-        "prlimit",
-        # A single process gets an error at 7/8; the limit of the whole sandbox kills.
-        f"--as={limits.memory_mb * 2**20 * 7 // 8}",
-        f"--fsize={limits.file_mb * 2**20}",
-        f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
-        f"--cpu={cpu_s}",
-        f"--nofile={limits.descriptors}",
-        "--core=0",
-        "--",
-        *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
-    ]
 
 
 def process_limit(processes: int, identity: Identity, kernel: str) -> int:
@@ -196,10 +164,11 @@ def start_up_code() -> tuple[str, ...]:
     The .pth files that locate packages are not among them.
     """
     folders = map(Path, site.getsitepackages([sys.base_prefix]))
-    found = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
-    others = [path for path in found if not _LOCATES.search(path.name)]
+    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
     return tuple(
-        str(path) for path in others if re.search(r"^import\s", path.read_text(errors="replace"), re.MULTILINE)
+        str(path)
+        for path in files
+        if not _LOCATES.search(path.name) and re.search(r"^import\s", path.read_text(errors="replace"), re.MULTILINE)
     )
 
 
@@ -242,7 +211,7 @@ class BubblewrapSandbox:
 
     def _fill(self, folder: Path) -> None:
         # Only a cgroup counts the content of a tmpfs as memory.
-        if self._identity.uid is not None and launcher().has_own_mounts and group_place() is not None:
+        if self._identity.uid is not None and launcher().has_own_mounts and parent_group() is not None:
             is_mounted = mount_tmpfs(folder, self._limits.disk_mb, self._limits.disk_mb * _FILES_A_MIB)
             self._tmpfs = folder if is_mounted else None
         for name in PRIVATE_DIRS:
@@ -289,21 +258,20 @@ class BubblewrapSandbox:
         self, command: str, timeout_s: float, stdin: bytes | None = None, *, needs_start: bool = False
     ) -> CommandResult:
         """Run a command in a new bwrap. `needs_start`: raise SandboxError if bwrap never started it."""
-        cpu_s = math.ceil(timeout_s) + 1
         async with launcher().start():
             folder, memory = self._folder.path, self._memory
             (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
             with _Status() as status, _open_filter() as filter_fd:
-                running = run_host_process(
-                    build_argv(
-                        folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd, self._mounts
-                    ),
-                    timeout_s=timeout_s,
-                    max_output_bytes=self._limits.output_bytes,
-                    env=HOST_ENV,
-                    stdin=stdin,
+                spec = ProcessSpec(
+                    self._argv(command, timeout_s, status.fd, filter_fd),
                     pass_fds=[status.fd, filter_fd],
                     before_start=leave_keyring,
+                )
+                running = run_host_process(
+                    spec,
+                    timeout_s=timeout_s,
+                    max_output_bytes=self._limits.output_bytes,
+                    stdin=stdin,
                     memory=memory,
                     activity=None if self.idle_limit_s is None else Activity(self.idle_limit_s),
                 )
@@ -319,6 +287,35 @@ class BubblewrapSandbox:
                     raise SandboxError(f"bubblewrap could not start a command: {result.text.strip()[:500]!r}")
                 return result
 
+    def _argv(self, command: str, timeout_s: float, status_fd: int, filter_fd: int) -> list[str]:
+        """Return the arguments that run `command` in new namespaces.
+
+        bwrap reports its result on `status_fd`, which no process inside the sandbox inherits, and reads the filter of
+        system calls from `filter_fd`.
+        """
+        environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
+        identity, limits = self._identity, self._limits
+        return [
+            "bwrap",
+            *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
+            *_namespaces(identity),
+            *_mounts(self._folder.path, self._mounts),
+            "--clearenv",
+            *(part for name, value in environment.items() for part in ("--setenv", name, value)),
+            *("--chdir", WORKDIR, "--"),
+            *_drop_privileges(identity),
+            "prlimit",
+            # A single process gets an error at 7/8; the limit of the whole sandbox kills.
+            f"--as={limits.memory_mb * 2**20 * 7 // 8}",
+            f"--fsize={limits.file_mb * 2**20}",
+            f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
+            f"--cpu={math.ceil(timeout_s) + 1}",
+            f"--nofile={limits.descriptors}",
+            "--core=0",
+            "--",
+            *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
+        ]
+
 
 class _Status:
     """What bwrap reports about a command, on a pipe that no process inside the sandbox inherits."""
@@ -326,7 +323,7 @@ class _Status:
     def __init__(self) -> None:
         self._read_fd, self.fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        self._said = b""
+        self._report = b""
 
     def __enter__(self) -> Self:
         return self
@@ -336,23 +333,23 @@ class _Status:
         os.close(self.fd)
 
     def has_ended(self) -> bool:
-        """Whether the command was started and came to an end."""
+        """Return whether the command was started and has ended."""
         return b'"exit-code"' in self._all()
 
     def unnamed_bytes(self, device: int, file_bytes: int) -> int:
-        """What the sandbox's open files without a name hold on a device."""
+        """Return the bytes of the sandbox's open unnamed files on a device."""
         child = re.search(rb'"child-pid": (\d+)', self._all())
         return 0 if child is None else unnamed_bytes(int(child[1]), device, file_bytes)
 
     def _all(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
-            self._said += os.read(self._read_fd, 2**16)
-        return self._said
+            self._report += os.read(self._read_fd, 2**16)
+        return self._report
 
 
 @contextmanager
 def _open_filter() -> Generator[int]:
-    """A descriptor from which the filter of system calls is read."""
+    """Open a descriptor from which the filter of system calls is read."""
     fd = os.memfd_create("filter")
     try:
         os.write(fd, syscall_filter())
@@ -363,7 +360,7 @@ def _open_filter() -> Generator[int]:
 
 
 def _advice(output: str) -> str:
-    """What to do about a bwrap that fails with this output."""
+    """Return what to do about a bwrap that fails with this output."""
     for name, (off, remedy) in _SYSCTLS.items():
         path = Path("/proc/sys") / name
         if os.geteuid() != 0 and path.exists() and path.read_text().strip() == off:

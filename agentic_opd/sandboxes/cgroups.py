@@ -22,15 +22,15 @@ FIRST_IN_LINE = "echo 1000 > /proc/self/oom_score_adj"
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlace:
-    """The folder in which groups can be made, and the version of cgroups."""
+class ParentGroup:
+    """The folder of a cgroup in which others can be made, and the version of cgroups."""
 
     folder: Path
     version: int
 
     @property
     def limit_files(self) -> dict[str, str]:
-        """The files that hold a limit -> what to write there; `{}` is the limit in bytes."""
+        """The files that hold a limit -> their content; `{}` is the limit in bytes."""
         if self.version == 1:
             return {"memory.limit_in_bytes": "{}", "memory.memsw.limit_in_bytes": "{}"}
         return {"memory.max": "{}", "memory.swap.max": "0", "memory.oom.group": "1"}
@@ -42,19 +42,19 @@ class GroupPlace:
 
 
 @cache
-def group_place() -> GroupPlace | None:
-    """Where this process may make memory cgroups, if anywhere: tried out, once."""
-    for place in own_groups(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
+def parent_group() -> ParentGroup | None:
+    """Return the group in which this process can make memory cgroups, after a trial; None if there is none."""
+    for parent in groups_of_process(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
         with contextlib.suppress(OSError, SandboxError):
-            if place.version == 2:
-                _hand_on_memory(place.folder)
-            MemoryGroup(place, 64).remove()
-            return place
+            if parent.version == 2:
+                _delegate_memory(parent.folder)
+            MemoryGroup(parent, 64).remove()
+            return parent
     return None
 
 
-def own_groups(mountinfo: str, cgroup: str) -> Iterator[GroupPlace]:
-    """The groups that a process is in, as far as they may count memory, by its files of these names in /proc."""
+def groups_of_process(mountinfo: str, cgroup: str) -> Iterator[ParentGroup]:
+    """Yield a process's groups that may count memory, by its files of these names in /proc."""
     mounts = [line.split(" ") for line in text_lines(mountinfo)]
     for line in text_lines(cgroup):
         _, controllers, path = line.split(":", 2)
@@ -63,70 +63,70 @@ def own_groups(mountinfo: str, cgroup: str) -> Iterator[GroupPlace]:
             kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
             is_mount = (kind == "cgroup" and "memory" in options) if version == 1 else kind == "cgroup2"
             if is_mount and (version == 1 or not controllers) and Path(path).is_relative_to(fields[3]):
-                yield GroupPlace(Path(fields[4]) / Path(path).relative_to(fields[3]), version)
+                yield ParentGroup(Path(fields[4]) / Path(path).relative_to(fields[3]), version)
 
 
-def _hand_on_memory(folder: Path) -> None:
-    """Let the children of this v2 group have limits: it must then hold no process itself, so this one moves down."""
+def _delegate_memory(folder: Path) -> None:
+    """Allow limits to the children of this v2 group. It may then hold no process, so this one moves to a child."""
     control = folder / "cgroup.subtree_control"
     if "memory" in control.read_text().split():
         return
-    own = folder / f"{PREFIX}{owner_tag()}"
-    own.mkdir()
-    (own / "cgroup.procs").write_text("0")
+    child = folder / f"{PREFIX}{owner_tag()}"
+    child.mkdir()
+    (child / "cgroup.procs").write_text("0")
     try:
         control.write_text("+memory")
     except OSError:
         (folder / "cgroup.procs").write_text("0")
-        own.rmdir()
+        child.rmdir()
         raise
 
 
 def remove_dead_groups() -> None:
-    """Remove the groups of sandboxes whose process was killed; their own processes ended with it."""
-    place = group_place()
-    for folder in place.folder.glob(f"{PREFIX}*") if place else ():
+    """Remove the groups of sandboxes whose process was killed; the sandboxes' processes ended with it."""
+    parent = parent_group()
+    for folder in parent.folder.glob(f"{PREFIX}*") if parent else ():
         if is_dead(folder.name.removeprefix(PREFIX)):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 class MemoryGroup:
-    """A limit by a cgroup. Processes that the kernel kills there are the sandbox's own."""
+    """A limit by a cgroup, in which the kernel kills processes of the sandbox only."""
 
     pause_s = 0.1
     """Seconds until `exceeded` should be asked again."""
 
-    def __init__(self, place: GroupPlace, limit_mb: int) -> None:
-        self._kills_file, self._kills = place.kills_file, 0
-        self._folder = place.folder / f"{PREFIX}{owner_tag()}-{secrets.token_hex(6)}"
+    def __init__(self, parent: ParentGroup, limit_mb: int) -> None:
+        self._kills_file, self._kills = parent.kills_file, 0
+        self._folder = parent.folder / f"{PREFIX}{owner_tag()}-{secrets.token_hex(6)}"
         try:
             self._folder.mkdir()
-            for name, value in place.limit_files.items():
+            for name, value in parent.limit_files.items():
                 # Some kernels count no swap and know no kills of whole groups.
                 if (self._folder / name).exists():
                     (self._folder / name).write_text(value.format(limit_mb * 2**20))
         except OSError as error:
-            raise SandboxError(f"no memory cgroup can be made in {place.folder}: {error}") from error
+            raise SandboxError(f"no memory cgroup can be made in {parent.folder}: {error}") from error
 
     def wrap(self, argv: list[str]) -> list[str]:
-        """Enter the group, then become `argv`; processes of earlier commands that die late are not this one's."""
-        with contextlib.suppress(FileNotFoundError):  # Then the command can't enter the group, and says so.
+        """Return a command that enters the group and execs `argv`. Kills are counted from now on."""
+        with contextlib.suppress(FileNotFoundError):  # The command then fails to enter the group, with an error.
             self._kills = self._count_kills()
         script = f'{FIRST_IN_LINE}; echo 0 > "$0" && exec "$@"'
         return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *argv]
 
     def exceeded(self, pid: int) -> bool:
-        """Whether the kernel killed a process of the group since the last call, or since `wrap`."""
+        """Return whether the kernel killed a process of the group since the last call, or since `wrap`."""
         before, self._kills = self._kills, self._count_kills()
         return self._kills > before
 
     def _count_kills(self) -> int:
-        found = re.search(r"^oom_kill (\d+)$", (self._folder / self._kills_file).read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        count = re.search(r"^oom_kill (\d+)$", (self._folder / self._kills_file).read_text(), re.MULTILINE)
+        return int(count[1]) if count else 0
 
     def remove(self) -> None:
-        """End what is left in the group, and remove it."""
+        """Kill the processes left in the group, and remove it."""
         deadline = time.monotonic() + _REMOVE_S
         while time.monotonic() < deadline:
             try:

@@ -2,7 +2,7 @@
 
 The container has no network, a read-only root and no way to new privileges, makes the system calls of seccomp.py only,
 and is limited in memory, processors and processes. The work folder, `/tmp` and the home are of memory; their sizes add
-up to `disk_mb`, or half of `memory_mb` where that is less, and what is in them counts into the one limit on memory.
+up to `disk_mb`, or to half of `memory_mb` if that is less, and their content counts as memory.
 
 The container's first process runs as its root and waits for a line on its input; then it kills all other processes, so
 none outlives its command. Commands run as an ordinary user. This process holds the input open: if it is killed, the
@@ -26,7 +26,13 @@ from typing import Self
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, PrivateFolder, is_dead, owner_tag, remove_leftovers
-from agentic_opd.sandboxes.host_process import HOST_ENV, kill_host_process, run_host_process, start_host_process
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    ProcessSpec,
+    kill_host_process,
+    run_host_process,
+    start_host_process,
+)
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered, try_out, variables
 from agentic_opd.sandboxes.seccomp import container_profile
 
@@ -102,12 +108,19 @@ class Engine:
         """The environment of the engine's command line."""
         return HOST_ENV | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
+    def process(self, *arguments: str) -> ProcessSpec:
+        return ProcessSpec([*self.argv, *arguments], self.env)
+
     async def run(
-        self, *arguments: str, timeout_s: float = _ENGINE_TIMEOUT_S, most: int = 2**22, stdin: bytes | None = None
+        self,
+        *arguments: str,
+        timeout_s: float = _ENGINE_TIMEOUT_S,
+        max_output_bytes: int = 2**22,
+        stdin: bytes | None = None,
     ) -> CommandResult:
-        """Run the engine, for at most `timeout_s` seconds and `most` bytes of output."""
-        argv = [*self.argv, *arguments]
-        return await run_host_process(argv, timeout_s=timeout_s, max_output_bytes=most, env=self.env, stdin=stdin)
+        """Run the engine with limits on its time and output."""
+        spec = self.process(*arguments)
+        return await run_host_process(spec, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin)
 
     async def do(self, *arguments: str) -> str:
         """Run the engine and return its output.
@@ -120,16 +133,16 @@ class Engine:
             raise self.failed(arguments[0], result)
         return result.text
 
-    def failed(self, what: str, result: CommandResult) -> SandboxError:
+    def failed(self, subcommand: str, result: CommandResult) -> SandboxError:
         why = "no answer in time" if result.timed_out else repr(result.text.strip()[-500:])
-        return SandboxError(f"`{self.name} {what}` failed: {why}")
+        return SandboxError(f"`{self.name} {subcommand}` failed: {why}")
 
     async def need_image(self, image: str, setting: str) -> None:
         """Raise SandboxError, which names the setting, unless the image is on this machine."""
-        found = await self.run("image", "inspect", "--format", "{{.Id}}", image)
-        if found.exit_code != 0:
+        result = await self.run("image", "inspect", "--format", "{{.Id}}", image)
+        if result.exit_code != 0:
             raise SandboxError(
-                f"{self.failed('image inspect', found)}. See that the engine runs and this user may use it "
+                f"{self.failed('image inspect', result)}. See that the engine runs and this user may use it "
                 f"(`{self.name} info`); get the image with `{self.name} pull {image}`, or name another in {setting}."
             )
 
@@ -144,9 +157,9 @@ class Engine:
 def container_arguments(
     name: str, image: str, limits: Limits, profile: Path, mounts: Sequence[Mount] = ()
 ) -> list[str]:
-    """The arguments that run the container of a sandbox, attached to its first process."""
+    """Return the arguments that run the container of a sandbox, attached to its first process."""
     memory, files = f"{limits.memory_mb}m", min(limits.disk_mb, limits.memory_mb // 2)
-    folders = {place: f"rw,nosuid,nodev,exec,mode=0777,size={max(1, files // part)}m" for place, part in _PARTS.items()}
+    folders = {path: f"rw,nosuid,nodev,exec,mode=0777,size={max(1, files // part)}m" for path, part in _PARTS.items()}
     return [
         *("run", "-i", "--rm", "--name", name, "--label", f"{LABEL}={owner_tag()}", "--pull", "never"),
         *("--network", "none", "--read-only", "--hostname", "sandbox", "--log-driver", "none", "--workdir", WORKDIR),
@@ -154,15 +167,15 @@ def container_arguments(
         *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={profile}"),
         *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{max(1, files // 4)}m", "--cpus", str(_CPUS)),
         *("--pids-limit", str(limits.processes + _OWN_PROCESSES)),
-        *(f"--ulimit={name}={most}:{most}" for name, most in (("nproc", MOST_PROCESSES), ("nofile", 1024))),
-        *(f"--tmpfs={place}:{options}" for place, options in folders.items()),
+        *(f"--ulimit={name}={limit}:{limit}" for name, limit in (("nproc", MOST_PROCESSES), ("nofile", 1024))),
+        *(f"--tmpfs={path}:{options}" for path, options in folders.items()),
         *(f"--mount=type=bind,source={mount.source},target={mount.target},readonly" for mount in mounts),
         *("--entrypoint", "", image, "sh", "-c", _KEEP),
     ]
 
 
 def command_arguments(name: str, limits: Limits, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
-    """The arguments that run a command in the container of a sandbox."""
+    """Return the arguments that run a command in the container of a sandbox."""
     # A single process gets an error at 7/8; the limit of the whole sandbox kills.
     space_kib, file_blocks = limits.memory_mb * 2**10 * 7 // 8, limits.file_mb * 2**11
     numbers = (math.ceil(timeout_s) + 1, space_kib, file_blocks, limits.descriptors)
@@ -203,12 +216,12 @@ class DockerSandbox:
     async def _start(self, *arguments: str) -> None:
         """Start the container, and wait for its first process."""
         engine = self._engine
-        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
-        said = await self._line()
-        if said == b"ready\n":
+        self._keeper = await start_host_process(engine.process(*arguments), has_input=True)
+        line = await self._line()
+        if line == b"ready\n":
             return
-        error = engine.failed(arguments[0], CommandResult(1, said))
-        if _NO_SUCH_FILE.search(said):
+        error = engine.failed(arguments[0], CommandResult(1, line))
+        if _NO_SUCH_FILE.search(line):
             raise SandboxError(
                 f"{error}. The engine opens files on its own machine. If that is another one, set TMPDIR to a folder "
                 "that both machines see, or use a Docker engine (DOCKER_HOST), and leave out agent_command, whose "
@@ -246,9 +259,11 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=stdin is not None)
-        most, kills = self._limits.output_bytes, self._kills
+        max_output_bytes, kills = self._limits.output_bytes, self._kills
         try:
-            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
+            result = await self._engine.run(
+                *arguments, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin
+            )
         finally:
             await asyncio.shield(asyncio.create_task(self._end_all()))
         await self._need_engine(result)
@@ -259,7 +274,7 @@ class DockerSandbox:
         if self._keeper is None:
             raise not_entered()
         arguments = self._arguments(command, timeout_s, has_input=False)
-        return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
+        return await self._engine.run(*arguments, timeout_s=timeout_s, max_output_bytes=self._limits.output_bytes)
 
     def _arguments(self, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
         return command_arguments(self._name, self._limits, command, timeout_s, has_input=has_input)
@@ -269,10 +284,10 @@ class DockerSandbox:
         assert self._keeper is not None
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(line)
-        said = await self._line()
-        ended = _ENDED.fullmatch(said)
+        answer = await self._line()
+        ended = _ENDED.fullmatch(answer)
         if ended is None:
-            raise self._engine.failed("run", CommandResult(1, said or b"the container has ended"))
+            raise self._engine.failed("run", CommandResult(1, answer or b"the container has ended"))
         self._kills = int(ended[1])
 
     async def _need_engine(self, result: CommandResult) -> None:

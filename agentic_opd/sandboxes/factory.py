@@ -3,7 +3,7 @@
     bubblewrap   bubblewrap.py   Linux namespaces on this machine: the default
     docker       docker.py       containers of Docker or podman, by their command line
 
-What the settings name is what is used: a backend that does not work is an error, never a reason for another one.
+The settings decide: a backend that does not work is an error, never a reason for another one.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,6 @@ def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> Sand
 
 
 async def check_sandbox(factory: SandboxFactory) -> None:
-    """Raise SandboxError unless sandboxes of this factory work here; for start-up.
-
-    Also removes what earlier runs that were killed have left behind.
-    """
+    """Raise SandboxError unless sandboxes of this factory work here; also remove leftovers of killed runs."""
     async with factory() as sandbox:
         await sandbox.check()

@@ -26,14 +26,14 @@ PREFIX = "agentic-opd-"
 
 _TAG = re.compile(r"(\d+)-(\d+)-([0-9a-f]{12})(?:-.*)?", re.DOTALL)
 
-# Places in what `_stat` returns.
+# Indexes of the fields that `_stat` returns.
 _STATE, _TERMINAL, _START = 0, 4, 19
 
 
 def owner_tag() -> str:
-    """Return `PID-START-PLACE` of this process: id, start in clock ticks since boot, host and process namespace."""
+    """Return `PID-START-NAMESPACE` of this process: id, start in clock ticks since boot, host and process namespace."""
     pid = os.getpid()
-    return f"{pid}-{_start_of(pid)}-{_place()}"
+    return f"{pid}-{_start_of(pid)}-{_host_and_namespace()}"
 
 
 def is_dead(tag: str) -> bool:
@@ -42,7 +42,7 @@ def is_dead(tag: str) -> bool:
     Tags of other namespaces and texts that are no tag count as alive.
     """
     match = _TAG.fullmatch(tag)
-    return match is not None and match[3] == _place() and _start_of(int(match[1])) != int(match[2])
+    return match is not None and match[3] == _host_and_namespace() and _start_of(int(match[1])) != int(match[2])
 
 
 def make_folder() -> Path:
@@ -86,15 +86,15 @@ def _processes_of(folder: Path) -> list[int]:
 
     Processes with a terminal are left out: a person may look at the folder.
     """
-    found: list[int] = []
+    pids: list[int] = []
     name = os.fsencode(folder)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             works_in = os.fsencode((process / "cwd").readlink())
             inside = works_in == name or works_in.startswith(name + b"/") or name in (process / "cmdline").read_bytes()
             if inside and _stat(process)[_TERMINAL] == "0":
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def _start_of(pid: int) -> int | None:
@@ -112,7 +112,7 @@ def _stat(process: Path) -> list[str]:
 
 
 @cache
-def _place() -> str:
+def _host_and_namespace() -> str:
     """Return host and process namespace as 12 hexadecimal digits."""
     namespace = Path("/proc/self/ns/pid").readlink()
     return blake2b(f"{socket.gethostname()} {namespace}".encode(), digest_size=6).hexdigest()

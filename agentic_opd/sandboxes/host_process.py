@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -35,38 +36,44 @@ def host_python() -> Path:
     return (Path(sys.base_prefix) / name).resolve()
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A process of this machine: program and arguments, and all that it inherits. Its working directory is `/`."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=lambda: HOST_ENV)
+    """Its whole environment."""
+    pass_fds: Sequence[int] = ()
+    """File descriptors that it inherits beside the usual three, under their numbers."""
+    before_start: Callable[[], None] = lambda: None
+    """Called in this thread just before it is started."""
+
+
 async def run_host_process(
-    argv: Sequence[str],
+    spec: ProcessSpec,
     *,
     timeout_s: float,
     max_output_bytes: int,
-    env: Mapping[str, str],
-    cwd: str = "/",
     stdin: bytes | None = None,
-    pass_fds: Sequence[int] = (),
-    before_start: Callable[[], None] | None = None,
     memory: MemoryLimit | None = None,
     activity: Activity | None = None,
 ) -> CommandResult:
-    """Run `argv` in a new process group.
+    """Run a process in a new process group.
 
     Args:
-        argv: Program and arguments.
+        spec: The process.
         timeout_s: Seconds until it is killed.
         max_output_bytes: It is killed when it has written more; the rest is never held in memory.
-        env: Its whole environment; nothing is inherited.
-        cwd: Its working directory.
-        stdin: What it reads; None is an empty input.
-        pass_fds: File descriptors that it inherits beside the usual three, under their numbers.
-        before_start: Called in this thread just before it is started.
-        memory: Its memory limit, which wraps `argv`; the process is killed when the limit is exceeded.
+        stdin: Its input; None is an empty one.
+        memory: Its memory limit, which wraps its arguments; the process is killed when the limit is exceeded.
         activity: Whether its processes are at work; it is killed when they are not.
 
     Raises:
         SandboxError: The program cannot be started.
     """
-    started = argv if memory is None else memory.wrap([*argv])
-    process = await start_host_process(started, env, cwd, stdin is not None, pass_fds, before_start)
+    if memory is not None:
+        spec = replace(spec, argv=memory.wrap([*spec.argv]))
+    process = await start_host_process(spec, has_input=stdin is not None)
     output = bytearray()
     timed_out, stop = False, None
     feeding = asyncio.create_task(_feed(process, stdin))
@@ -111,32 +118,24 @@ async def _watched(
             return inactivity
 
 
-async def start_host_process(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
-    has_input: bool,
-    pass_fds: Sequence[int] = (),
-    before_start: Callable[[], None] | None = None,
-) -> asyncio.subprocess.Process:
-    """Start `argv` in a new session, stderr into stdout; a cancelled start leaves no process.
+async def start_host_process(spec: ProcessSpec, *, has_input: bool) -> asyncio.subprocess.Process:
+    """Start a process in a new session, stderr into stdout; a cancelled start leaves no process.
 
     Raises:
         SandboxError: The program cannot be started.
     """
 
     async def start() -> asyncio.subprocess.Process:
-        if before_start is not None:
-            before_start()
+        spec.before_start()
         process = await asyncio.create_subprocess_exec(
-            *argv,
+            *spec.argv,
             stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=dict(env),
-            cwd=cwd,
+            env=dict(spec.env),
+            cwd="/",
             start_new_session=True,
-            pass_fds=pass_fds,
+            pass_fds=spec.pass_fds,
         )
         _stand_back(process.pid)
         return process
@@ -145,7 +144,7 @@ async def start_host_process(
     try:
         return await asyncio.shield(starting)
     except OSError as error:
-        raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
+        raise SandboxError(f"{spec.argv[0]} cannot be started: {error}") from error
     except asyncio.CancelledError:
         # If the start itself were cancelled, asyncio would kill the process but not its children.
         await kill_host_process(await starting)

@@ -19,9 +19,9 @@ from agentic_opd.sandboxes.needed_files import needed_first
 MAX_FILES = 200
 MAX_FILE_BYTES = 2**20
 MAX_BYTES = 4 * 2**20
-"""What `get_files` gives at most."""
+"""Limits of the files that `get_files` returns."""
 NOT_READ = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
-"""Names of what running a program or a test leaves behind."""
+"""Names of the caches of programs and tests."""
 
 _MOST_ENTRIES = 2000
 _DEEPEST = 50
@@ -32,11 +32,11 @@ class TooMuch(Exception):
     """The directory holds more than this process should look at."""
 
 
-def put(work: int, files: Mapping[str, str]) -> None:
-    """Write files (relative path -> text) below the directory, as its owner's.
+def write_files(work: int, files: Mapping[str, str]) -> None:
+    """Write files (relative path -> text) below the directory; they belong to its owner.
 
     Raises:
-        SandboxError: a path leads elsewhere, or the file system refused.
+        SandboxError: a path leads out of the directory, or the file system refused.
     """
     for path, text in files.items():
         try:
@@ -46,7 +46,7 @@ def put(work: int, files: Mapping[str, str]) -> None:
 
 
 def write(work: int, path: str, content: bytes) -> bool:
-    """Write one file as a command of the sandbox would; False where it takes that command to say what happens."""
+    """Write one file; return False if it takes a command in the sandbox, whose message says why."""
     try:
         _write(work, path, content)
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ class WorkFiles(dict[str, bytes]):
 
 
 def read(work: int, first: str) -> WorkFiles:
-    """The regular files, by relative path: `first` and what it needs first; those not in UTF-8 are left out.
+    """Return the regular files by relative path: `first`, what it needs, then others. Names are UTF-8 only.
 
     Raises:
         TooMuch: see the module.
@@ -100,7 +100,7 @@ def read(work: int, first: str) -> WorkFiles:
 
 
 def is_text(name: str) -> bool:
-    """Whether the name is UTF-8; Python hands on other bytes as halves of surrogate pairs."""
+    """Return whether the name is UTF-8; Python shows other bytes as halves of surrogate pairs."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -142,7 +142,7 @@ def _write(work: int, path: str, content: bytes) -> None:
 
 
 def _check_mode(fd: int, bits: int) -> None:
-    """Root may do anything; the sandbox's user may do what the modes say."""
+    """Raise PermissionError unless the mode has these bits: for root, which may write anywhere."""
     if os.fstat(fd).st_mode & bits != bits:
         raise PermissionError("the sandbox's user may not write there")
 
@@ -154,19 +154,19 @@ def _give(fd: int, owner: int, mode: int) -> None:
 
 
 def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[tuple[str, int]]:
-    """The paths and sizes of the regular files, in no order."""
+    """Yield the paths and sizes of the regular files, in no order."""
     folders = list[str]()
-    with os.scandir(folder_fd) as found:
-        for entry in found:
+    with os.scandir(folder_fd) as directory:
+        for entry in directory:
             if next(entries) >= _MOST_ENTRIES:
                 raise TooMuch
             if entry.name in NOT_READ:
                 continue
-            about = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(about.st_mode) and about.st_mode & 0o500 == 0o500:
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o500 == 0o500:
                 folders.append(entry.name)
-            elif stat.S_ISREG(about.st_mode):
-                yield f"{folder}{entry.name}", about.st_size
+            elif stat.S_ISREG(status.st_mode):
+                yield f"{folder}{entry.name}", status.st_size
     for name in folders:
         path = f"{folder}{name}/"
         if path.count("/") > _DEEPEST:
@@ -186,12 +186,12 @@ def _opened(parent: int, name: str, path: str, *, entries: Iterator[int]) -> Ite
 
 
 def _content(work: int, path: str) -> bytes | None:
-    """The file's bytes; None if it can't be read, or is no regular file any more."""
+    """Return the file's bytes; None if it can't be read, or is no regular file any more."""
     *folders, name = path.split("/")
     folder = os.dup(work)
     try:
-        for one in folders:
-            below = os.open(one, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=folder)
+        for folder_name in folders:
+            below = os.open(folder_name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=folder)
             os.close(folder)
             folder = below
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder), "rb") as stream:

@@ -39,7 +39,7 @@ class Launcher:
     def __init__(self) -> None:
         self.has_own_mounts = False
         self._loop = asyncio.new_event_loop()
-        self._places = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
+        self._slots = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
         ready = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(ready,), name="sandboxes", daemon=True)
         self._thread.start()
@@ -63,15 +63,15 @@ class Launcher:
     @asynccontextmanager
     async def start(self) -> AsyncGenerator[None]:
         """Hold a start slot; it is released on exit or after `_START_S`. Call it on this loop."""
-        await self._places.acquire()
-        place = ExitStack()
-        place.callback(self._places.release)
-        timer = self._loop.call_later(_START_S, place.close)
+        await self._slots.acquire()
+        slot = ExitStack()
+        slot.callback(self._slots.release)
+        timer = self._loop.call_later(_START_S, slot.close)
         try:
             yield
         finally:
             timer.cancel()
-            place.close()
+            slot.close()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` on the thread's loop; a cancellation is passed on and waits for its end."""
@@ -98,15 +98,15 @@ def launcher() -> Launcher:
     return Launcher()
 
 
-def mount_tmpfs(place: Path, size_mb: int, files: int) -> bool:
+def mount_tmpfs(folder: Path, size_mb: int, files: int) -> bool:
     """Mount a tmpfs of `size_mb` MiB and `files` inodes and return whether it worked. Launcher's thread only."""
     options = f"size={size_mb}m,nr_inodes={files},mode=0755".encode()
-    return _libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", _MS_NOSUID | _MS_NODEV, options) == 0
+    return _libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID | _MS_NODEV, options) == 0
 
 
-def unmount(place: Path) -> None:
-    """Unmount `place`. Launcher's thread only."""
-    _libc.umount2(os.fsencode(place), _MNT_DETACH)
+def unmount(folder: Path) -> None:
+    """Unmount `folder`. Launcher's thread only."""
+    _libc.umount2(os.fsencode(folder), _MNT_DETACH)
 
 
 def leave_keyring() -> None:

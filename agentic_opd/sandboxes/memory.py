@@ -5,7 +5,7 @@ the memory of a sandbox's processes and ends the sandbox (watch.py). Both make t
 kernel's out-of-memory killer, and report when a sandbox exceeded its limit.
 """
 
-from agentic_opd.sandboxes.cgroups import MemoryGroup, group_place
+from agentic_opd.sandboxes.cgroups import MemoryGroup, parent_group
 from agentic_opd.sandboxes.watch import MemoryWatch
 
 MemoryLimit = MemoryGroup | MemoryWatch
@@ -20,13 +20,13 @@ def memory_limit(limit_mb: int, file_mb: int) -> MemoryLimit:
     Raises:
         SandboxError: Cgroups could be made before, but this one could not.
     """
-    place = group_place()
-    return MemoryWatch(limit_mb, file_mb) if place is None else MemoryGroup(place, limit_mb)
+    parent = parent_group()
+    return MemoryWatch(limit_mb, file_mb) if parent is None else MemoryGroup(parent, limit_mb)
 
 
 def memory_limited() -> str:
     """Describe how memory is limited on this machine."""
-    place = group_place()
-    if place is None:
+    parent = parent_group()
+    if parent is None:
         return "its memory is limited by a watch: no memory cgroup can be made below this process's own"
-    return f"its memory is limited by its cgroup (v{place.version})"
+    return f"its memory is limited by its cgroup (v{parent.version})"

@@ -1,8 +1,8 @@
 """The sandboxes of a process: at most so many in use at a time, and some of them started ahead.
 
-No sandbox is used by two episodes. A reset would have to be exact, and an engine has none that is: removing the files
-of the writable folders leaves what an episode did to their owners and times, to shared memory, queues and counters of
-the kernel, and what an escaped process has hidden. A start ahead costs the same work, and no episode waits for it.
+No sandbox is used by two episodes. A reset would have to be exact, and no engine has an exact one: after the removal of
+the files, an episode's changes to owners and times, to shared memory, queues and counters of the kernel remain, and so
+does a hidden process that escaped. A start ahead costs the same work, and no episode waits for it.
 """
 
 import asyncio
@@ -24,9 +24,11 @@ class SandboxPool:
     process is killed, they end as every sandbox of its backend does.
     """
 
-    def __init__(self, most: int | None, warm: int) -> None:
-        """Start nothing yet. At most `most` sandboxes (None: any number) are in use, and `warm` further ones wait."""
-        self.in_use: AbstractAsyncContextManager[object] = nullcontext() if most is None else asyncio.Semaphore(most)
+    def __init__(self, max_in_use: int | None, warm: int) -> None:
+        """Start nothing yet. At most `max_in_use` sandboxes (None: any number) are in use, and `warm` others wait."""
+        self.in_use: AbstractAsyncContextManager[object] = (
+            nullcontext() if max_in_use is None else asyncio.Semaphore(max_in_use)
+        )
         """Entered while a sandbox is in use."""
         self._warm = warm
         self._idle: list[tuple[Hashable, WarmSandbox]] = []
@@ -36,9 +38,9 @@ class SandboxPool:
 
     @asynccontextmanager
     async def sandbox(self, kind: Hashable, make: SandboxFactory) -> AsyncGenerator[Sandbox]:
-        """Wait for a free place, and enter a sandbox made by `make`, or one of the same kind that was started ahead."""
+        """Wait until one more may be in use, and yield one of this kind that was started ahead, or a new one."""
         async with self.in_use, AsyncExitStack() as leaving:
-            sandbox = await self._taken(kind)
+            sandbox = await self._take_idle(kind)
             if sandbox is None:
                 sandbox = await leaving.enter_async_context(make())
             else:
@@ -46,8 +48,8 @@ class SandboxPool:
             self._start_ahead(kind, make)
             yield sandbox
 
-    async def _taken(self, kind: Hashable) -> Sandbox | None:
-        """Return a sandbox of this kind that was started ahead, and leave those that have ended since."""
+    async def _take_idle(self, kind: Hashable) -> Sandbox | None:
+        """Return a running sandbox of this kind that was started ahead, and leave those that have ended."""
         for idle in [idle for idle in self._idle if idle[0] == kind]:
             self._idle.remove(idle)
             if idle[1].is_running:
@@ -59,9 +61,9 @@ class SandboxPool:
         """Fill the pool in the background. The latest kind replaces others: a group's episodes are of one task."""
         if not self._tasks and self._warm:
             self._run(self._leave_at_end())
-        for other in [idle for idle in self._idle if idle[0] != kind]:
-            self._idle.remove(other)
-            self._run(other[1].__aexit__())
+        for idle in [idle for idle in self._idle if idle[0] != kind]:
+            self._idle.remove(idle)
+            self._run(idle[1].__aexit__())
         while len(self._idle) + self._starting < self._warm:
             self._starting += 1
             self._run(self._start(kind, make))
@@ -78,7 +80,7 @@ class SandboxPool:
             await sandbox.__aenter__()
             self._idle.append((kind, sandbox))
         except SandboxError:
-            pass  # The episode that needs one starts it itself, and meets the error.
+            pass  # The next episode then starts a sandbox itself, and raises the error.
         finally:
             self._starting -= 1
 
@@ -91,15 +93,15 @@ class SandboxPool:
             await asyncio.gather(*(sandbox.__aexit__() for _, sandbox in idle))
 
 
-def place(most: int | None) -> AbstractAsyncContextManager[object]:
-    """Return what is entered while a sandbox that comes from elsewhere is in use; `most` is the pool's."""
-    return _pool(most, 0).in_use
+def in_use(max_in_use: int | None) -> AbstractAsyncContextManager[object]:
+    """Return a context for the time in which a sandbox from elsewhere is in use; it counts like the pool's."""
+    return _pool(max_in_use, 0).in_use
 
 
-def pooled(make: SandboxFactory, kind: Hashable, most: int | None, warm: int) -> SandboxFactory:
+def pooled(make: SandboxFactory, kind: Hashable, max_in_use: int | None, warm: int) -> SandboxFactory:
     """Return a factory whose sandboxes come from the pool of the event loop in which they are entered."""
-    return lambda: _pool(most, warm).sandbox(kind, make)
+    return lambda: _pool(max_in_use, warm).sandbox(kind, make)
 
 
-def _pool(most: int | None, warm: int) -> SandboxPool:
-    return _POOLS.setdefault(asyncio.get_running_loop(), SandboxPool(most, warm))
+def _pool(max_in_use: int | None, warm: int) -> SandboxPool:
+    return _POOLS.setdefault(asyncio.get_running_loop(), SandboxPool(max_in_use, warm))

@@ -33,7 +33,7 @@ class Program:
     command: str
     """A shell command; it runs in the work directory."""
     task: str
-    """What it is to do: in the variable TASK, where that is not too long for one, and in the file TASK_FILE."""
+    """The task's text: in the file TASK_FILE and, if it is short enough, in the variable TASK."""
     api_key: str
     model: str
     timeout_s: float
@@ -48,7 +48,7 @@ _MAX_VARIABLE_BYTES = 2**16
 
 
 def socket_mount(folder: Path) -> Mount:
-    """How a sandbox sees the folder of the server's socket, which is called SOCKET_NAME there."""
+    """Return the mount by which a sandbox sees the folder of the server's socket, SOCKET_NAME."""
     return Mount(folder, _SOCKET_FOLDER)
 
 

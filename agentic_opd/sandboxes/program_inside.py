@@ -1,8 +1,8 @@
-"""A program that runs another one inside a sandbox, and is its only way to a server outside of it.
+"""A program that runs another one inside a sandbox, and connects it to one server outside.
 
 It is started as `python -I -S -c SOURCE`, and so imports nothing but the standard library (Python 3.8 or later).
-program.py writes its input, one line of JSON on stdin. It listens on a free port of 127.0.0.1, which is the sandbox's
-own, and hands every request on to a Unix socket. It ends as the program does, and prints what that prints.
+program.py writes its input, one line of JSON on stdin. It listens on a free port of the sandbox's 127.0.0.1, and
+forwards every request to a Unix socket. Its output and exit code are those of the other program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_HEAD = 2**17
 _LISTENING = 128
 _MOST_REQUESTS = 64
-"""Handed on at the same time; each takes two descriptors and a thread of those that the sandbox may have."""
+"""Forwarded at the same time; each takes two descriptors and a thread of the sandbox's."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _serve(listener: socket.socket, job: dict[str, Any]) -> None:
         try:
             client, _ = listener.accept()
             threading.Thread(target=_hand_on, args=(client, job, free), daemon=True).start()
-        except (OSError, RuntimeError):  # The program has used up its descriptors or processes, for now.
+        except (OSError, RuntimeError):  # The program uses all descriptors or processes at the moment.
             free.release()
             time.sleep(0.1)
 
@@ -70,27 +70,27 @@ def _hand_on(client: socket.socket, job: dict[str, Any], free: threading.Bounded
 
 
 def _answer(client: socket.socket, job: dict[str, Any]) -> None:
-    """One request, and its answer; both sides close then."""
+    """Forward one request and its answer, then close both sides."""
     with client, contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         head, rest = _head(client)
         if not head:
             return
         first, *fields = head.split(b"\r\n")
-        kept = [field for field in fields if field.partition(b":")[0].strip().lower() != b"connection"]
+        other_fields = [field for field in fields if field.partition(b":")[0].strip().lower() != b"connection"]
         server.connect(job["socket"])
-        server.sendall(b"\r\n".join([first, *kept, b"Connection: close"]) + b"\r\n\r\n" + rest)
+        server.sendall(b"\r\n".join([first, *other_fields, b"Connection: close"]) + b"\r\n\r\n" + rest)
         _join(client, server)
 
 
 def _head(client: socket.socket) -> tuple[bytes, bytes]:
-    """The first lines of a request, and what came behind them; empty if it broke off or is too long."""
-    held = b""
-    while b"\r\n\r\n" not in held:
+    """Read a request's head and the bytes behind it; both are empty if it breaks off or is too long."""
+    received = b""
+    while b"\r\n\r\n" not in received:
         chunk = client.recv(65536)
-        held += chunk
-        if not chunk or len(held) > _MAX_HEAD:
+        received += chunk
+        if not chunk or len(received) > _MAX_HEAD:
             return b"", b""
-    head, _, rest = held.partition(b"\r\n\r\n")
+    head, _, rest = received.partition(b"\r\n\r\n")
     return head, rest
 
 

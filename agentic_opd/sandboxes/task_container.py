@@ -31,7 +31,7 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import size_mb
 from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, PROFILE, DockerSandbox
 from agentic_opd.sandboxes.folders import owner_tag
-from agentic_opd.sandboxes.host_process import kill_host_process, start_host_process
+from agentic_opd.sandboxes.host_process import ProcessSpec, kill_host_process, start_host_process
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered
 from agentic_opd.sandboxes.seccomp import container_profile
 from agentic_opd.sandboxes.watch import held_by
@@ -46,8 +46,8 @@ _MOST_DESCRIPTORS = 65_536
 _SHARED_MB = 64
 _START_S, _STOP_S = 120.0, 60.0
 _DISK_PAUSE_S, _MEMORY_PAUSE_S = 0.5, 0.1
-_LOOKS = 20
-"""A watch pauses at least so many times as long as its last look took."""
+_PAUSE_FACTOR = 20
+"""Shortest pause of a watch, as a multiple of its last measurement's time."""
 _READY = re.compile(rb"ready (\d*)\n")
 
 _GUARD = 'while read -r line; do :; done; exec "$@" >/dev/null 2>&1'
@@ -107,11 +107,9 @@ class TaskPlace:
 class TaskContainer(DockerSandbox):
     """A sandbox that is a container of a task; see the module."""
 
-    def __init__(
-        self, command: str, image: str, limits: Limits, place: TaskPlace, mounts: Sequence[Mount] = ()
-    ) -> None:
+    def __init__(self, command: str, image: str, limits: Limits, task: TaskPlace, mounts: Sequence[Mount] = ()) -> None:
         super().__init__(command, image, limits, mounts)
-        self._place = place
+        self._task = task
         self._guard: asyncio.subprocess.Process | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._fault: str | None = None
@@ -170,9 +168,11 @@ class TaskContainer(DockerSandbox):
             raise not_entered()
         has_input = stdin is not None
         arguments = self._arguments(command, timeout_s, has_input=has_input, user=user, variables=variables)
-        most, kills, line = self._limits.output_bytes, self._kills, b"\n"
+        max_output_bytes, kills, line = self._limits.output_bytes, self._kills, b"\n"
         try:
-            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
+            result = await self._engine.run(
+                *arguments, timeout_s=timeout_s, max_output_bytes=max_output_bytes, stdin=stdin
+            )
             line = b"\n" if result.is_over_limit else b"count\n"
         finally:
             try:
@@ -195,12 +195,12 @@ class TaskContainer(DockerSandbox):
         user: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> list[str]:
-        given = {**self._place.variables, **(variables or {})}
-        as_user = user or self._place.user
+        environment = {**self._task.variables, **(variables or {})}
+        user = user or self._task.user
         return [
-            *("exec", *(["--interactive"] if has_input else []), "--workdir", self._place.workdir),
-            *(["--user", as_user] if as_user else []),
-            *(f"--env={name}={value}" for name, value in given.items()),
+            *("exec", *(["--interactive"] if has_input else []), "--workdir", self._task.workdir),
+            *(["--user", user] if user else []),
+            *(f"--env={name}={value}" for name, value in environment.items()),
             *(self._name, "sh", "-c", _SHELL, "sh", "piped" if has_input else "none", command),
         ]
 
@@ -209,7 +209,8 @@ class TaskContainer(DockerSandbox):
         await self._folder.make(self._make_folders)
         await engine.need_image(self._image, "the task's [environment] docker_image")
         removal = [*engine.argv, "rm", "--force", self._name]
-        self._guard = await start_host_process(["sh", "-c", _GUARD, "sh", *removal], engine.env, "/", has_input=True)
+        guard = ProcessSpec(["sh", "-c", _GUARD, "sh", *removal], engine.env)
+        self._guard = await start_host_process(guard, has_input=True)
         try:
             await self._create(has_memory_limit=True)
             await self.start()
@@ -222,27 +223,27 @@ class TaskContainer(DockerSandbox):
 
     def _make_folders(self, folder: Path) -> None:
         (folder / PROFILE).write_text(container_profile(is_task=True))
-        for path in self._place.folders:
-            made = folder / self.host_folder(path).name
-            made.mkdir()
-            made.chmod(0o777)
+        for path in self._task.folders:
+            host_folder = folder / self.host_folder(path).name
+            host_folder.mkdir()
+            host_folder.chmod(0o777)
 
     async def _create(self, *, has_memory_limit: bool) -> None:
-        place, limits, memory = self._place, self._limits, f"{self._limits.memory_mb}m"
+        task, limits, memory = self._task, self._limits, f"{self._limits.memory_mb}m"
         descriptors = min(_MOST_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         ulimits = {"nproc": MOST_PROCESSES, "nofile": descriptors, "core": 0, "fsize": limits.disk_mb * 2**20}
         await self._engine.do(
             *("create", "--interactive", "--name", self._name, "--label", f"{LABEL}={owner_tag()}"),
             *("--pull", "never", "--hostname", "task", "--log-driver", "none", "--stop-signal", "KILL"),
-            *([] if place.has_network else ["--network", "none"]),
+            *([] if task.has_network else ["--network", "none"]),
             *("--security-opt", f"seccomp={self._folder.path / PROFILE}"),
             *("--cap-drop", "ALL", *(f"--cap-add={name}" for name in _CAPABILITIES)),
             *(["--memory", memory, "--memory-swap", memory] if has_memory_limit else []),
-            *("--shm-size", f"{_SHARED_MB}m", "--cpus", f"{min(place.cpus, os.cpu_count() or 1):g}"),
+            *("--shm-size", f"{_SHARED_MB}m", "--cpus", f"{min(task.cpus, os.cpu_count() or 1):g}"),
             *("--pids-limit", str(limits.processes)),
-            *(f"--ulimit={name}={most}:{most}" for name, most in ulimits.items()),
-            *(f"--env={name}={value}" for name, value in place.variables.items()),
-            *(f"--mount=type=bind,source={self.host_folder(path)},target={path}" for path in place.folders),
+            *(f"--ulimit={name}={limit}:{limit}" for name, limit in ulimits.items()),
+            *(f"--env={name}={value}" for name, value in task.variables.items()),
+            *(f"--mount=type=bind,source={self.host_folder(path)},target={path}" for path in task.folders),
             *(f"--mount=type=bind,source={mount.source},target={mount.target},readonly" for mount in self._mounts),
             *(self._image, "sh", "-c", _KEEP),
         )
@@ -250,16 +251,18 @@ class TaskContainer(DockerSandbox):
     async def _start(self, *arguments: str) -> None:
         """Start the container, and wait for its first process; its image's entrypoint may print before that."""
         engine = self._engine
-        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
-        said = b""
+        self._keeper = await start_host_process(engine.process(*arguments), has_input=True)
+        output = b""
         try:
             async with asyncio.timeout(_START_S):
                 while (ready := _READY.fullmatch(line := await self._line())) is None:
                     if not line:
-                        raise engine.failed("start", CommandResult(1, said or b"the container has ended"))
-                    said = (said + line)[-2000:]
+                        raise engine.failed("start", CommandResult(1, output or b"the container has ended"))
+                    output = (output + line)[-2000:]
         except TimeoutError as error:
-            raise SandboxError(f"the container of {self._image} is not ready after {_START_S:g} s: {said!r}") from error
+            raise SandboxError(
+                f"the container of {self._image} is not ready after {_START_S:g} s: {output!r}"
+            ) from error
         is_limited = ready[1].isdigit() and int(ready[1]) <= self._limits.memory_mb * 2**20
         self._watches.append(asyncio.create_task(self._watch(is_limited, await self._inspect())))
 
@@ -287,48 +290,48 @@ class TaskContainer(DockerSandbox):
         while self._watches:
             self._watches.pop().cancel()
 
-    async def _watch(self, is_limited: bool, about: dict[str, Any]) -> None:
+    async def _watch(self, is_limited: bool, properties: dict[str, Any]) -> None:
         """End the container when it exceeds its disk space, or its memory if the kernel does not limit that."""
-        upper = ((about.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
-        looks = [self._disk_fault(Path(upper) if upper and os.access(upper, os.R_OK | os.X_OK) else None)]
+        upper = ((properties.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+        watches = [self._disk_fault(Path(upper) if upper and os.access(upper, os.R_OK | os.X_OK) else None)]
         if not is_limited:
-            _say_unlimited(self._engine.name)
-            looks.append(self._memory_fault(about["State"]["Pid"]))
-        looking = [*map(asyncio.ensure_future, looks)]
+            _warn_of_no_limit(self._engine.name)
+            watches.append(self._memory_fault(properties["State"]["Pid"]))
+        running = [*map(asyncio.ensure_future, watches)]
         try:
-            done, _ = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-            self._fault = done.pop().result()
+            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            self._fault = ended.pop().result()
         except (SandboxError, OSError) as error:
             self._fault = f"the limits of the container can't be watched: {error}"
         finally:
-            for one in looking:
-                one.cancel()
+            for watch in running:
+                watch.cancel()
         await self._engine.run("kill", self._name)
 
     async def _disk_fault(self, upper: Path | None) -> str:
-        clock, most = asyncio.get_running_loop().time, self._limits.disk_mb
+        clock, limit_mb = asyncio.get_running_loop().time, self._limits.disk_mb
         while True:
             start = clock()
             if upper is not None:
                 used, _ = await size_mb([upper, self._folder.path])
             else:
                 used = int((await self._inspect("--size")).get("SizeRw") or 0) // 2**20
-            if used is None or used > most:
-                return f"the container took {used} MiB of disk space, more than the {most} MiB of the task"
-            await asyncio.sleep(max(_DISK_PAUSE_S, _LOOKS * (clock() - start)))
+            if used is None or used > limit_mb:
+                return f"the container took {used} MiB of disk space, more than the {limit_mb} MiB of the task"
+            await asyncio.sleep(max(_DISK_PAUSE_S, _PAUSE_FACTOR * (clock() - start)))
 
     async def _memory_fault(self, first: int) -> str:
-        clock, most = asyncio.get_running_loop().time, self._limits.memory_mb
+        clock, limit_mb = asyncio.get_running_loop().time, self._limits.memory_mb
         while True:
             start = clock()
-            used = await asyncio.to_thread(_held_in_namespace_of, first, most * 2**20)
-            if used > most * 2**20:
-                return f"the container took {used // 2**20} MiB of memory, more than the {most} MiB of the task"
-            await asyncio.sleep(max(_MEMORY_PAUSE_S, _LOOKS * (clock() - start)))
+            used = await asyncio.to_thread(_held_in_namespace_of, first, limit_mb * 2**20)
+            if used > limit_mb * 2**20:
+                return f"the container took {used // 2**20} MiB of memory, more than the {limit_mb} MiB of the task"
+            await asyncio.sleep(max(_MEMORY_PAUSE_S, _PAUSE_FACTOR * (clock() - start)))
 
 
 @cache
-def _say_unlimited(engine: str) -> None:
+def _warn_of_no_limit(engine: str) -> None:
     logger.warning(
         "%s can't limit the memory of containers here: a watch of this process does, and ends a container that takes "
         "more than its task may",

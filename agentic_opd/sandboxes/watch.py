@@ -25,7 +25,7 @@ _UNNAMED = b" (deleted)"
 
 
 class MemoryWatch:
-    """A memory limit by polling: it ends the sandbox after the fact."""
+    """A memory limit by polling: it ends the sandbox after it has exceeded the limit."""
 
     def __init__(self, limit_mb: int, file_mb: int) -> None:
         self._limit, self._file = limit_mb * _MIB, file_mb * _MIB
@@ -48,7 +48,8 @@ class MemoryWatch:
         """There is no resource to release."""
 
 
-_GONE = (FileNotFoundError, ProcessLookupError)
+_ENDED = (FileNotFoundError, ProcessLookupError)
+"""Errors of reading the files of a process that has ended."""
 Files = dict[tuple[int, int], int]
 """Files as device and inode -> their bytes."""
 
@@ -56,13 +57,13 @@ Files = dict[tuple[int, int], int]
 def held_by(inside: Sequence[int], limit: int, file_bytes: int) -> int:
     """Return the bytes of memory that processes hold, unnamed files included.
 
-    Without need the exact sum is not computed: a quick one, which counts pages shared by a fork more than once, is
-    below `limit`, or unnamed files alone are above it. A file of unknown size counts `file_bytes`.
+    The exact sum is computed only if needed: if a quick one, which counts pages shared by a fork more than once, is
+    above `limit`, and unnamed files alone are not. A file of unknown size counts `file_bytes`.
     """
     files: Files = {}
     hidden, quick = 0, 0
     for process in inside:
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_ENDED):
             resident, shared = map(int, Path(f"/proc/{process}/statm").read_text().split()[1:3])
             quick += (resident - shared) * _PAGE
             hidden += _add_unnamed(process, files, file_bytes)
@@ -77,45 +78,45 @@ def unnamed_bytes(pid: int, device: int, file_bytes: int) -> int:
     """Return the bytes of unnamed open files on `device` of `pid` and the processes below it."""
     files: Files = {}
     for process in (pid, *below(pid)):
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_ENDED):
             _add_unnamed(process, files, file_bytes)
-    return sum(size for (place, _), size in files.items() if place == device)
+    return sum(size for (file_device, _), size in files.items() if file_device == device)
 
 
 def children_of(pid: int) -> list[int]:
     """Return the living children of `pid`'s threads."""
-    found: list[int] = []
+    children: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += map(int, (task / "children").read_text().split())
-    return found
+                children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def below(pid: int) -> list[int]:
     """Return all descendants of `pid`."""
-    found, todo = list[int](), [pid]
+    descendants, todo = list[int](), [pid]
     while todo:
         children = children_of(todo.pop())
-        found += children
+        descendants += children
         todo += children
-    return found
+    return descendants
 
 
 def _add_unnamed(process: int, files: Files, file_bytes: int) -> int:
     """Add the unnamed open files of `process`; return the bytes of files in transit in its sockets."""
-    on_their_way = 0
+    in_transit = 0
     try:
         for fd in Path(f"/proc/{process}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                about = fd.stat()
-                if stat.S_ISREG(about.st_mode) and about.st_nlink == 0:
-                    files[about.st_dev, about.st_ino] = about.st_blocks * 512
-                elif stat.S_ISSOCK(about.st_mode):
-                    on_their_way += int(_fields(process, fd.name).get("scm_fds", "0")) * file_bytes
+                status = fd.stat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    files[status.st_dev, status.st_ino] = status.st_blocks * 512
+                elif stat.S_ISSOCK(status.st_mode):
+                    in_transit += int(_fields(process, fd.name).get("scm_fds", "0")) * file_bytes
     except PermissionError:
         _add_hidden(process, files, file_bytes)
-    return on_their_way
+    return in_transit
 
 
 def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
@@ -123,11 +124,11 @@ def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
 
     Only mount and inode are visible: every writable file counts with its maximum size.
     """
-    with contextlib.suppress(OSError):  # One that is just ending has no mounts any more.
+    with contextlib.suppress(OSError):  # A process that is just ending has no mounts any more.
         devices = {_memfd_mount(): _memfd_device()}
         for line in text_lines(Path(f"/proc/{process}/mountinfo").read_text()):
-            mount, _, device, _, place, options = line.split(" ")[:6]
-            if "rw" in options.split(",") and place not in ("/dev", "/dev/pts", "/proc"):
+            mount, _, device, _, path, options = line.split(" ")[:6]
+            if "rw" in options.split(",") and path not in ("/dev", "/dev/pts", "/proc"):
                 major, _, minor = device.partition(":")
                 devices[mount] = os.makedev(int(major), int(minor))
         for fd in Path(f"/proc/{process}/fdinfo").iterdir():
@@ -140,27 +141,27 @@ def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
 
 def _add_mapped(process: int, files: Files, file_bytes: int) -> None:
     """Add the unnamed shared files that `process` has mapped, open or not."""
-    unseen: Files = {}
-    for file, place in _mapped(process).items():
+    unmeasured: Files = {}
+    for file, addresses in _mapped(process).items():
         if file not in files:
             try:
-                files[file] = Path(f"/proc/{process}/map_files/{place}").stat().st_blocks * 512
-            except OSError:  # Only an administrator may look; and what is mapped elsewhere by now is not found.
-                unseen[file] = file_bytes
-    if unseen:  # What a process gave back meanwhile, as all of them do when they end, is no file of full size.
-        files |= {file: size for file, size in unseen.items() if file in _mapped(process)}
+                files[file] = Path(f"/proc/{process}/map_files/{addresses}").stat().st_blocks * 512
+            except OSError:  # This user is not an administrator, or the mapping has moved.
+                unmeasured[file] = file_bytes
+    if unmeasured:  # Without the files that the process has unmapped meanwhile, as an ending process does.
+        files |= {file: size for file, size in unmeasured.items() if file in _mapped(process)}
 
 
 def _mapped(process: int) -> dict[tuple[int, int], str]:
     """Return the unnamed shared files that `process` has mapped, each with an address range."""
-    found: dict[tuple[int, int], str] = {}
-    with contextlib.suppress(*_GONE, PermissionError):
+    files: dict[tuple[int, int], str] = {}
+    with contextlib.suppress(*_ENDED, PermissionError):
         lines = Path(f"/proc/{process}/maps").read_bytes().split(b"\n")
-        for place, modes, _, device, inode in (line.split()[:5] for line in lines if line.endswith(_UNNAMED)):
+        for addresses, modes, _, device, inode in (line.split()[:5] for line in lines if line.endswith(_UNNAMED)):
             if modes.endswith(b"s"):
                 major, minor = (int(part, 16) for part in device.split(b":"))
-                found[os.makedev(major, minor), int(inode)] = place.decode()
-    return found
+                files[os.makedev(major, minor), int(inode)] = addresses.decode()
+    return files
 
 
 def _fields(process: int | str, fd: str) -> dict[str, str]:
@@ -184,7 +185,7 @@ def _memfd_device() -> int:
 
 def _private_bytes(process: int) -> int:
     """Return a process's anonymous memory; shared pages are divided among the processes that share them."""
-    with contextlib.suppress(*_GONE, PermissionError):
+    with contextlib.suppress(*_ENDED, PermissionError):
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
         kib = dict(re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE))
         return 1024 * int(kib.get("Pss_Anon", kib.get("Pss", "0")))

@@ -35,7 +35,7 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
     if not files:
         return
     if isinstance(sandbox, HostedSandbox):
-        await sandbox.in_workdir(partial(host_workdir.put, files=files))
+        await sandbox.in_workdir(partial(host_workdir.write_files, files=files))
         return
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -80,12 +80,12 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> WorkFiles:
     batch: Sequence[str] = next(batches)
     with contextlib.suppress(StopIteration):
         while True:
-            batch = batches.send(await _taken(sandbox, files, batch))
+            batch = batches.send(await _read_batch(sandbox, files, batch))
     files.left_out = sorted(paths - {*files})
     return files
 
 
-async def _taken(sandbox: Sandbox, files: WorkFiles, batch: Sequence[str]) -> dict[str, bytes]:
+async def _read_batch(sandbox: Sandbox, files: WorkFiles, batch: Sequence[str]) -> dict[str, bytes]:
     """Read files by commands that name them, and add them to `files`; return those that had room."""
     added, todo = dict[str, bytes](), [*batch]
     while todo and len(files) < MAX_FILES:

@@ -26,7 +26,7 @@ class Weights(NamedTuple):
 
 @dataclass(slots=True)
 class Adapters:
-    most: int = 0
+    max_loaded: int = 0
     """Largest number of adapters at a time, the teacher's included; 0 if vLLM was started without LoRA."""
     max_rank: int = 0
     _loaded: dict[int, LoRARequest] = field(default_factory=dict[int, LoRARequest])
@@ -88,7 +88,7 @@ class Adapters:
             self._loaded[version] = adapter
         if replaced is not None:
             await engine.remove_lora(replaced.lora_int_id)
-        room = self.most - (self._teacher is not None)
+        room = self.max_loaded - (self._teacher is not None)
         for old in [*self._loaded][:-room]:
             if not self._under_way[self._loaded[old].lora_int_id]:
                 await engine.remove_lora(self._loaded.pop(old).lora_int_id)

@@ -140,9 +140,9 @@ class PluginState:
 
     @property
     def max_logprobs(self) -> int:
-        """Largest number of logprobs a position that a request may ask for."""
-        most = self.engine.model_config.max_logprobs
-        return self.vocab_size if most == -1 else most
+        """Largest number of logprobs of a position in a request."""
+        limit = self.engine.model_config.max_logprobs
+        return self.vocab_size if limit == -1 else limit
 
     @property
     def named_ids(self) -> bool:

@@ -37,8 +37,8 @@ def limit_cache_hits() -> None:
 
     def limited(self: KVCacheManager, request: Any) -> Any:
         extra_args = request.sampling_params and request.sampling_params.extra_args
-        most = (extra_args or {}).get(MOST_CACHED)
-        return lookup(self, request if most is None else _Shorter(request, most))
+        most_cached = (extra_args or {}).get(MOST_CACHED)
+        return lookup(self, request if most_cached is None else _Shorter(request, most_cached))
 
     limited.__wrapped__ = lookup  # type: ignore[attr-defined]
     KVCacheManager.get_computed_blocks = limited

@@ -23,9 +23,6 @@ from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRef, ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
-GENERATE_ROUTE = 4
-"""Version of the route: 2 added streams, 3 `prefer_weight_version`, 4 `stream_interval`."""
-
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
@@ -48,11 +45,11 @@ def _hints(of: type) -> dict[str, Any]:
     return {name: WholeNumber if hint in (int, int | None) else hint for name, hint in hints.items()}
 
 
-def _struct_of(vllms: Any) -> type[msgspec.Struct]:
+def _struct_of(dataclass: Any) -> type[msgspec.Struct]:
     """Build a body type with the init fields of one of vLLM's dataclasses."""
-    hints = _hints(vllms)
-    given = [(one.name, hints[one.name] | None, None) for one in fields(vllms) if one.init]
-    return msgspec.defstruct(vllms.__name__, given, bases=(Body,), frozen=True, forbid_unknown_fields=True)
+    hints = _hints(dataclass)
+    optional = [(field.name, hints[field.name] | None, None) for field in fields(dataclass) if field.init]
+    return msgspec.defstruct(dataclass.__name__, optional, bases=(Body,), frozen=True, forbid_unknown_fields=True)
 
 
 _HINTS = {

@@ -71,7 +71,7 @@ class HeldImages:
     placeholder: str | None = None
     """Placeholder text of a picture in a prompt; None: the model reads text only, or has no such text."""
     _placeholder_ids: list[int] = field(default_factory=list[int])
-    _held: OrderedDict[str, HeldImage] = field(default_factory=OrderedDict[str, HeldImage])
+    _by_digest: OrderedDict[str, HeldImage] = field(default_factory=OrderedDict[str, HeldImage])
     _bytes: int = 0
     _decoder: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "agentic-opd-images"))
 
@@ -97,52 +97,54 @@ class HeldImages:
         if self.placeholder is None:
             raise RouteError(None, "the model reads text only: it takes no pictures")
         digest = sha256(data).hexdigest()
-        if digest not in self._held:
+        if digest not in self._by_digest:
             pixels = await asyncio.get_running_loop().run_in_executor(self._decoder, decoded, data)
-            made = await self._rendered(engine, self._placeholder_ids, [digest], [pixels])
-            self._keep(digest, HeldImage(pixels, list(made["prompt_token_ids"])))
-        held = self._named("", digest)
-        return ImageAnswer(digest=digest, token_ids=held.token_ids, width=held.pixels.width, height=held.pixels.height)
+            rendered = await self._rendered(engine, self._placeholder_ids, [digest], [pixels])
+            self._keep(digest, HeldImage(pixels, list(rendered["prompt_token_ids"])))
+        image = self._named("", digest)
+        width, height = image.pixels.width, image.pixels.height
+        return ImageAnswer(digest=digest, token_ids=image.token_ids, width=width, height=height)
 
     async def engine_input(
-        self, engine: EngineClient, name: str, token_ids: list[int], placed: Sequence[ImageRef]
+        self, engine: EngineClient, name: str, token_ids: list[int], refs: Sequence[ImageRef]
     ) -> EngineInput:
         """Return the engine's input of a prompt with pictures in order of their offsets; `name` is the prompt's field.
 
         Raises:
             RouteError: 404, a picture is not kept here: send it again. 400, a picture's tokens are not at its offset.
         """
-        if not placed:
+        if not refs:
             return tokens_input(token_ids)
-        held = [self._named(f"{name}[{index}]", one.digest) for index, one in enumerate(placed)]
-        special = {*self._placeholder_ids, *(token for image in held for token in image.token_ids)}
+        images = [self._named(f"{name}[{index}]", ref.digest) for index, ref in enumerate(refs)]
+        special = {*self._placeholder_ids, *(token for image in images for token in image.token_ids)}
         neutral = next(token for token in range(len(special) + 1) if token not in special)
         prompt, end = list[int](), 0
-        for index, (one, image) in enumerate(zip(placed, held, strict=True)):
-            stop = one.offset + len(image.token_ids)
-            if one.offset < end or token_ids[one.offset : stop] != image.token_ids:
-                raise RouteError(f"{name}[{index}]", f"the picture's tokens are not at {one.offset}, or not in order")
-            prompt += [neutral] * (one.offset - end) + self._placeholder_ids
+        for index, (ref, image) in enumerate(zip(refs, images, strict=True)):
+            stop = ref.offset + len(image.token_ids)
+            if ref.offset < end or token_ids[ref.offset : stop] != image.token_ids:
+                raise RouteError(f"{name}[{index}]", f"the picture's tokens are not at {ref.offset}, or not in order")
+            prompt += [neutral] * (ref.offset - end) + self._placeholder_ids
             end = stop
         prompt += [neutral] * (len(token_ids) - end)
-        made = await self._rendered(engine, prompt, [one.digest for one in placed], [image.pixels for image in held])
-        if len(made["prompt_token_ids"]) != len(token_ids):
+        digests, pixels = [ref.digest for ref in refs], [image.pixels for image in images]
+        rendered = await self._rendered(engine, prompt, digests, pixels)
+        if len(rendered["prompt_token_ids"]) != len(token_ids):
             raise RouteError(name, "the model's processor writes these pictures otherwise when they are together")
-        made["prompt_token_ids"] = token_ids
-        return made
+        rendered["prompt_token_ids"] = token_ids
+        return rendered
 
     def _named(self, name: str, digest: str) -> HeldImage:
-        if (held := self._held.get(digest)) is None:
+        if (image := self._by_digest.get(digest)) is None:
             raise RouteError(name, f"there is no picture {digest} here: send it to /v1/opd/images", 404)
-        self._held.move_to_end(digest)
-        return held
+        self._by_digest.move_to_end(digest)
+        return image
 
     def _keep(self, digest: str, image: HeldImage) -> None:
-        if digest not in self._held:  # Another request may have sent the same picture meanwhile.
-            self._held[digest] = image
+        if digest not in self._by_digest:  # Another request may have sent the same picture meanwhile.
+            self._by_digest[digest] = image
             self._bytes += _size(image)
-        while self._bytes > MOST_BYTES and len(self._held) > 1:
-            self._bytes -= _size(self._held.popitem(last=False)[1])
+        while self._bytes > MOST_BYTES and len(self._by_digest) > 1:
+            self._bytes -= _size(self._by_digest.popitem(last=False)[1])
 
     async def _rendered(
         self, engine: EngineClient, prompt: Sequence[int], digests: Sequence[str], pixels: Sequence[Image.Image]
@@ -158,10 +160,10 @@ class HeldImages:
             "multi_modal_uuids": {"image": list(digests)},
         }
         try:
-            (made,) = await engine.renderer.render_cmpl_async([cast(Any, request)], skip_mm_cache=True)
+            (rendered,) = await engine.renderer.render_cmpl_async([cast(Any, request)], skip_mm_cache=True)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             raise RouteError(None, f"the model's processor does not take this picture: {error}") from error
-        return made
+        return rendered
 
 
 def _size(image: HeldImage) -> int:

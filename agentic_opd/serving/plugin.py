@@ -12,10 +12,10 @@ from vllm.engine.protocol import EngineClient
 
 from agentic_opd import __version__
 from agentic_opd.serving.engine import PluginState, as_version
-from agentic_opd.serving.generate import GENERATE_ROUTE, generate
+from agentic_opd.serving.generate import generate
 from agentic_opd.serving.images import ImageAnswer
 from agentic_opd.serving.reload import load_adapter, reload_weights
-from agentic_opd.serving.score import SCORE_ROUTE, score
+from agentic_opd.serving.score import score
 from agentic_opd.serving.transfer import join_transfer, receive_weights, transfer_of, workers_of
 from agentic_opd.serving.web import guarded
 
@@ -49,7 +49,7 @@ async def hold_image(state: PluginState, raw: bytes) -> ImageAnswer:
 
 
 async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
-    """Return the served model's properties, the server's limits, and the versions of routes and packages."""
+    """Return the served model's properties, the server's limits, and the versions of the packages."""
     newest = state.adapters.newest
     return {
         "model": state.model,
@@ -60,7 +60,7 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "vocab_size": state.vocab_size,
         "max_body_bytes": state.max_body_bytes,
         "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
-        "max_adapters": state.adapters.most,
+        "max_adapters": state.adapters.max_loaded,
         "max_lora_rank": state.adapters.max_rank,
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
         "workers": workers_of(state),
@@ -68,6 +68,4 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "named_ids": state.named_ids,
         "tied_embeddings": state.tied_embeddings,
         "image_placeholder": state.images.placeholder,
-        "score_route": SCORE_ROUTE,
-        "generate_route": GENERATE_ROUTE,
     }

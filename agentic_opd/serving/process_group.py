@@ -37,7 +37,7 @@ class Group(ABC):
         """Leave the group."""
 
 
-def within(limit: timedelta, what: str, call: Callable[[], Any]) -> Any:
+def within(limit: timedelta, name: str, call: Callable[[], Any]) -> Any:
     """Return the result of a call that may block for ever in a library, which knows no time limit.
 
     The call runs in a daemon thread, which is abandoned after `limit` and does not keep the process from ending.
@@ -53,12 +53,12 @@ def within(limit: timedelta, what: str, call: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001 (raised again by the waiting thread)
             results.put((None, error))
 
-    threading.Thread(target=run, name=what, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     try:
         result, error = results.get(timeout=limit.total_seconds())
     except queue.Empty:
         raise RuntimeError(
-            f"{what} did not end within {limit.total_seconds():g} s: another member of the group hangs, was stopped or "
+            f"{name} did not end within {limit.total_seconds():g} s: another member of the group hangs, was stopped or "
             "lost its network"
         ) from None
     if error is not None:
@@ -74,14 +74,14 @@ class GlooGroup(Group):
         from torch import distributed as torch_distributed
 
         distributed: Any = torch_distributed
-        given: dict[str, Any] = {}
+        listening: dict[str, Any] = {}
         if rank == 0:
             listener = socket.create_server((address, port), family=_family(address))
-            given = {"master_listen_fd": listener.detach(), "use_libuv": False}
-        store = distributed.TCPStore(address, port, world_size, rank == 0, PATIENCE, **given)
+            listening = {"master_listen_fd": listener.detach(), "use_libuv": False}
+        store = distributed.TCPStore(address, port, world_size, rank == 0, PATIENCE, **listening)
         options = distributed.ProcessGroupGloo._Options()
-        own = address if rank == 0 else address_towards(address)
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
+        own_address = address if rank == 0 else address_towards(address)
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own_address)]
         options._timeout = PATIENCE
         self._group: Any = distributed.ProcessGroupGloo(store, rank, world_size, options)
 
@@ -131,9 +131,9 @@ def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> G
 
 def address_towards(host: str) -> str:
     """Return this machine's address on the route to `host`."""
-    found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    with closing(socket.socket(found[0][0], socket.SOCK_DGRAM)) as probe:
-        probe.connect(found[0][4])  # Connecting a datagram socket sends nothing.
+    family, _, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+        probe.connect(remote)  # Connecting a datagram socket sends nothing.
         return str(probe.getsockname()[0])
 
 

@@ -71,7 +71,7 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
     body = await read_body(state, raw, AdapterBody)
     folder = allowed_checkpoint(body.path, state.weights_root)
     await asyncio.to_thread(check_adapter, folder, state)
-    if body.as_teacher and state.adapters.most < 2:
+    if body.as_teacher and state.adapters.max_loaded < 2:
         message = "this server keeps one adapter, the policy's: restart it with scripts/serve_vllm --max-adapters 3"
         raise RouteError("as_teacher", message, 409)
     load = asyncio.create_task(_load_adapter(state, folder, body))
@@ -95,7 +95,7 @@ def check_adapter(folder: Path, state: PluginState) -> None:
     Raises:
         RouteError: vLLM was started without LoRA, the adapter's rank is too high, or its configuration can't be read.
     """
-    if not state.adapters.most:
+    if not state.adapters.max_loaded:
         message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
         raise RouteError("path", message, 409)
     try:
@@ -121,7 +121,7 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
     """
     # The engine would load a checkpoint of other shapes without an error, and compute wrong results.
     await asyncio.to_thread(lambda: check_shapes(tensor_shapes(checkpoint), state, "path"))
-    async with swapped_weights(state, version) as known:
+    async with swapped_weights(state, version) as new_version:
         check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
@@ -130,9 +130,9 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
             await _reset_cache(state)
             await state.engine.update_weight_version(str(state.loaded.version))
             raise
-    state.loaded = LoadedFiles(str(checkpoint), known)
-    logger.info("Loaded %s as weight version %d", checkpoint, known)
-    return known
+    state.loaded = LoadedFiles(str(checkpoint), new_version)
+    logger.info("Loaded %s as weight version %d", checkpoint, new_version)
+    return new_version
 
 
 @asynccontextmanager
@@ -233,7 +233,7 @@ def opened(file: Path) -> Generator[int]:
         os.close(descriptor)
 
 
-def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str) -> None:
+def check_shapes(shapes: Mapping[str, list[int]], state: PluginState, field: str) -> None:
     """Refuse weights whose names or shapes differ from the served checkpoint's, or a model that can't be reloaded.
 
     If the model's embeddings are tied, the output head may be missing.
@@ -253,16 +253,16 @@ def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str)
     served = Path(state.engine.model_config.model)
     if not served.is_dir():
         return
-    wanted = tensor_shapes(served)
+    expected = tensor_shapes(served)
     if state.tied_embeddings:
-        wanted, found = _without_head(wanted), _without_head(found)
-    if wanted != found:
-        differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        expected, shapes = _without_head(expected), _without_head(shapes)
+    if expected != shapes:
+        differing = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
         name = differing[0]
         raise RouteError(
             field,
-            f"{len(differing)} of {len(wanted)} tensors are not those of the served model, the first of them {name}: "
-            f"shape {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}",
+            f"{len(differing)} of {len(expected)} tensors are not those of the served model, the first of them {name}: "
+            f"shape {shapes.get(name, 'missing')}, expected {expected.get(name, 'none')}",
         )
 
 

@@ -35,9 +35,6 @@ from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRefs
 from agentic_opd.serving.web import Body, read_body
 
-SCORE_ROUTE = 3
-"""Version of the route, which `/v1/opd/info` reports: 2 added a sequence's `top_k` and `unless_weight_version`, 3 added
-`prefer_weight_version` and `read_by`. `named_ids` reports `ids_of`."""
 MAX_SEQUENCES = 256
 """Largest number of sequences of a body. Each is a separate engine request; a turn needs only a few."""
 
@@ -70,7 +67,7 @@ class ScoreBody(Body, frozen=True):
     """Version of the adapter to score with, if it is still loaded; otherwise the newest one scores."""
     read_by: Reader = "policy"
 
-    def wanted(self, version: int) -> list[bool]:
+    def are_scored(self, version: int) -> list[bool]:
         """Return for each sequence whether weights of this version should score it."""
         return [sequence.unless_weight_version != version for sequence in self.sequences]
 
@@ -123,8 +120,8 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     check_limits(body, state)
     with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
         if weights.version is not None:
-            scored = await score_all(state, body, body.wanted(weights.version), weights.adapter)
-            return {"weight_version": weights.version, "results": [one and one.result for one in scored]}
+            scored = await score_all(state, body, body.are_scored(weights.version), weights.adapter)
+            return {"weight_version": weights.version, "results": [rows and rows.result for rows in scored]}
         return await _score_by_base(state, body)
 
 
@@ -132,13 +129,13 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
     """Score with the base weights; try again if they change in between."""
     assumed = state.last_version
     while True:
-        scored = await score_all(state, body, body.wanted(assumed))
-        versions = {one.version for one in scored if one is not None}
+        scored = await score_all(state, body, body.are_scored(assumed))
+        versions = {rows.version for rows in scored if rows is not None}
         if not versions:
             versions.add(as_version(await state.engine.get_weight_version()))
         version = state.last_version = versions.pop()
-        if not versions and body.wanted(version) == body.wanted(assumed):
-            return {"weight_version": version, "results": [one and one.result for one in scored]}
+        if not versions and body.are_scored(version) == body.are_scored(assumed):
+            return {"weight_version": version, "results": [rows and rows.result for rows in scored]}
         # New weights were loaded between two sequences, or since the last response.
         assumed = version
 
@@ -176,17 +173,17 @@ def check_ids_of(body: ScoreBody, state: PluginState) -> None:
         if sequence.ids_of and not state.named_ids:
             raise RouteError(name, "this server's model runner scores no named ids; see named_ids of /v1/opd/info")
         count = 0
-        for at in sequence.ids_of:
-            other = body.sequences[at] if at < len(body.sequences) else None
-            if other is None or other.unless_weight_version is not None:
-                raise RouteError(name, f"{at} is no sequence of the body that is always scored")
-            if other.token_ids[-other.num_scored :] != sequence.token_ids[-sequence.num_scored :]:
-                raise RouteError(name, f"sequence {at} has other scored tokens")
-            count += other.top_k or body.top_k
+        for number in sequence.ids_of:
+            source = body.sequences[number] if number < len(body.sequences) else None
+            if source is None or source.unless_weight_version is not None:
+                raise RouteError(name, f"{number} is no sequence of the body that is always scored")
+            if source.token_ids[-source.num_scored :] != sequence.token_ids[-sequence.num_scored :]:
+                raise RouteError(name, f"sequence {number} has other scored tokens")
+            count += source.top_k or body.top_k
         if count:
             check_top_k(name, count, state)
     try:
-        TopologicalSorter({at: one.ids_of for at, one in enumerate(body.sequences)}).prepare()
+        TopologicalSorter({number: sequence.ids_of for number, sequence in enumerate(body.sequences)}).prepare()
     except CycleError as error:
         raise RouteError("sequences", f"ids_of of {error.args[1]} wait for each other") from error
 
@@ -197,22 +194,22 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
     Raises:
         RouteError: `top_k` is too large; the message names the option that raises the limit.
     """
-    most = min(state.max_logprobs, state.vocab_size)
-    if top_k > most:
+    limit = min(state.max_logprobs, state.vocab_size)
+    if top_k > limit:
         raise RouteError(
             name,
-            f"{top_k} is more than this server returns ({most}); restart it with --max-logprobs {top_k}, or ask for "
+            f"{top_k} is more than this server returns ({limit}); restart it with --max-logprobs {top_k}, or ask for "
             "less",
         )
 
 
 async def score_all(
-    state: PluginState, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
+    state: PluginState, body: ScoreBody, are_scored: Sequence[bool], adapter: LoRARequest | None = None
 ) -> list[ScoredRows | None]:
-    """Score the wanted sequences concurrently, those of `ids_of` first; if one fails, abort the others.
+    """Score the sequences concurrently, those of `ids_of` first; if one fails, abort the others.
 
     Returns:
-        One entry per sequence, in order; None for those that are not wanted.
+        One entry per sequence, in order; None for the sequences that are not to be scored (`are_scored`).
 
     Raises:
         Exception: the first failure of a sequence.
@@ -221,16 +218,16 @@ async def score_all(
 
     async def score_one(index: int) -> ScoredRows:
         sequence = body.sequences[index]
-        named = [await task for at in sequence.ids_of if (task := tasks[at]) is not None]
-        ids = np.concatenate([one.ids_RK for one in named], axis=1) if named else None
+        named = [await task for number in sequence.ids_of if (task := tasks[number]) is not None]
+        ids = np.concatenate([rows.ids_RK for rows in named], axis=1) if named else None
         name = f"sequences[{index}].images"
         prompt = await state.images.engine_input(state.engine, name, sequence.token_ids, sequence.images)
         return await score_sequence(state.engine, prompt, sequence, sequence.top_k or body.top_k, adapter, ids)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for index, is_wanted in enumerate(wanted):
-                tasks.append(group.create_task(score_one(index)) if is_wanted else None)
+            for index, is_scored in enumerate(are_scored):
+                tasks.append(group.create_task(score_one(index)) if is_scored else None)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task and task.result() for task in tasks]

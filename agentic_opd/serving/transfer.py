@@ -101,7 +101,7 @@ async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> i
     return body.version
 
 
-async def _within_limit(work: Awaitable[None], what: str) -> None:
+async def _within_limit(work: Awaitable[None], action: str) -> None:
     """Await the workers, or end this server: workers that hang in a transfer neither answer nor can be interrupted."""
     try:
         await asyncio.wait_for(work, _LIMIT_S)
@@ -109,7 +109,7 @@ async def _within_limit(work: Awaitable[None], what: str) -> None:
         logger.critical(
             "%s did not end within %g s: the trainer hangs or was stopped. This server ends, because its workers can't "
             "be interrupted; start it again, then the trainer with resume",
-            *(what, _LIMIT_S),
+            *(action, _LIMIT_S),
         )
         os.kill(os.getpid(), signal.SIGTERM)
         raise

@@ -43,8 +43,8 @@ MOST_SHOWN = 300
 _MOST_REASON = 120
 """Largest length, in characters, of the reason with which a web socket is closed; the protocol has room for 123."""
 
-_PLACE = re.compile(r"(.*) - at (?:`\w+` in )?`\$\.?(.*)`", re.DOTALL)
-"""Splits msgspec's error into the message and the place in the body."""
+_PATH = re.compile(r"(.*) - at (?:`\w+` in )?`\$\.?(.*)`", re.DOTALL)
+"""Splits msgspec's error into the message and the path in the body."""
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
@@ -112,8 +112,8 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         return msgspec.json.decode(body, type=model)
     except msgspec.ValidationError as error:
         text = shortened(str(error))
-        place = _PLACE.fullmatch(text)
-        message, path = place.groups() if place else (text, "")
+        match = _PATH.fullmatch(text)
+        message, path = match.groups() if match else (text, "")
         named = _FIELD.fullmatch(message)
         field = ".".join(filter(None, (path, named and named[1])))
         raise RouteError(field or None, message if field else f"the JSON is not what is expected: {message}") from error
@@ -325,12 +325,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Re
     The body must have been read before: then a disconnect is the only message that can still arrive.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(_wait_until_gone(request))
+    disconnect = asyncio.create_task(_wait_until_gone(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        gone.cancel()
+        disconnect.cancel()
         task.cancel()
 
 

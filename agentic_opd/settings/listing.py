@@ -87,7 +87,7 @@ def _rows(
     declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
     for name in filter(model.model_fields.__contains__, declared):
         info, group = model.model_fields[name], group_of(model, name, outer)
-        default = getattr(defaults, name) if defaults is not None else None
+        default: Any = getattr(defaults, name) if defaults is not None else None
         if defaults is None and not info.is_required():
             default = info.get_default(call_default_factory=True)
         section, kinds = section_of(info), kinds_of(info)

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED, sampled_spans
+from agentic_opd.training.advantages import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.config import LossConfig
-from agentic_opd.training.losses import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.packing import packed_parts
 from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
@@ -111,8 +111,9 @@ class TrainBatch:
 
     def rows(self, index: Sequence[int]) -> "TrainBatch":
         """Select sequences by index, and cut T to the longest of them."""
-        length, kept = int(self.attended_BT[list(index)].sum(-1).max()), list(index)
-        return self._changed(lambda name, t: t[kept] if name.endswith(("_B", "_BS")) else t[kept][:, :length])
+        indices = list(index)
+        length = int(self.attended_BT[indices].sum(-1).max())
+        return self._changed(lambda name, t: t[indices] if name.endswith(("_B", "_BS")) else t[indices][:, :length])
 
     def parts(self, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
         """Yield the indices of the sequences of each forward pass, of about `max_tokens` tokens with padding.
@@ -180,12 +181,12 @@ def make_batch(
 
 def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[int] | None) -> TrainBatch:
     """Pad the sequences of groups that were checked; see `make_batch`."""
-    rollouts = [one for group in groups for one in group.rollouts]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         raise AlignmentError("a batch holds no sequence")
     compared = [torch.tensor(group.compared_scores) for group in groups for _ in group.rollouts]
-    size = (len(rollouts), max(len(one.tokens_T) for one in rollouts))
-    widest = max((len(row) for one in rollouts if one.rows for row in one.rows.token_ids_TK), default=0)
+    size = (len(rollouts), max(len(rollout.tokens_T) for rollout in rollouts))
+    widest = max((len(row) for rollout in rollouts if rollout.rows for row in rollout.rows.token_ids_TK), default=0)
     rows = (*size, max(1, widest))
     batch = TrainBatch(
         tokens_BT=torch.zeros(size, dtype=torch.int64),
@@ -196,8 +197,8 @@ def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[
         entries_BTK=torch.zeros(rows, dtype=torch.bool),
         control_BTK=torch.zeros(rows) if contrast else None,
         **{name: torch.zeros(size) for name in _ZEROS},
-        scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
-        rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),
+        scores_B=torch.tensor([rollout.score for rollout in rollouts], dtype=torch.float32),
+        rewarded_B=torch.tensor([rollout.is_rewarded for rollout in rollouts]),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
         advantages_B=torch.zeros(len(rollouts)),
@@ -207,22 +208,22 @@ def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[
         for group, statistics in zip(groups, map(_turn_statistics, groups), strict=True)
         for first in group.first_turns
     ]
-    places = [f"group {n}, sequence {i}" for n, group in enumerate(groups) for i in range(len(group.rollouts))]
-    for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
-        length = len(one.tokens_T)
-        sampled_T = torch.tensor(one.masks_T) != IGNORED
-        batch.tokens_BT[i, :length] = torch.tensor(one.tokens_T)
+    names = [f"group {n}, sequence {i}" for n, group in enumerate(groups) for i in range(len(group.rollouts))]
+    for i, (rollout, name) in enumerate(zip(rollouts, names, strict=True)):
+        length = len(rollout.tokens_T)
+        sampled_T = torch.tensor(rollout.masks_T) != IGNORED
+        batch.tokens_BT[i, :length] = torch.tensor(rollout.tokens_T)
         batch.attended_BT[i, :length] = True
         batch.sampled_BT[i, :length] = sampled_T
-        batch.old_BT[i, :length] = torch.where(sampled_T, torch.tensor(one.logprobs_T), 0.0)
-        batch.baseline_BT[i, :length] = torch.where(sampled_T, torch.tensor(one.baseline_T), 0.0)
-        for turn in one.turns or ():
+        batch.old_BT[i, :length] = torch.where(sampled_T, torch.tensor(rollout.logprobs_T), 0.0)
+        batch.baseline_BT[i, :length] = torch.where(sampled_T, torch.tensor(rollout.baseline_T), 0.0)
+        for turn in rollout.turns or ():
             start, end = turn.span
             batch.step_scores_BT[i, start:end] = torch.where(sampled_T[start:end], float(turn.step_score or 0), 0.0)
         first, statistics = turns[i]
-        for (start, end), (mean, deviation) in zip(sampled_spans(one.masks_T), statistics[first:], strict=False):
+        for (start, end), (mean, deviation) in zip(sampled_spans(rollout.masks_T), statistics[first:], strict=False):
             batch.turn_means_BT[i, start:end], batch.turn_deviations_BT[i, start:end] = mean, deviation
-        _put_rows(batch, i, one, where)
+        _put_rows(batch, i, rollout, name)
     if special_ids is not None:
         special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
         batch = replace(batch, special_BT=special_BT & batch.attended_BT)
@@ -235,7 +236,7 @@ def _turn_lengths(sampled_BT: Tensor) -> Tensor:
     return torch.where(sampled_BT, sizes.gather(1, numbers_BT), 0.0)
 
 
-def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, where: str) -> None:
+def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, name: str) -> None:
     """Write the rows of the scored turns of sequence `i`, [R, K], and with contrast those of their control."""
     if rollout.rows is None:
         return
@@ -254,7 +255,7 @@ def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, where: str) -> 
         controls = _controls(rollout)
         if (missing := next((position for position in positions if position not in controls), None)) is not None:
             raise ConfigError(
-                f"{where}, position {missing}: loss.contrast is on, but this scored turn was not read with a control "
+                f"{name}, position {missing}: loss.contrast is on, but this scored turn was not read with a control "
                 "hint. Set env.control where the groups are made, or loss.contrast to false."
             )
         control_RK = np.array([controls[position] for position in positions], np.float32)  # None becomes NaN.

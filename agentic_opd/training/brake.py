@@ -115,8 +115,8 @@ class Brake:
         self.path, self._folder = config.output_dir / "brake.jsonl", config.output_dir / "brake"
         self._process: Process | None = None
         self._is_interrupted = False
-        self.kept: list[Version] = []
-        """The last good versions and the best one, in the order of their numbers; `brake.kept` of them at most."""
+        self.versions: list[Version] = []
+        """The last good versions and the best one, at most `brake.versions_kept`, in the order of their numbers."""
         self.rolling: Roll | None = None
         """A roll-back that was begun and not finished."""
         if config.resume and self.path.exists():
@@ -132,7 +132,7 @@ class Brake:
                     "it: restore the file, or start again with --overwrite"
                 ) from error
             if self.rolling is None and any(row.get("command") != self._settings.command for row in rows[-1:]):
-                self.kept = []  # Scores of another evaluation can't be compared.
+                self.versions = []  # Scores of another evaluation can't be compared.
 
     @property
     def is_on(self) -> bool:
@@ -142,12 +142,12 @@ class Brake:
     @property
     def best(self) -> Version:
         """The kept version with the highest mean score, the newest one of several."""
-        return best_of(self.kept)
+        return best_of(self.versions)
 
     @property
     def numbers(self) -> set[int]:
         """The numbers of the kept versions, which were found good."""
-        return {one.number for one in self.kept}
+        return {version.number for version in self.versions}
 
     async def evaluate(self, number: int) -> Version | None:
         """Evaluate the served weights, which are version `number`; None if `interrupt` ended the evaluation.
@@ -161,12 +161,14 @@ class Brake:
         folder.mkdir(parents=True, exist_ok=True)
         log, samples = folder / "log.txt", folder / "samples.jsonl"
         samples.unlink(missing_ok=True)
+        key = self._config.vllm_api_key
+        variables = {**os.environ, **({"VLLM_API_KEY": key.get_secret_value()} if key else {})}
         with log.open("wb") as output:
             pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": STDOUT}
             started = asyncio.create_subprocess_exec(
                 *self._command(folder),
                 **pipes,
-                env=self._variables(),
+                env=variables,
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
@@ -205,12 +207,8 @@ class Brake:
         if words[0] == "agentic-opd":
             words[:1] = [sys.executable, "-m", "agentic_opd"]
         urls = ",".join(f"{url.rstrip('/').removesuffix('/v1')}/v1" for url in self._config.vllm_urls)
-        places = ("--env.data_dir_to_save_evals", str(folder), "--env.overwrite", "true")
-        return [*words, "--openai.base_url", urls, *places]
-
-    def _variables(self) -> dict[str, str]:
-        key = self._config.vllm_api_key
-        return {**os.environ, **({"VLLM_API_KEY": key.get_secret_value()} if key else {})}
+        output = ("--env.data_dir_to_save_evals", str(folder), "--env.overwrite", "true")
+        return [*words, "--openai.base_url", urls, *output]
 
     def interrupt(self) -> bool:
         """End the evaluation under way; return whether there was one."""
@@ -223,7 +221,7 @@ class Brake:
         return True
 
     def falls(self, version: Version) -> list[Fall]:
-        return [compare(version, then) for then in self.kept]
+        return [compare(version, earlier) for earlier in self.versions]
 
     def is_bad(self, falls: Sequence[Fall]) -> bool:
         """Return whether one of the falls reaches the bound."""
@@ -239,7 +237,7 @@ class Brake:
         self._write({**row, "scores": version.scores})
         return self.rolling
 
-    def done(self, roll: Roll, number: int) -> None:
+    def finish(self, roll: Roll, number: int) -> None:
         """Record that a roll-back is saved as version `number`."""
         self._write({"version": number, "verdict": "rolled_back", "bad": roll.bad, "to": roll.to})
 
@@ -256,28 +254,27 @@ class Brake:
         if row["verdict"] == "bad":
             self.rolling = Roll(number, row["to"])
             return
-        replaced, scores = number, row.get("scores", {})
+        scores = row.get("scores", {})
         if row["verdict"] == "rolled_back":
-            replaced = row["to"]
-            scores = next(one.scores for one in self.kept if one.number == replaced)
-            self.kept = [one for one in self.kept if one.number <= replaced]
+            scores = next(version.scores for version in self.versions if version.number == row["to"])
+            self.versions = [version for version in self.versions if version.number < row["to"]]
             self.rolling = None
-        others = [one for one in self.kept if one.number != replaced]
-        self.kept = kept_of(others, Version(number, scores), most=self._settings.kept)
+        earlier = [version for version in self.versions if version.number != number]
+        self.versions = with_version(earlier, Version(number, scores), limit=self._settings.versions_kept)
 
 
 def best_of(versions: Sequence[Version]) -> Version:
     """Return the version with the highest mean score, the newest one of several."""
-    return max(versions, key=lambda one: (one.mean, one.number))
+    return max(versions, key=lambda version: (version.mean, version.number))
 
 
-def kept_of(kept: Sequence[Version], new: Version, *, most: int) -> list[Version]:
-    """Add a good version, and drop the oldest ones beyond `most`, but not the best one."""
-    versions = [*kept, new]
-    best = best_of(versions)
-    while len(versions) > most:
-        versions.remove(next(one for one in versions if one is not best))
-    return versions
+def with_version(versions: Sequence[Version], new: Version, *, limit: int) -> list[Version]:
+    """Add a good version, and drop the oldest ones beyond `limit`, but not the best one."""
+    result = [*versions, new]
+    best = best_of(result)
+    while len(result) > limit:
+        result.remove(next(version for version in result if version is not best))
+    return result
 
 
 def _kill(process: Process) -> None:

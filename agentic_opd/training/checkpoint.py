@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.training.distributed import DistContext
 
-_KEPT = 2
+_CHECKPOINTS = 2
 
 
 class Resumed(NamedTuple):
@@ -34,17 +34,17 @@ class Resumed(NamedTuple):
 
 
 def save_checkpoint(
-    folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext, kept: Collection[int] = ()
+    folder: Path, progress: Resumed, parts: Mapping[str, Any], world: DistContext, good_steps: Collection[int] = ()
 ) -> Path:
     """Write `step-NNNNNN` into `folder`: the `state_dict` of each part, and torch's random state.
 
-    Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept, and
-    those of the steps in `kept`.
+    Each process writes its shards; any number of processes can read them. The last `_CHECKPOINTS` and those of
+    `good_steps` are kept.
 
     Raises:
         OutputError: the checkpoint can't be written.
     """
-    target = checkpoint_folder(folder, at.step)
+    target = checkpoint_folder(folder, progress.step)
     fresh = target.with_name(f"{target.name}.new")
     try:
         if world.is_first:
@@ -55,11 +55,11 @@ def save_checkpoint(
         with _no_warning_of_one_process():
             save(saved, checkpoint_id=fresh, no_dist=world.size == 1)
         if world.is_first:
-            (fresh / "step.json").write_text(json.dumps({**at._asdict(), "source": dict(at.source)}) + "\n")
+            (fresh / "step.json").write_text(json.dumps({**progress._asdict(), "source": dict(progress.source)}) + "\n")
             shutil.rmtree(target, ignore_errors=True)
             fresh.rename(target)
-            for old in _saved(folder)[:-_KEPT]:
-                if step_of(old) not in kept:
+            for old in _saved(folder)[:-_CHECKPOINTS]:
+                if step_of(old) not in good_steps:
                     shutil.rmtree(old, ignore_errors=True)
         world.share(None)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch reports a full disk by any of the three.
@@ -76,10 +76,8 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext, 
     """
     saved = [path for path in _saved(folder) if step in (None, step_of(path))]
     if not saved:
-        which = "" if step is None else f" of step {step}"
-        raise PlaceError(
-            f"there is no checkpoint{which} in {str(folder)!r} to resume from; start anew with overwrite=true"
-        )
+        name = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise PlaceError(f"there is no {name} in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
         state = {**_state_of(parts), "random": torch.get_rng_state()}
         with _no_warning_of_one_process():

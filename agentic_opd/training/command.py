@@ -11,7 +11,7 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
-from agentic_opd.training.config import DEFAULTS, read_config
+from agentic_opd.training.config import DEFAULTS, TrainerConfig, read_config
 
 if TYPE_CHECKING:
     from agentic_opd.training.trainer import Trainer
@@ -31,6 +31,11 @@ def build_parser() -> SettingsParser:
     return parser
 
 
+def read_arguments(argv: Sequence[str]) -> TrainerConfig:
+    """Return what the trainer reads from its command line; ConfigError lists every wrong setting."""
+    return read_config(parse(build_parser(), argv))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer.
 
@@ -45,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     def train() -> int:
         config = read_config(arguments)
         try:
-            from agentic_opd.training.trainer import Trainer
+            from agentic_opd.training.trainer import open_trainer
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error}. The trainer needs the extra: pip install 'agentic-opd[train]'") from error
 
-        asyncio.run(_run(Trainer(config)))
+        asyncio.run(_run(open_trainer(config)))
         return EXIT_OK
 
     return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")

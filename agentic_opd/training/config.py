@@ -15,13 +15,20 @@ from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.layers import flags_layer
 from agentic_opd.settings.read import refuse, validated
 
-GAP_PARTS = ("token_advantage", "rlsd", "sdar", "rlcsd", "combined")
+GAP_PARTS = ("token_advantage", "combined")
 """Parts that use the difference of two readings of the sampled token."""
-PARTS = (
-    *("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward"),
-    *("rlsd", "sdar", "rlcsd", "combined", "rejection"),
-)
+PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward", "combined")
 """Names of the loss settings that are weights of parts, except `start_kl`, which is added to the other parts."""
+_EXAMPLES = "scripts/learning/loss_parts.py"
+_MOVED_PARTS = ("rlsd", "sdar", "rlcsd", "rejection")
+MOVED = {
+    **{part: f"it is an example now: set loss.custom to {{{_EXAMPLES}:{part}: 1.0}}" for part in _MOVED_PARTS},
+    **dict.fromkeys(
+        ("rlsd_clip", "gate_slope", "rlcsd_scale", "rlcsd_temperature", "reject_below"),
+        f"it is a constant of {_EXAMPLES} now: change it in a copy of the file, and name the copy in loss.custom",
+    ),
+}
+"""What to do in place of each loss setting that has gone."""
 PASS_WINDOW = 4
 """Number of batches over which the pass rate is measured that ends a part (`Schedule.until`)."""
 MOST_SKIPPED_STEPS = 3
@@ -54,6 +61,11 @@ class Schedule(BaseModel):
         return max(self.floor, 1.0 - (1.0 - self.floor) * (step - self.warmup_steps) / self.decay_steps)
 
 
+def custom_name(name: str) -> str:
+    """Return the short name of a part of `loss.custom`: NAME of `FILE.py:NAME`."""
+    return name.rpartition(":")[2]
+
+
 def _weight(part: str) -> Any:
     return Field(default=0.0, ge=0, description=f"Weight of {part}.")
 
@@ -81,19 +93,20 @@ class LossConfig(BaseModel):
     )
     grpo: Annotated[float, FIRST] = _weight("GRPO on the groups' scores")
     step_reward: float = _weight("the clipped surrogate on the judge's score of each turn")
-    rlsd: float = _weight("RLSD: the reward's advantage, scaled by the gap at each token that has one")
-    sdar: float = _weight("SDAR: token_advantage with a sigmoid gate that attenuates gaps below 0")
-    rlcsd: float = _weight("RLCSD: the reward's advantage plus a bounded tanh of the gap, which keeps its sign")
     combined: float = _weight("OpenClaw-RL's combined method: one surrogate on the reward's advantage plus the gap")
-    rejection: float = _weight("a baseline: the advantage -1 where the teacher gives less than reject_below")
     start_kl: Annotated[float, FIRST] = _weight(
         "KL(student || policy at the start of the run), estimated at the sampled tokens, which limits drift where "
         "there is nothing to learn. It is added to the other parts, and their weights stay the same"
     )
+    custom: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        description="Weights of parts from Python files, by FILE.py:NAME or package.module:NAME (docs/losses.md), for "
+        "example {parts.py:rlsd: 1.0}.",
+    )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, rlsd, "
-        "sdar, rlcsd and combined uses the control's reading as its baseline, and the divergences use a target that "
+        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, "
+        "combined and custom parts uses the control's reading as its baseline, and the divergences use a target that "
         "moves the policy by the difference of both readings.",
     )
     contrast_reference: Literal["start", "batch"] = Field(
@@ -103,15 +116,6 @@ class LossConfig(BaseModel):
         "With batch, nothing limits how far the policy moves in total.",
     )
     gap_clip: float = Field(default=5.0, gt=0, description="Maximum difference of two readings of a token, in nats.")
-    rlsd_clip: float = Field(
-        default=0.2, gt=0, le=1, description="rlsd: maximum distance of the factor exp(sign(A) gap) from 1."
-    )
-    gate_slope: float = Field(default=1.0, gt=0, description="sdar: factor of the gap in the gate sigmoid(slope gap).")
-    rlcsd_scale: float = Field(default=0.5, gt=0, description="rlcsd: largest change of an advantage.")
-    rlcsd_temperature: float = Field(default=1.0, gt=0, description="rlcsd: gap (nats) that gives tanh(1).")
-    reject_below: float = Field(
-        default=0.05, gt=0, lt=1, description="rejection: the teacher's probability below which a token is rejected."
-    )
     beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: share of the teacher in the mixture.")
     clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: maximum distance of the ratio below 1.")
     clip_high: float = Field(default=0.2, ge=0, description="Surrogates: maximum distance of the ratio above 1.")
@@ -183,26 +187,44 @@ class LossConfig(BaseModel):
         """Whether every step needs the policy at the start of the run."""
         return self.contrasts_with_start or self.start_kl > 0
 
-    def at(self, step: int, ended: Collection[str] = ()) -> "LossConfig":
+    def weight_of(self, part: str) -> float:
+        """Return the weight of a part, by its name in `schedules`."""
+        return self.custom[part] if part in self.custom else getattr(self, part)
+
+    def at_step(self, step: int, ended: Collection[str] = ()) -> "LossConfig":
         """Return the settings with the weights of a step, counted from 0; parts in `ended` have none."""
-        factors = {name: 0.0 if name in ended else one.factor(step) for name, one in self.schedules.items()}
-        return self.model_copy(update={name: getattr(self, name) * factor for name, factor in factors.items()})
+        weights = {
+            name: 0.0 if name in ended else self.weight_of(name) * schedule.factor(step)
+            for name, schedule in self.schedules.items()
+        }
+        custom = {name: weights.pop(name, weight) for name, weight in self.custom.items()}
+        return self.model_copy(update={**weights, "custom": custom})
 
     @model_validator(mode="before")
     @classmethod
     def _default_parts(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not any(name in values for name in PARTS):
-            return {**cast(dict[str, Any], values), **DEFAULT_PARTS}
-        return values
+        if not isinstance(values, dict):
+            return values
+        settings = cast(dict[str, Any], values)
+        if moved := [f"{name}: {MOVED[name]}" for name in settings if name in MOVED]:
+            raise ValueError("; ".join(moved))
+        if not settings.get("custom") and not any(name in settings for name in PARTS):
+            return {**settings, **DEFAULT_PARTS}
+        return settings
 
     @model_validator(mode="after")
     def _check_weights(self) -> "LossConfig":
-        if not any(getattr(self, name) for name in PARTS):
+        if not any(map(self.weight_of, (*PARTS, *self.custom))):
             raise ValueError("one of the loss weights must be above 0")
-        if self.contrast and not (self.has_divergence or any(getattr(self, name) for name in GAP_PARTS)):
-            raise ValueError(f"contrast changes {', '.join(GAP_PARTS)} and the divergences: give one of them a weight")
-        if unknown := self.schedules.keys() - {*PARTS, "start_kl"}:
+        if self.contrast and not (self.has_divergence or any(map(self.weight_of, (*GAP_PARTS, *self.custom)))):
+            raise ValueError(
+                f"contrast changes {', '.join(GAP_PARTS)}, custom parts and the divergences: give one of them a weight"
+            )
+        if unknown := self.schedules.keys() - {*PARTS, "start_kl", *self.custom}:
             raise ValueError(f"schedules: {', '.join(sorted(unknown))} is no part of the loss")
+        names = [*type(self).model_fields, *map(custom_name, self.custom)]
+        if repeated := [name for name in self.custom if names.count(custom_name(name)) > 1]:
+            raise ValueError(f"custom: {', '.join(repeated)}: each part needs a name that no other loss setting has")
         return self
 
 
@@ -238,7 +260,7 @@ class BrakeConfig(BaseModel):
         allow_inf_nan=False,
         description="Time limit of one evaluation, in seconds; a longer one is killed and counts as failed.",
     )
-    kept: int = Field(
+    versions_kept: int = Field(
         default=3,
         ge=1,
         description="Number of good versions kept as checkpoints, with the optimizer: the best one and the last ones. "
@@ -426,8 +448,8 @@ class TrainerConfig(BaseModel):
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings that determine how a batch changes the weights, by flag name, as JSON data."""
-        kept = self.model_dump(mode="json", include=set(_RECIPE))
-        return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
+        recipe = self.model_dump(mode="json", include=set(_RECIPE))
+        return {**{f"loss.{name}": value for name, value in recipe.pop("loss").items()}, **recipe}
 
     def check_recipe(self, saved: Mapping[str, Any]) -> list[str]:
         """Compare the recipe with the one in the checkpoint to resume from.
@@ -439,7 +461,8 @@ class TrainerConfig(BaseModel):
             ConfigError: a value would change that these settings do not set, because its default has changed.
         """
         recipe = self.recipe
-        changed = [name for name, value in saved.items() if recipe.get(name) != value]
+        moved = {f"loss.{name}" for name in MOVED if not (name in _MOVED_PARTS and saved.get(f"loss.{name}"))}
+        changed = [name for name, value in saved.items() if name not in moved and recipe.get(name) != value]
         if unnamed := [name for name in changed if name.partition(".")[0] not in self.model_fields_set]:
             raise ConfigError(
                 "the checkpoint is of a run with other defaults: "
@@ -514,5 +537,7 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *wrong])) from error
     config = validated(TrainerConfig, "", [[values], flags_layer(arguments.flags, "")], wrong)
-    refuse(wrong)
+    moved = {f"loss.{name}": text for name, text in MOVED.items()} | {"brake.kept": "it is brake.versions_kept now"}
+    names = [line.partition(" is unknown")[0] for line in wrong]
+    refuse([f"{name}: {moved[name]}" if name in moved else line for name, line in zip(names, wrong, strict=True)])
     return config

@@ -1,6 +1,6 @@
 """Distributed training: one process, or those that torchrun started, with the model sharded over them (FSDP2).
 
-    torchrun --nproc-per-node 4 -m agentic_opd.training.trainer --config FILE
+    torchrun --nproc-per-node 4 -m agentic_opd.training --config FILE
 
 Each process receives the whole batch and computes its share. Gradients are summed, and each process updates its shard
 with the same step. With one process nothing is sharded or communicated.
@@ -110,7 +110,7 @@ class DistContext:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        given = {name: one.detach() for name, one in _tensors(module)} if self.is_first else {}
+        values = {name: tensor.detach() for name, tensor in _tensors(module)} if self.is_first else {}
         mesh = init_device_mesh(self.device.partition(":")[0], (self.size,))
         param_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
@@ -120,57 +120,57 @@ class DistContext:
         if not self.is_first:
             module.to_empty(device=self.device)
         with torch.no_grad():
-            for name, one in _tensors(module):
-                self.put(one, given.pop(name) if self.is_first else None)
-        for one in module.modules():
-            if isinstance(one, FSDPModule):
-                one.set_gradient_divide_factor(1.0)
-                one.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction.
+            for name, tensor in _tensors(module):
+                self.overwrite(tensor, values.pop(name) if self.is_first else None)
+        for layer in module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.set_gradient_divide_factor(1.0)
+                layer.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction.
         return module
 
-    def put(self, one: Tensor, value: Tensor | None) -> None:
+    def overwrite(self, tensor: Tensor, value: Tensor | None) -> None:
         """Overwrite a tensor, or this process's shard of it, with the first process's value; the others pass None."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         if value is not None:
-            value = value.to(one.device, one.dtype)
+            value = value.to(tensor.device, tensor.dtype)
         if self.size == 1:
             assert value is not None
-            one.copy_(value)
+            tensor.copy_(value)
             return
         # An uninitialised tensor that is never written takes no physical memory.
-        source = torch.empty(one.shape, dtype=one.dtype, device=self.device) if value is None else value
-        if isinstance(one, DTensor):
-            part = distribute_tensor(source, one.device_mesh, one.placements)
-            one.to_local().copy_(part.to_local())
+        source = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device) if value is None else value
+        if isinstance(tensor, DTensor):
+            part = distribute_tensor(source, tensor.device_mesh, tensor.placements)
+            tensor.to_local().copy_(part.to_local())
         else:
             dist.broadcast(source, src=0)
-            one.copy_(source)
+            tensor.copy_(source)
 
     def parts_of(self, module: nn.Module) -> dict[str, Tensor]:
         """Reshard the module, and return this process's shard of each parameter as a view of its memory."""
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.tensor import DTensor
 
-        for one in module.modules():
-            if isinstance(one, FSDPModule):
-                one.reshard()
-        detached = {name: one.detach() for name, one in module.named_parameters()}
-        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in detached.items()}
+        for layer in module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.reshard()
+        detached = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        return {name: part.to_local() if isinstance(part, DTensor) else part for name, part in detached.items()}
 
-    def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather the tensors of a state dict, one at a time, to the first process's CPU; the others return {}.
 
         With one process, return the tensors as they are, without copying.
         """
         if self.size == 1:
             return dict(state)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in state.items():
             gathered = unsharded(value)
             if self.is_first:
-                found[name] = gathered.cpu()
-        return found
+                tensors[name] = gathered.cpu()
+        return tensors
 
 
 def join_processes(device: str) -> DistContext:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED
+from agentic_opd.training.advantages import turn_starts
 from agentic_opd.training.batch import TrainBatch, padded
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
-from agentic_opd.training.losses import combined_loss, contrast_target, turn_starts
+from agentic_opd.training.losses import combined_loss, contrast_target
 from agentic_opd.training.step import loss_inputs
 from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup
@@ -69,7 +70,7 @@ def opd_loss(
     Args:
         logits: [B, T, V] of the padded sequences, or [1, N, V] of the packed ones.
         batch: From `collate` or `make_batch`, on the logits' device; with `step_scores: normalized` of whole groups.
-        config: Weights and bounds. None: the defaults. Schedules have no effect; pass `config.at(step)`.
+        config: Weights and bounds. None: the defaults. Schedules have no effect; pass `config.at_step(step)`.
         sampled_count: Divisor of all means. If several batches make up one update, as with gradient accumulation, it
             is the count over all of them: of the labels that are not -100. None: that of this batch, for updates of
             one batch.

@@ -22,19 +22,19 @@ class CollapseAlarm:
 
     def check(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metric `collapse` of a step; empty if the step has neither of the two."""
-        known = {name: metrics[name] for name in ("entropy", "row_mass") if name in metrics}
-        first = {name: self._first.setdefault(name, value) for name, value in known.items()}
-        changed = [name for name, value in known.items() if value < self._share * first[name]]
-        if 0 < first.get("entropy", 0) < self._share * known.get("entropy", 0):
+        gauges = {name: metrics[name] for name in ("entropy", "row_mass") if name in metrics}
+        first = {name: self._first.setdefault(name, value) for name, value in gauges.items()}
+        changed = [name for name, value in gauges.items() if value < self._share * first[name]]
+        if 0 < first.get("entropy", 0) < self._share * gauges.get("entropy", 0):
             changed.append("entropy")
         if changed and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the policy collapses: %s. Go back to an earlier checkpoint, with a lower lr, or a teacher with fixed "
                 "weights or the moving average (ema_decay)",
-                "; ".join(f"{name} is {known[name]:.3g} and was {first[name]:.3g}" for name in changed),
+                "; ".join(f"{name} is {gauges[name]:.3g} and was {first[name]:.3g}" for name in changed),
             )
-        return {"collapse": float(bool(changed))} if known else {}
+        return {"collapse": float(bool(changed))} if gauges else {}
 
 
 TRAINER_METRICS = (

@@ -90,7 +90,7 @@ class MovingAverage:
     def __init__(self, model: Any, decay: float) -> None:
         self._decay = decay
         self._model = model
-        self._averages = {name: one.detach().clone() for name, one in _trained(model)}
+        self._averages = {name: parameter.detach().clone() for name, parameter in _trained(model)}
 
     def update(self) -> None:
         """Set each average to decay * average + (1 - decay) * current parameter."""
@@ -100,14 +100,14 @@ class MovingAverage:
     @contextmanager
     def swapped_in(self) -> Generator[None]:
         """Give the model the averages inside the block; restore its parameters bit by bit afterwards."""
-        trained = {name: one.detach().clone() for name, one in _trained(self._model)}
+        trained = {name: parameter.detach().clone() for name, parameter in _trained(self._model)}
         try:
-            self._put(self._averages)
+            self._set_parameters(self._averages)
             yield
         finally:
-            self._put(trained)
+            self._set_parameters(trained)
 
-    def _put(self, values: Mapping[str, Tensor]) -> None:
+    def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, parameter in _trained(self._model):
                 parameter.copy_(values[name])
@@ -129,7 +129,7 @@ class MovingAverage:
 
 
 def _trained(model: Any) -> list[tuple[str, nn.Parameter]]:
-    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def save_weights(
@@ -179,11 +179,11 @@ def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
 
 def tied_names(model: Any) -> dict[str, str]:
     """Map each alias of a tied weight, such as `lm_head.weight`, to the weight's first name."""
-    first, tied = dict[int, str](), dict[str, str]()
-    for name, one in base_of(model).named_parameters(remove_duplicate=False):
+    first_names, tied = dict[int, str](), dict[str, str]()
+    for name, parameter in base_of(model).named_parameters(remove_duplicate=False):
         plain = plain_name(name)
-        if (known := first.setdefault(id(one), plain)) != plain:
-            tied[plain] = known
+        if (first_name := first_names.setdefault(id(parameter), plain)) != plain:
+            tied[plain] = first_name
     return tied
 
 
@@ -204,12 +204,12 @@ def plain_name(name: str) -> str:
 
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
     """Write the adapters of `state` in peft's format; the folder appears, or is replaced, once it is complete."""
-    with _whole(folder) as fresh:
+    with _fresh_folder(folder) as fresh:
         model.save_pretrained(fresh, state_dict=dict(state))
 
 
 @contextmanager
-def _whole(folder: Path) -> Generator[Path]:
+def _fresh_folder(folder: Path) -> Generator[Path]:
     """Yield a fresh folder, which replaces `folder` when the block ends without an error."""
     fresh = folder.with_name(folder.name + ".new")
     try:
@@ -231,13 +231,13 @@ def write_weights(model: Any, source: str, folder: Path, weights: Mapping[str, T
     # `save_pretrained` omits a tensor that shares its memory with another one.
     state = {name: value.clone() if has_head and name in tied else value for name, value in weights.items()}
     dtype = next(value.dtype for value in weights.values() if value.is_floating_point())
-    with _whole(folder) as fresh:
+    with _fresh_folder(folder) as fresh:
         base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
-        said = json.loads((fresh / "config.json").read_text())  # It describes the model in float32.
-        said["dtype"] = str(dtype).removeprefix("torch.")
+        config = json.loads((fresh / "config.json").read_text())  # It describes the model in float32.
+        config["dtype"] = str(dtype).removeprefix("torch.")
         if has_head:
-            said["tie_word_embeddings"] = False
-        (fresh / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+            config["tie_word_embeddings"] = False
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for file in Path(source).glob("*") if Path(source).is_dir() else ():
             if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
                 shutil.copyfile(file, fresh / file.name)

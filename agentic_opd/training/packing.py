@@ -24,16 +24,16 @@ ATTENTION = "agentic_opd_packed"
 ROW_ARGUMENT = "packed_row"
 """Name of the forward argument that carries the `PackedRow` to each layer's attention."""
 
-Place = tuple[int, int]
-"""Start and end (exclusive) of a span in the row."""
+Interval = tuple[int, int]
+"""Start and end (exclusive) of tokens in the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Contiguous tokens of the row that belong to the same sequences."""
 
-    place: Place
-    before: tuple[Place, ...]
+    interval: Interval
+    before: tuple[Interval, ...]
     """The spans that precede this one in its sequences, in order."""
 
     @property
@@ -51,7 +51,7 @@ class PackedRow:
     """Position of each token in its sequence, from 0."""
     spans: tuple[Span, ...]
     """All spans, in the order of the row."""
-    places_BT: Tensor
+    indices_BT: Tensor
     """int64: index in the row of each token of each sequence; -1 if padded."""
     _masks: dict[tuple[Span, int | None], Tensor] = field(default_factory=dict, repr=False)
 
@@ -60,14 +60,14 @@ class PackedRow:
 
         None if the span has no context and no effective window, so that a causal mask suffices.
         """
-        before, size = span.context, span.place[1] - span.place[0]
+        before, size = span.context, span.interval[1] - span.interval[0]
         if window is not None and window >= before + size:
             window = None
         if not before and window is None:
             return None
         if (span, window) not in self._masks:
-            seen = torch.ones(size, before + size, dtype=torch.bool, device=self.tokens_N.device).tril(before)
-            self._masks[span, window] = seen if window is None else seen.triu(before - window + 1)
+            mask = torch.ones(size, before + size, dtype=torch.bool, device=self.tokens_N.device).tril(before)
+            self._masks[span, window] = mask if window is None else mask.triu(before - window + 1)
         return self._masks[span, window]
 
 
@@ -78,22 +78,22 @@ def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
         row[:length] for row, length in zip(tokens_BT.tolist(), attended_BT.sum(1).tolist(), strict=True)
     ]
     tokens, positions, spans = list[int](), list[int](), list[Span]()
-    places_BT = torch.full(tokens_BT.shape, -1)
+    indices_BT = torch.full(tokens_BT.shape, -1)
 
-    def lay(members: list[int], depth: int, before: tuple[Place, ...]) -> None:
+    def lay(members: list[int], depth: int, before: tuple[Interval, ...]) -> None:
         for run in _runs(members, rows, depth + WORTH_SHARING):
             first = rows[run[0]]
             end = len(first) if len(run) == 1 else shared_length(first, rows[run[-1]])
-            place = (len(tokens), len(tokens) + end - depth)
+            interval = (len(tokens), len(tokens) + end - depth)
             tokens.extend(first[depth:end])
             positions.extend(range(depth, end))
-            spans.append(Span(place, before))
-            places_BT[run, depth:end] = torch.arange(*place)
-            lay([member for member in run if len(rows[member]) > end], end, (*before, place))
+            spans.append(Span(interval, before))
+            indices_BT[run, depth:end] = torch.arange(*interval)
+            lay([member for member in run if len(rows[member]) > end], end, (*before, interval))
 
     lay([i for i in sorted(range(len(rows)), key=rows.__getitem__) if rows[i]], 0, ())
-    row, at = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
-    return PackedRow(row, at, tuple(spans), places_BT.to(device))
+    tokens_N, positions_N = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
+    return PackedRow(tokens_N, positions_N, tuple(spans), indices_BT.to(device))
 
 
 def packed_parts(tokens_BT: Tensor, attended_BT: Tensor, max_tokens: int) -> Iterator[list[int]]:
@@ -159,16 +159,16 @@ def _attend(
     if row is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     groups = query.shape[1] // key.shape[1]
-    found = list[Tensor]()
+    outputs = list[Tensor]()
     for span in row.spans:
-        seen = (*span.before, span.place)
-        keys, values = (torch.cat([whole[:, :, start:end] for start, end in seen], 2) for whole in (key, value))
+        intervals = (*span.before, span.interval)
+        keys, values = (torch.cat([states[:, :, start:end] for start, end in intervals], 2) for states in (key, value))
         mask = row.mask(span, options.get("sliding_window"))
         if mask is not None:  # torch has no fast kernel for a mask with grouped queries.
-            keys, values = (one.repeat_interleave(groups, 1) for one in (keys, values))
-        found.append(
+            keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
+        outputs.append(
             F.scaled_dot_product_attention(
-                query[:, :, slice(*span.place)],
+                query[:, :, slice(*span.interval)],
                 keys,
                 values,
                 attn_mask=mask,
@@ -178,4 +178,4 @@ def _attend(
                 enable_gqa=mask is None and groups > 1,
             )
         )
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None

@@ -71,12 +71,12 @@ class TrainedPolicy(nn.Module):
             if self.ways.is_packed:
                 row = pack(tokens_BT, attended_BT)
                 hidden_ND = self._causal.base_model(**packed_arguments(row)).last_hidden_state[0]
-                places_BT, computed = row.places_BT, len(row.tokens_N)
+                indices_BT, computed = row.indices_BT, len(row.tokens_N)
             else:
                 padded = {"input_ids": tokens_BT, "attention_mask": attended_BT.long(), "use_cache": False}
                 hidden_ND = self._causal.base_model(**padded).last_hidden_state.flatten(0, 1)
-                places_BT = torch.arange(B * T, device=tokens_BT.device).view(B, T)
-            before_W = places_BT.roll(1, 1)[wanted_BT]
+                indices_BT = torch.arange(B * T, device=tokens_BT.device).view(B, T)
+            before_W = indices_BT.roll(1, 1)[wanted_BT]
             head = self._causal.get_output_embeddings()
             chosen_WK = head_logprobs(hidden_ND[before_W], head.weight, ids_BTK[wanted_BT], head.bias)
         chosen_BTK = chosen_WK.new_zeros(B, T, K).index_put(wanted_BT.nonzero(as_tuple=True), chosen_WK)
@@ -89,30 +89,30 @@ class TrainedPolicy(nn.Module):
         drawn = torch.Generator().manual_seed(0)
         tokens_BT = torch.randint(self._causal.config.vocab_size, (2, WORTH_SHARING + 8), generator=drawn).to(device)
         tokens_BT[:, : WORTH_SHARING + 1] = tokens_BT[0, : WORTH_SHARING + 1]
-        there_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-        there_BT[1, -2:] = False
-        asked, asking = (tokens_BT, there_BT, tokens_BT[..., None], there_BT), self.training
+        attended_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        attended_BT[1, -2:] = False
+        inputs, was_training = (tokens_BT, attended_BT, tokens_BT[..., None], attended_BT), self.training
         before, precision, self._is_bf16 = self.ways, self._is_bf16, False
         self.eval()
         self.ways = Ways(by_head=False, is_packed=False)
-        expected = self(*asked).chosen_BTK
-        found, why = self.ways, ""
+        expected = self(*inputs).chosen_BTK
+        correct, why = self.ways, ""
         for ways in dict.fromkeys((Ways(is_packed=False), before)):
             self.ways = ways
             try:
-                apart = float((self(*asked).chosen_BTK - expected).abs().max())
+                apart = float((self(*inputs).chosen_BTK - expected).abs().max())
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
                 why = f"it can't be computed in the shorter way ({error})"
                 continue
             if apart < _TOLERANCE:
-                found = ways
+                correct = ways
             else:
                 why = f"its logprobs are {apart:.2g} nats apart in the shorter way"
-        if found != before:
-            how = "padded, not packed" if found.by_head else "padded, with all logits at once"
+        if correct != before:
+            how = "padded, not packed" if correct.by_head else "padded, with all logits at once"
             logger.warning("sequences of %s are %s: %s", type(self._causal).__name__, how, why)
-        self.ways, self._is_bf16 = found, precision
-        self.train(asking)
+        self.ways, self._is_bf16 = correct, precision
+        self.train(was_training)
 
     @property
     def _causal(self) -> Any:

@@ -52,11 +52,11 @@ class Probe:
         If the policy is sharded, all processes must call this.
         """
         tokens = torch.tensor([self.token_ids], device=device)
-        there = torch.ones_like(tokens, dtype=torch.bool)
+        attended = torch.ones_like(tokens, dtype=torch.bool)
         was_training = policy.training
         policy.eval()
         with torch.no_grad():
-            row: list[float] = policy(tokens, there, tokens[..., None], there).chosen_BTK[0, 1:, 0].tolist()
+            row: list[float] = policy(tokens, attended, tokens[..., None], attended).chosen_BTK[0, 1:, 0].tolist()
         policy.train(was_training)
         return row
 
@@ -91,12 +91,12 @@ class WeightPusher:
     def __init__(self, config: TrainerConfig, world: DistContext) -> None:
         """Create a client for each server; no request is sent yet."""
         self._config, self._world = config, world
-        self._kept = config.pushes_kept
+        self._push_limit = config.pushes_kept
         self._rounding, self._averages_rounding = Rounding(), Rounding()
         self._has_warned = self._has_said_merged = False
         self._sender: WeightSender | None = None
-        given = config.vllm_api_key
-        key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
+        secret = config.vllm_api_key
+        key = secret.get_secret_value() if secret else os.environ.get("VLLM_API_KEY")
         self._connections = [
             JsonClient(url, key, retry_s=config.server_retry_s, key_setting="vllm_api_key or the variable VLLM_API_KEY")
             for url in config.vllm_urls
@@ -131,17 +131,17 @@ class WeightPusher:
         state: dict[str, torch.Tensor] = model.state_dict()
         if to.takes_adapters:
             state = {name: value for name, value in state.items() if ".lora_" in name}
-        state = await asyncio.to_thread(world.whole, state)
-        averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
+        state = await asyncio.to_thread(world.gather, state)
+        averages = {} if average is None else await asyncio.to_thread(world.gather, average.state_dict())
         if to.takes_adapters:
             rounded = await asyncio.to_thread(self._rounding.adapters, state, to.dtype)
         else:
             rounded = await asyncio.to_thread(self._rounding.weights, merged(model, state), to.dtype)
         sent = rounded.weights
-        own = None
+        logprobs = None
         if probe is not None:
             with as_sent(policy, None if to.takes_adapters else sent, to.dtype, world):
-                own = probe.own_logprobs(policy, world.device)
+                logprobs = probe.own_logprobs(policy, world.device)
         if not world.is_first:
             return None
         if to.takes_adapters:
@@ -158,7 +158,7 @@ class WeightPusher:
             if not to.has_head:
                 sent = without_aliases(model, sent)
             size = await self._load_weights(servers, folder, version, model, sent)
-        noise = None if probe is None or own is None else await self.compare(own, probe, version)
+        noise = None if probe is None or logprobs is None else await self.compare(logprobs, probe, version)
         if folder.exists():
             self._forget_old(folder)
         self._warn_of_rounding(rounded.share, to.dtype)
@@ -217,11 +217,11 @@ class WeightPusher:
         rank = self._config.lora_rank
         if rank is None:
             return False
-        without = [one.url for one in servers if not one.info.max_adapters or one.info.max_lora_rank < rank]
+        without = [server.url for server in servers if not server.info.max_adapters or server.info.max_lora_rank < rank]
         if not without:
             # A server may read the files of an adapter again while requests use it.
-            most = max(server.info.max_adapters for server in servers)
-            self._kept = max(self._config.pushes_kept, 1 + most)
+            adapters = max(server.info.max_adapters for server in servers)
+            self._push_limit = max(self._config.pushes_kept, 1 + adapters)
             return True
         how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
         if self._config.ema_decay is not None:
@@ -231,8 +231,8 @@ class WeightPusher:
             logger.warning("whole weights are pushed, with the adapters merged in; to push adapters alone, %s", how)
         return False
 
-    async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
-        """Compare the servers' logprobs of the probe with the trainer's `own`; return the largest noise.
+    async def compare(self, logprobs: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
+        """Compare the servers' logprobs of the probe with the trainer's `logprobs`; return the largest noise.
 
         Raises:
             PushMismatchError: a difference exceeds `probe_tolerance`, or what the server's precision explains.
@@ -241,21 +241,22 @@ class WeightPusher:
         servers = await self._servers()
         request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version)
         replies = await asyncio.gather(*(server.score(request, top_k=1) for server in servers))
-        found: list[Noise] = []
+        noises: list[Noise] = []
         for server, reply in zip(servers, replies, strict=True):
             served, precision = reply.rows.actual_R.tolist(), server.info.dtype
-            gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
-            at = max(range(len(gaps)), key=gaps.__getitem__)
-            found.append(Noise.of(gaps))
+            gaps = [abs(a - b) for a, b in zip(logprobs, served, strict=True)]
+            position = max(range(len(gaps)), key=gaps.__getitem__)
+            noises.append(Noise.of(gaps))
             tolerance = tolerance_for(precision, trained_in, largest=self._config.probe_tolerance)
-            if found[-1].exceeds(tolerance):
+            if noises[-1].exceeds(tolerance):
                 raise PushMismatchError(
                     f"{server.url} does not compute what the trainer does, with the weights that it was sent: its "
-                    f"logprobs of the probe are {found[-1]} away, where {tolerance} are expected of {precision} there "
-                    f"and {trained_in} here. Token {at + 1} has {served[at]:.6f} there and {own[at]:.6f} here. Is it "
-                    "the same model on both sides? If more noise than this is usual there, set probe_tolerance"
+                    f"logprobs of the probe are {noises[-1]} away, where {tolerance} are expected of {precision} there "
+                    f"and {trained_in} here. Token {position + 1} has {served[position]:.6f} there and "
+                    f"{logprobs[position]:.6f} here. Is it the same model on both sides? If more noise than this is "
+                    "usual there, set probe_tolerance"
                 )
-        return max(found, key=lambda one: one.largest)
+        return max(noises, key=lambda noise: noise.largest)
 
     async def close(self) -> None:
         """Leave the weight transfer's process group, and close pooled connections."""
@@ -265,9 +266,9 @@ class WeightPusher:
             await http.close()
 
     def _forget_old(self, newest: Path) -> None:
-        """Remove all but the last `_kept` pushes up to `newest`; keep later steps, which another run wrote."""
+        """Remove all but the last `_push_limit` pushes up to `newest`; keep later steps, which another run wrote."""
         pushed: Sequence[Path] = sorted(newest.parent.glob("step-??????"))
-        for folder in pushed[: pushed.index(newest) + 1][: -self._kept]:
+        for folder in pushed[: pushed.index(newest) + 1][: -self._push_limit]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder.with_name(f"{folder.name}-teacher"), ignore_errors=True)
 

@@ -37,30 +37,30 @@ class Rounding:
 
     def weights(self, trained: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Rounded:
         """Round whole weights, given as (name, value) pairs."""
-        sent, kept, lacking = dict[str, Tensor](), 0.0, 0.0
+        sent, withheld, updated = dict[str, Tensor](), 0.0, 0.0
         for name, value in trained:
             sent[name] = value.to(dtype) if value.is_floating_point() else value
             if sent[name].dtype == value.dtype:
                 continue
             if (before := self._before.get(name)) is not None:
-                kept += _distance(value, sent[name])
-                lacking += _distance(value, before)
+                withheld += _distance(value, sent[name])
+                updated += _distance(value, before)
             self._before[name] = sent[name].cpu()
-        return Rounded(sent, kept / lacking if lacking else 0.0)
+        return Rounded(sent, withheld / updated if updated else 0.0)
 
     def adapters(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> Rounded:
         """Round the adapters' factors; `share` compares the products B A, which are added to the weights."""
-        sent, kept, lacking = {name: value.to(dtype) for name, value in factors.items()}, 0.0, 0.0
+        sent, withheld, updated = {name: value.to(dtype) for name, value in factors.items()}, 0.0, 0.0
         if dtype == torch.float32:
             return Rounded(sent, 0.0)
         for a in factors:
             b = a.replace(".lora_A.", ".lora_B.")
             if a != b and a in self._before:
-                trained, now, before = (one[b].float() @ one[a].float() for one in (factors, sent, self._before))
-                kept += _distance(trained, now)
-                lacking += _distance(trained, before)
+                trained, now, before = (state[b].float() @ state[a].float() for state in (factors, sent, self._before))
+                withheld += _distance(trained, now)
+                updated += _distance(trained, before)
         self._before = {name: value.cpu() for name, value in sent.items()}
-        return Rounded(sent, kept / lacking if lacking else 0.0)
+        return Rounded(sent, withheld / updated if updated else 0.0)
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
@@ -69,9 +69,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def common_dtype(names: Iterable[str | None]) -> torch.dtype:
-    """Return the dtype of all servers by torch's name; float32 if they differ or one does not report it."""
-    found = set(names)
-    dtype = getattr(torch, found.pop() or "", None) if len(found) == 1 else None
+    """Return the dtype of all servers by torch's name; float32 if they differ or a server does not report it."""
+    distinct = set(names)
+    dtype = getattr(torch, distinct.pop() or "", None) if len(distinct) == 1 else None
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
@@ -98,9 +98,9 @@ def as_sent(
                 part.copy_(part.to(dtype))
         else:
             with torch.no_grad():
-                for name, one in base.named_parameters():
+                for name, parameter in base.named_parameters():
                     if ".lora_" not in name:
-                        world.put(one, sent[plain_name(name)] if world.is_first else None)
+                        world.overwrite(parameter, sent[plain_name(name)] if world.is_first else None)
         with policy.model.disable_adapter() if sent is not None and base is not policy.model else nullcontext():
             yield
     finally:

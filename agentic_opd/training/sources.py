@@ -22,7 +22,7 @@ from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
-from agentic_opd.training.losses import TABLE
+from agentic_opd.training.losses import weighted_parts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
@@ -156,7 +156,9 @@ class GroupFiles:
         except OPDError:
             self._close()
             raise
-        self._batches = list(self._planned())
+        batches = (batch for number in range(config.groups_epochs) for batch in self._pass(number))
+        limit = config.total_steps if "total_steps" in config.model_fields_set else None
+        self._batches = list(islice(batches, limit))
         planned_by = config.model_dump(mode="json", include=set(_PLANNED_BY))
         self.state: Mapping[str, Any] = {"files": [list(pair) for pair in digests], **planned_by}
         logger.info(
@@ -256,27 +258,19 @@ class GroupFiles:
         if duplicates:
             logger.warning("%d groups stand in two of the files: each is trained on once in a pass", duplicates)
         if too_long:
-            most = self._config.max_token_len
-            logger.warning("%d groups are left out: a sequence is longer than max_token_len, %d", too_long, most)
+            limit = self._config.max_token_len
+            logger.warning("%d groups are left out: a sequence is longer than max_token_len, %d", too_long, limit)
         if not self._lines:
             raise PlaceError(
                 f"groups: no group remains to train on: all {too_long} have a sequence that is longer than "
                 f"max_token_len, {self._config.max_token_len}"
             )
-        rows_alone = not any(
-            getattr(self._config.loss, part.name) for part in TABLE if part.where not in ("scored", "routed")
-        )
+        rows_alone = all(part.where in ("scored", "routed") for _, part in weighted_parts(self._config.loss))
         if rows_alone and not self._has_rows:
             raise ConfigError(
                 "groups: no group has distillation arrays, and all parts of the loss that have a weight read these. "
                 "`agentic-opd distill` adds them; loss.grpo learns from the scores instead."
             )
-
-    def _planned(self) -> Iterator[list[_GroupLine]]:
-        """Yield the batches of all passes, at most `total_steps` of them if it is set."""
-        config = self._config
-        batches = (batch for number in range(config.groups_epochs) for batch in self._pass(number))
-        return islice(batches, config.total_steps if "total_steps" in config.model_fields_set else None)
 
     def _pass(self, number: int) -> Iterator[list[_GroupLine]]:
         lines = self._lines.copy()

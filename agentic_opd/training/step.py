@@ -67,10 +67,10 @@ def train_step(
         loss, parts = combined_loss(inputs, config.loss, count)
         (loss * counts).backward()
         moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
-        found = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
-        found |= {"computed_tokens": float(computed)}
-        found |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum()), **_row_sums(inputs)}
-        for name, value in found.items():
+        values = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
+        values |= {"computed_tokens": float(computed)}
+        values |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum()), **_row_sums(inputs)}
+        for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value * counts
     sums = world.sum(sums)
     drift, drifting, mass, overlap, rows = map(sums.pop, ("drift", "drifting", "mass", "overlap", "rows"))
@@ -122,21 +122,21 @@ def read_start(start: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, w
 
 
 def _reading_of(
-    other: TrainedPolicy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext
+    policy: TrainedPolicy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext
 ) -> torch.Tensor:
-    """Compute another policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
+    """Compute a policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
 
     Each sequence is computed up to its last wanted position; all other values are 0.
     """
     chosen_BTK = batch.teacher_BTK.new_zeros((*batch.tokens_BT.shape, 1 + batch.teacher_BTK.shape[-1]))
-    was_training = other.training
-    other.eval()
+    was_training = policy.training
+    policy.eval()
     with torch.no_grad():
-        for indices, part, counts in _parts(batch, wanted_BT, config, world, is_packed=other.ways.is_packed):
-            read_BTK = _read(other, part)[0].cpu()
+        for indices, part, counts in _parts(batch, wanted_BT, config, world, is_packed=policy.ways.is_packed):
+            read_BTK = _read(policy, part)[0].cpu()
             if counts:
                 chosen_BTK[indices, : read_BTK.shape[1]] = read_BTK
-    other.train(was_training)
+    policy.train(was_training)
     return world.sum_tensor(chosen_BTK)
 
 
@@ -157,13 +157,13 @@ def _parts(
 
     With several processes, parts are small enough that each process has one, if there are enough sequences.
     """
-    wanted = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
-    size = -(-int(wanted.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
-    parts = [*wanted.parts(max(1, min(config.micro_tokens, size)), is_packed=is_packed)]
+    shortened = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
+    size = -(-int(shortened.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
+    parts = [*shortened.parts(max(1, min(config.micro_tokens, size)), is_packed=is_packed)]
     for first in range(0, len(parts), world.size):
-        place = first + world.rank
-        indices = parts[min(place, len(parts) - 1)]
-        yield _MicroBatch(indices, wanted.rows(indices).to(world.device), place < len(parts))
+        index = first + world.rank
+        indices = parts[min(index, len(parts) - 1)]
+        yield _MicroBatch(indices, shortened.rows(indices).to(world.device), index < len(parts))
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:
@@ -180,18 +180,18 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     Counts are summed. Means over rows are averaged over all scored tokens. `logprob_drift` is averaged
     over the updates that have one, and all other metrics over the updates that were not skipped.
     """
-    taken = [update for update in updates if not update.get(SKIPPED)]
+    applied = [update for update in updates if not update.get(SKIPPED)]
     result = {
         name: math.fsum(update.get(name, 0.0) for update in updates)
-        / (1 if name.endswith("_tokens") or name == SKIPPED else len(taken))
+        / (1 if name.endswith("_tokens") or name == SKIPPED else len(applied))
         for name in chain.from_iterable(updates)
     }
     for name in result.keys() & _BY_ROW:
-        having = [update for update in taken if name in update]
+        having = [update for update in applied if name in update]
         sums = math.fsum(update[name] * update["scored_tokens"] for update in having)
         result[name] = sums / math.fsum(update["scored_tokens"] for update in having)
     if "logprob_drift" in result:
-        result["logprob_drift"] *= len(taken) / sum("logprob_drift" in update for update in taken)
+        result["logprob_drift"] *= len(applied) / sum("logprob_drift" in update for update in applied)
     return result
 
 
@@ -200,7 +200,9 @@ def loss_inputs(chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig) 
 
     `chosen_BTK` holds them at each position [B, T, 1 + K]: of the token, then of the ids of its row.
     """
-    shared = {one.name: getattr(part, one.name) for one in fields(LossInputs) if not one.name.startswith("student")}
+    shared = {
+        field.name: getattr(part, field.name) for field in fields(LossInputs) if not field.name.startswith("student")
+    }
     baseline_BT = part.control_BT if config.contrast else part.baseline_BT
     return LossInputs(chosen_BTK[..., 0], chosen_BTK[..., 1:], **{**shared, "baseline_BT": baseline_BT})
 

@@ -3,9 +3,8 @@
 import argparse
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
@@ -15,7 +14,7 @@ from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.training.config import check_new
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import LoopPart, Start, parts_of, settings_of
+from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
@@ -42,9 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check settings, tasks and worlds, and print the commands without starting anything",
     )
-    earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
-    earlier.add_argument("--overwrite", action="store_true", help="replace the files of an earlier run in output_dir")
+    handling = parser.add_mutually_exclusive_group()
+    handling.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
+    handling.add_argument("--overwrite", action="store_true", help="replace the files of an earlier run in output_dir")
     return parser
 
 
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read(arguments.config)
         start: Start = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
         parts = parts_of(config, start)
-        asyncio.run(_check_worlds(settings_of(parts, config)))
+        asyncio.run(_check_worlds(parts))
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
             return EXIT_OK
@@ -89,7 +88,7 @@ def read(path: Path) -> UpConfig:
     return config
 
 
-async def _check_worlds(environments: Mapping[str, Any]) -> None:
+async def _check_worlds(parts: Sequence[LoopPart]) -> None:
     """Load each environment's tasks and open a session of its world, as it would once the servers have been loaded.
 
     Raises:
@@ -97,12 +96,12 @@ async def _check_worlds(environments: Mapping[str, Any]) -> None:
     """
     from agentic_opd.env.setup import WORLD_CHECKS, Setup, meet
 
-    for name, env in environments.items():
-        if isinstance(env, AgentEnvConfig):  # A gateway has no tasks.
+    for part in parts:
+        if isinstance(part.settings, AgentEnvConfig):  # A gateway has no tasks.
             try:
-                await meet(WORLD_CHECKS, Setup(env, (), None))
+                await meet(WORLD_CHECKS, Setup(part.settings, (), None))
             except OPDError as error:
-                raise ConfigError(f"{name}: {error}") from error
+                raise ConfigError(f"{part.name}: {error}") from error
 
 
 async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:

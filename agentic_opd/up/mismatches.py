@@ -1,4 +1,4 @@
-"""What would fail after minutes of loading, because two parts of a loop do not fit each other. Pure."""
+"""Parts of a loop that do not fit each other, which would fail after minutes of loading only. Pure."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,34 +21,37 @@ _LIBRARIES = {
 _GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
-def mismatches(
-    config: UpConfig, training: TrainerConfig, environments: Mapping[str, Any], num_gpus: int | None = None
-) -> Iterator[str]:
+def mismatches(config: UpConfig, settings: Mapping[str, Any], num_gpus: int | None = None) -> Iterator[str]:
     """Yield a sentence for each pair of parts that do not fit, with what to do.
 
     Args:
         config: The loop.
-        training: The trainer's settings.
-        environments: The settings (`env.*`) of each environment of this package, by name.
+        settings: What each part's command reads, by the part's name (`LoopPart.settings`).
         num_gpus: GPUs of this machine; None: those that the driver lists.
     """
-    gpus = _num_gpus() if num_gpus is None else num_gpus
+    if num_gpus is None:
+        num_gpus = len(list(_GPU_DRIVER.iterdir())) if _GPU_DRIVER.is_dir() else 0
+    training: TrainerConfig = settings["trainer"]
     if training.groups:
         yield (
             "trainer: groups names files, so the trainer would take no batch of the environments: leave it out, or "
             "train on the files with `agentic-opd train`, which needs no other part"
         )
-    for name, env in environments.items():
-        yield from (f"{name}: {problem}" for problem in _of_environment(env, config, training))
-    yield from _of_devices(config, gpus)
-    yield from missing_libraries(config, environments)
+    for name in config.environments:
+        if name in settings:  # A custom script reads its own.
+            readers = [reader for reader, server in config.servers.items() if server.serves != "judge"]
+            contexts = {reader: settings[reader].max_model_len for reader in readers}
+            problems = _environment_problems(settings[name], training, contexts)
+            yield from (f"{name}: {problem}" for problem in problems)
+    yield from _device_problems(config, num_gpus)
+    yield from missing_libraries(config, settings)
 
 
-def missing_libraries(config: UpConfig, environments: Mapping[str, Any]) -> Iterator[str]:
+def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part whose libraries are not installed here."""
     needs = dict.fromkeys(config.servers, "vllm") | {"trainer": "train"}
     for name, environment in config.environments.items():
-        if environment.mode == "gateway" or getattr(environments.get(name), "agent_command", None) is not None:
+        if environment.mode == "gateway" or getattr(settings.get(name), "agent_command", None) is not None:
             needs[name] = "gateway"
     for name, extra in needs.items():
         if missing := [library for library in _LIBRARIES[extra] if find_spec(library) is None]:
@@ -58,7 +61,8 @@ def missing_libraries(config: UpConfig, environments: Mapping[str, Any]) -> Iter
             )
 
 
-def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iterator[str]:
+def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[str, int | None]) -> Iterator[str]:
+    """Yield what does not fit an environment; `contexts` are the servers' `max_model_len`, None for the model's own."""
     group_size = env.group_size
     if training.batch_size % group_size:
         yield (
@@ -70,8 +74,8 @@ def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iter
         yield from (
             f"episodes have up to env.max_token_length {length} tokens, and server {name} reads {context} "
             f"(max_model_len): raise it to {length} at least, or lower env.max_token_length"
-            for name, server in config.servers.items()
-            if server.serves != "judge" and (context := _context(server)) is not None and context < length
+            for name, context in contexts.items()
+            if context is not None and context < length
         )
         if training.max_token_len < length:
             yield (
@@ -86,43 +90,38 @@ def _of_environment(env: Any, config: UpConfig, training: TrainerConfig) -> Iter
             yield "env.teacher ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
 
 
-def _context(server: ServerConfig) -> int | None:
-    value = server.flags.get("max_model_len", server.flags.get("max-model-len"))
-    return int(value) if isinstance(value, int | str) and str(value).isdigit() else None
-
-
-def _of_devices(config: UpConfig, num_gpus: int) -> Iterator[str]:
+def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:
     trainer = config.trainer
     users = {name: (server.devices, _share(server)) for name, server in config.servers.items()}
-    devices = {name: _devices(named, num_gpus) for name, (named, _) in users.items()}
-    of_trainer = _devices(trainer.devices, num_gpus)
-    if trainer.devices is not None and trainer.processes > len(of_trainer):
+    devices = {name: _devices(indices, num_gpus) for name, (indices, _) in users.items()}
+    trainer_devices = _devices(trainer.devices, num_gpus)
+    if trainer.devices is not None and trainer.processes > len(trainer_devices):
         yield (
-            f"trainer: {trainer.processes} processes need as many devices, and devices names {len(of_trainer)} "
+            f"trainer: {trainer.processes} processes need as many devices, and devices names {len(trainer_devices)} "
             f"({trainer.devices!r})"
         )
     elif num_gpus and trainer.processes > num_gpus:
         yield f"trainer: {trainer.processes} processes need as many GPUs, and this machine has {num_gpus}"
-    for name, indices in {**devices, "trainer": of_trainer}.items():
+    for name, indices in {**devices, "trainer": trainer_devices}.items():
         if unknown := [index for index in indices if index.isdigit() and num_gpus and int(index) >= num_gpus]:
             yield f"{name}: devices names GPU {', '.join(unknown)}, and this machine has {num_gpus} (from 0)"
     for index in sorted({index for indices in devices.values() for index in indices}):
         sharing = {name: users[name][1] for name, indices in devices.items() if index in indices}
-        with_trainer = index in of_trainer
+        with_trainer = index in trainer_devices
         total = sum(sharing.values())
         if total > 1 or (with_trainer and total >= _USUAL_SHARE):
             parts = ", ".join(f"{name} ({share:g} of the memory)" for name, share in sharing.items())
-            also = " and the trainer" if with_trainer else ""
+            and_trainer = " and the trainer" if with_trainer else ""
             yield (
-                f"GPU {index} is used by {parts}{also}, which do not fit: give each its own `devices`, or set "
+                f"GPU {index} is used by {parts}{and_trainer}, which do not fit: give each its own `devices`, or set "
                 'vllm_args: [--gpu-memory-utilization, "0.35"]'
             )
 
 
-def _devices(named: str | None, num_gpus: int) -> Sequence[str]:
-    """Return the GPUs that a part may use; all of them if it names none."""
-    if named is not None:
-        return [index.strip() for index in named.split(",") if index.strip()]
+def _devices(indices: str | None, num_gpus: int) -> Sequence[str]:
+    """Return the GPUs that a part may use; without `indices`, all that are visible."""
+    if indices is not None:
+        return [index.strip() for index in indices.split(",") if index.strip()]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_gpus and visible is not None:
         return [index.strip() for index in visible.split(",") if index.strip()]
@@ -132,12 +131,8 @@ def _devices(named: str | None, num_gpus: int) -> Sequence[str]:
 def _share(server: ServerConfig) -> float:
     """Return the share of a GPU's memory that a server takes."""
     arguments = " ".join(server.vllm_args).replace("=", " ").replace("_", "-").split()
-    named = [value for flag, value in pairwise(arguments) if flag == "--gpu-memory-utilization"]
+    values = [value for flag, value in pairwise(arguments) if flag == "--gpu-memory-utilization"]
     try:
-        return float(named[-1]) if named else _USUAL_SHARE
+        return float(values[-1]) if values else _USUAL_SHARE
     except ValueError:  # vLLM refuses it.
         return _USUAL_SHARE
-
-
-def _num_gpus() -> int:
-    return len(list(_GPU_DRIVER.iterdir())) if _GPU_DRIVER.is_dir() else 0

@@ -1,33 +1,32 @@
-"""A loop's settings -> its parts, each with its command line, port and readiness check.
+"""A loop's settings -> its parts, each with its command line, its settings, its port and its readiness check.
 
 What follows from another part is filled in: addresses, models and folders; adapters on the policy's servers and their
 moving average as the teacher if the trainer has adapters; and rows as text, which the package's trainer reads.
+
+Each part's command line is read once, by the function with which the part's own command reads it.
 """
 
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.env.command import build_parser as environment_parser
-from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
-from agentic_opd.gateway.command import build_parser as gateway_parser
-from agentic_opd.gateway.command import default_config as gateway_defaults
-from agentic_opd.gateway.config import GatewayConfig
-from agentic_opd.serving.launch import parse_args as parse_server
-from agentic_opd.settings.atropos import PolicyServerConfig
+from agentic_opd.env.command import read_arguments as read_environment
+from agentic_opd.gateway.command import read_arguments as read_gateway
+from agentic_opd.serving.launch import parse_args as read_server
 from agentic_opd.settings.files import read_yaml
-from agentic_opd.settings.flags import parse
-from agentic_opd.settings.read import read_settings
-from agentic_opd.training.command import build_parser as trainer_parser
-from agentic_opd.training.config import TrainerConfig, read_config
+from agentic_opd.training.command import read_arguments as read_trainer
+from agentic_opd.training.config import TrainerConfig
 from agentic_opd.up.config import EnvironmentConfig, Flags, UpConfig
 from agentic_opd.up.mismatches import mismatches
+
+SettingsT = TypeVar("SettingsT")
 
 Role = Literal["server", "api", "environment", "trainer"]
 Start = Literal["new", "resume", "overwrite"]
@@ -50,6 +49,9 @@ class LoopPart:
     """Port on this machine; None if the part does not listen."""
     ready_url: str | None = None
     """The part is ready when this URL answers; None: as soon as its process runs."""
+    settings: Any = None
+    """What its command reads from `arguments`: a server's arguments, an environment's or gateway's settings (`env.*`),
+    the trainer's. None for the API and for a custom script, which reads its own."""
 
     def written(self) -> str:
         """Return its command as typed in a shell."""
@@ -63,77 +65,166 @@ def parts_of(config: UpConfig, start: Start = "new") -> list[LoopPart]:
     Raises:
         ConfigError: a part would refuse its command line or its file, or two parts do not fit; the message lists all.
     """
-    trainer = _trainer(config, start)
-    training = None
-    with suppress(ConfigError, SystemExit):  # `_refusal` reports it.
-        training = read_config(parse(trainer_parser(), trainer.arguments))
-    environments = list(_environments(config, start, training))
-    parts = [*_servers(config, training), _api(config), *environments, trainer]
-    if wrong := [f"{part.name}: {text}" for part in parts if (text := _refusal(part, config)) is not None]:
-        raise ConfigError("\n".join(wrong))
-    assert training is not None  # Its refusal is reported above.
-    if wrong := list(mismatches(config, training, settings_of(parts, config))):
-        raise ConfigError("\n".join(wrong))
-    return parts
+    return _Parts(config, start).parts()
 
 
-def settings_of(parts: Sequence[LoopPart], config: UpConfig) -> dict[str, Any]:
-    """Return the settings (`env.*`) of each environment of this package by name; a custom script reads its own."""
-    settings: dict[str, Any] = {}
-    for part in parts:
-        environment = config.environments.get(part.name)
-        if part.role == "environment" and environment is not None and environment.script is None:
-            is_gateway = environment.mode == "gateway"
-            read = _read_gateway if is_gateway else _read_environment
-            settings[part.name] = read(part.arguments)
-    return settings
+class _Parts:
+    """Builds the parts of a loop, and collects what their commands would refuse."""
 
+    def __init__(self, config: UpConfig, start: Start) -> None:
+        self._config = config
+        self._start: Start = start
+        self._refusals: dict[str, str] = {}
+        """Name of a part -> the error that its command would report."""
+        self._servers = {name: self._server_settings(name) for name in config.servers}
+        """What each server reads from its own flags; None if it refuses them."""
 
-def _servers(config: UpConfig, training: TrainerConfig | None) -> Iterator[LoopPart]:
-    rank = training.lora_rank if training is not None else None
-    for name, server in config.servers.items():
+    def parts(self) -> list[LoopPart]:
+        config = self._config
+        trainer = self._trainer()
+        servers = [self._server(name, trainer.settings) for name in config.servers]
+        numbered = enumerate(config.environments.items())
+        environments = [self._environment(name, row, trainer.settings, number) for number, (name, row) in numbered]
+        parts = [*servers, self._api(), *environments, trainer]
+        if self._refusals:
+            raise ConfigError(
+                "\n".join(f"{part.name}: {self._refusals[part.name]}" for part in parts if part.name in self._refusals)
+            )
+        settings = {part.name: part.settings for part in parts if part.settings is not None}
+        if problems := list(mismatches(config, settings)):
+            raise ConfigError("\n".join(problems))
+        return parts
+
+    def _read(
+        self, name: str, read: Callable[[Sequence[str]], SettingsT], arguments: Sequence[str], origin: str = ""
+    ) -> SettingsT | None:
+        """Return what a command reads from its arguments; None if it refuses them, for the reason in `_refusals`."""
+        try:
+            return read(arguments)
+        except ConfigError as error:
+            self._refusals.setdefault(name, f"{origin}{error}")
+        except SystemExit:
+            self._refusals.setdefault(name, f"{origin}its command line is wrong: {shlex.join(arguments)}")
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- servers
+
+    def _server_arguments(self, name: str, weights_root: Path) -> list[str]:
+        server = self._config.servers[name]
         settings: Flags = {"port": server.port}
         if server.serves == "policy":
-            settings["weights_root"] = config.output_dir / "weights"
-            if rank is not None:
-                settings["max_lora_rank"] = next((most for most in _ADAPTER_RANKS if most >= rank), rank)
-        own = ("--", *server.vllm_args) if server.vllm_args else ()
-        yield LoopPart(
+            settings["weights_root"] = weights_root
+        return [server.model, *_options(settings | server.flags)]
+
+    def _server_settings(self, name: str) -> Namespace | None:
+        # The weights folder does not exist before the loop starts.
+        vllm_args = self._config.servers[name].vllm_args
+        return self._read(name, read_server, [*self._server_arguments(name, Path()), *_after_dashes(vllm_args)])
+
+    def _server(self, name: str, training: TrainerConfig | None) -> LoopPart:
+        server, settings = self._config.servers[name], self._servers[name]
+        arguments = self._server_arguments(name, self._config.output_dir / "weights")
+        rank = None if training is None or server.serves != "policy" else training.lora_rank
+        if rank is not None and settings is not None and settings.max_lora_rank is None:
+            max_rank = next((max_rank for max_rank in _ADAPTER_RANKS if max_rank >= rank), rank)
+            arguments += ["--max-lora-rank", str(max_rank)]
+        return LoopPart(
             name,
             "server",
             _module("agentic_opd", "serve-vllm"),
-            (server.model, *_options(settings | server.flags), *own),
+            (*arguments, *_after_dashes(server.vllm_args)),
             _devices(server.devices) | server.variables,
             server.port,
             f"{server.url}/health",
+            settings,
         )
 
+    def _api(self) -> LoopPart:
+        api = self._config.api
+        settings: Flags = {"host": "127.0.0.1", "port": api.port}
+        program, arguments = _module("atroposlib.cli.run_api"), tuple(_options(settings | api.flags))
+        return LoopPart("api", "api", program, arguments, api.variables, api.port, f"{api.url}/")
 
-def _api(config: UpConfig) -> LoopPart:
-    api = config.api
-    settings: Flags = {"host": "127.0.0.1", "port": api.port}
-    arguments = tuple(_options(settings | api.flags))
-    return LoopPart("api", "api", _module("atroposlib.cli.run_api"), arguments, api.variables, api.port, f"{api.url}/")
+    # -------------------------------------------------------------------------------------------------- environments
 
-
-def _environments(config: UpConfig, start: Start, training: TrainerConfig | None) -> Iterator[LoopPart]:
-    wiring = _wiring(config)
-    for number, (name, environment) in enumerate(config.environments.items()):
-        file = ("--config", str(environment.config)) if environment.config else ()
-        filled_in = {**wiring, **_filled_in(config, environment, training, number)}
-        groups = config.output_dir / f"{name}.jsonl"
-        arguments = (*file, *_flags({**filled_in, _GROUPS: groups, **environment.flags}))
-        program = _module("agentic_opd", environment.mode)
+    def _environment(
+        self, name: str, environment: EnvironmentConfig, training: TrainerConfig | None, number: int
+    ) -> LoopPart:
+        flags: Flags = {
+            **self._addresses(),
+            **_filled_in(self._config, environment, training, number),
+            _GROUPS: self._config.output_dir / f"{name}.jsonl",
+            **environment.flags,
+        }
+        arguments = (*_file(environment.config), *_flags(flags))
+        if environment.mode == "serve":
+            arguments += _earlier_run(self._start, "env.")
+        program, ready_url, settings = _module("agentic_opd", environment.mode), None, None
         if environment.script is not None:
             program = (sys.executable, str(environment.script), "serve")
-        part = LoopPart(name, "environment", program, arguments, environment.variables)
-        if environment.mode == "serve":
-            part = replace(part, arguments=(*arguments, *_earlier_run(start, "env.")))
-        else:
-            with suppress(ConfigError):  # `_refusal` reports it.
-                gateway = _read_gateway(arguments)
-                part = replace(part, ready_url=f"http://{gateway.host}:{gateway.port}/health")
-        yield part
+            if not environment.script.is_file():
+                self._refusals[name] = (
+                    f"there is no script {str(environment.script)!r} (the current folder is {Path.cwd()})"
+                )
+        elif environment.mode == "serve":
+            read = self._read(name, read_environment, ("serve", *arguments))
+            settings = read and read.env
+        elif (read := self._read(name, read_gateway, arguments)) is not None:
+            settings = read.env
+            ready_url = f"http://{settings.host}:{settings.port}/health"
+        variables = environment.variables
+        return LoopPart(name, "environment", program, arguments, variables, ready_url=ready_url, settings=settings)
+
+    def _addresses(self) -> Flags:
+        """Return the addresses of the other parts, as flags of an environment."""
+        policies = {name: server for name, server in self._config.servers.items() if server.serves == "policy"}
+        first, server = next(iter(policies.items()))
+        settings = self._servers[first]
+        flags: Flags = {
+            "openai.base_url": ",".join(f"{server.url}/v1" for server in policies.values()),
+            "openai.model_name": (settings and settings.served_model_name) or server.model,
+            "env.rollout_server_url": self._config.api.url,
+        }
+        for server in self._config.servers.values():
+            if server.serves != "policy":
+                flags[f"env.{server.serves}_base_url"] = f"{server.url}/v1"
+        return flags
+
+    # ------------------------------------------------------------------------------------------------------- trainer
+
+    def _trainer(self) -> LoopPart:
+        config, trainer = self._config, self._config.trainer
+        policies = config.policies
+        settings: Flags = {
+            "model": policies[0].model,
+            "output_dir": config.output_dir,
+            "weights_dir": config.output_dir / "weights",
+            "api_url": config.api.url,
+            "vllm_urls": [server.url for server in policies],
+        }
+        if config.brake is not None:
+            settings["brake.command"] = self._brake_command()
+        arguments = (*_file(trainer.config), *_flags(settings | trainer.flags), *_earlier_run(self._start))
+        processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training")
+        return LoopPart(
+            "trainer",
+            "trainer",
+            _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes),
+            arguments,
+            _devices(trainer.devices) | trainer.variables,
+            settings=self._read("trainer", read_trainer, arguments),
+        )
+
+    def _brake_command(self) -> str:
+        """Return the command of the brake's evaluation; the trainer adds servers and folder."""
+        assert self._config.brake is not None
+        brake, addresses = self._config.brake, self._addresses()
+        del addresses["openai.base_url"]
+        arguments = ("evaluate", *_file(brake.config), *_flags({**addresses, **brake.flags}))
+        if brake.script is None:
+            self._read("trainer", read_environment, arguments, "its evaluation, of the section brake: ")
+        program = (sys.executable, str(brake.script)) if brake.script else _module("agentic_opd")
+        return shlex.join((*program, *arguments))
 
 
 def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: TrainerConfig | None, number: int) -> Flags:
@@ -151,61 +242,22 @@ def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: Train
     has_average = training.lora_rank is not None and training.ema_decay is not None
     if has_average and all(server.serves != "teacher" for server in config.servers.values()):
         settings["env.teacher"] = "ema"
-    in_file: object = {}
+    section: object = {}
     if environment.config is not None:
-        with suppress(ConfigError):  # `_refusal` reports it.
-            in_file = read_yaml(environment.config, "environment").get("env")
-    set_names = {f"env.{name}" for name in in_file} if isinstance(in_file, dict) else set[str]()
-    if set_names | environment.flags.keys() >= {"env.teacher_base_url"}:
+        with suppress(ConfigError):  # The environment's command reports it.
+            section = read_yaml(environment.config, "environment").get("env")
+    names_in_file = {f"env.{name}" for name in section} if isinstance(section, dict) else set[str]()
+    if names_in_file | environment.flags.keys() >= {"env.teacher_base_url"}:
         settings.pop("env.teacher", None)
-    return {name: value for name, value in settings.items() if name not in set_names}
+    return {name: value for name, value in settings.items() if name not in names_in_file}
 
 
-def _wiring(config: UpConfig) -> Flags:
-    """Return the addresses of the other parts, as flags of an environment."""
-    policies = config.policies
-    settings: Flags = {
-        "openai.base_url": ",".join(f"{server.url}/v1" for server in policies),
-        "openai.model_name": str(policies[0].flags.get("served_model_name", policies[0].model)),
-        "env.rollout_server_url": config.api.url,
-    }
-    for server in config.servers.values():
-        if server.serves != "policy":
-            settings[f"env.{server.serves}_base_url"] = f"{server.url}/v1"
-    return settings
+def _after_dashes(vllm_args: Sequence[str]) -> tuple[str, ...]:
+    return ("--", *vllm_args) if vllm_args else ()
 
 
-def _trainer(config: UpConfig, start: Start) -> LoopPart:
-    policies = config.policies
-    settings: Flags = {
-        "model": policies[0].model,
-        "output_dir": config.output_dir,
-        "weights_dir": config.output_dir / "weights",
-        "api_url": config.api.url,
-        "vllm_urls": [server.url for server in policies],
-    }
-    if config.brake is not None:
-        settings["brake.command"] = shlex.join(_evaluation(config))
-    trainer = config.trainer
-    file = ("--config", str(trainer.config)) if trainer.config else ()
-    processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
-    return LoopPart(
-        "trainer",
-        "trainer",
-        _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes),
-        (*file, *_flags(settings | trainer.flags), *_earlier_run(start)),
-        _devices(trainer.devices) | trainer.variables,
-    )
-
-
-def _evaluation(config: UpConfig) -> tuple[str, ...]:
-    """Return the command of the brake's evaluation; the trainer adds servers and folder."""
-    assert config.brake is not None
-    brake, wiring = config.brake, _wiring(config)
-    del wiring["openai.base_url"]
-    file = ("--config", str(brake.config)) if brake.config else ()
-    program = (sys.executable, str(brake.script)) if brake.script else _module("agentic_opd")
-    return (*program, "evaluate", *file, *_flags({**wiring, **brake.flags}))
+def _file(path: Path | None) -> tuple[str, ...]:
+    return () if path is None else ("--config", str(path))
 
 
 def _earlier_run(start: Start, section: str = "") -> tuple[str, ...]:
@@ -236,49 +288,3 @@ def _flags(flags: Flags) -> Iterator[str]:
     for name, value in flags.items():
         is_text = isinstance(value, str | Path)
         yield from (f"--{name}", str(value) if is_text else json.dumps(value))
-
-
-def _read_gateway(arguments: Sequence[str]) -> GatewayConfig:
-    return read_settings(parse(gateway_parser(), arguments), gateway_defaults(), [PolicyServerConfig()]).env
-
-
-def _read_environment(arguments: Sequence[str], mode: str = "serve") -> AgenticOPDEnvConfig:
-    env, servers = default_settings()
-    parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
-    return read_settings(parse(parser, (mode, *arguments)), env, servers).env
-
-
-def _check_brake(config: UpConfig) -> None:
-    """Raise ConfigError if the section `brake` has settings that its evaluation would refuse."""
-    if config.brake is None or config.brake.script is not None:
-        return
-    mode, *arguments = _evaluation(config)[3:]
-    try:
-        _read_environment(arguments, mode)
-    except ConfigError as error:
-        raise ConfigError(f"its evaluation, of the section brake: {error}") from error
-
-
-def _refusal(part: LoopPart, config: UpConfig) -> str | None:
-    """Return the error that the part's command would report about its arguments; a custom script checks its own."""
-    given, one = part.arguments, config.environments.get(part.name)
-    try:
-        if part.role == "server":
-            # The weights folder does not exist before the loop starts.
-            folder = str(config.output_dir / "weights")
-            parse_server(["." if text == folder else text for text in given])
-        elif part.role == "trainer":
-            read_config(parse(trainer_parser(), given))
-            _check_brake(config)
-        elif one is not None and one.script is not None:
-            if not one.script.is_file():
-                raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")
-        elif one is not None and one.mode == "gateway":
-            _read_gateway(given)
-        elif one is not None:
-            _read_environment(given)
-    except ConfigError as error:
-        return str(error)
-    except SystemExit:
-        return f"its command line is wrong: {shlex.join(given)}"
-    return None

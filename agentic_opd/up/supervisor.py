@@ -40,7 +40,7 @@ class PartFailedError(OPDError):
 
 
 @dataclass
-class _Running:
+class _Child:
     """A part and its process; `process` is None until the part is started."""
 
     part: LoopPart
@@ -56,7 +56,7 @@ class Supervisor:
         logs = config.output_dir / "logs"
         self._verdicts = config.output_dir / "brake.jsonl"
         self._verdicts_before = _changed_at(self._verdicts)
-        self._parts = [_Running(part, logs / f"{part.name}.log") for part in parts]
+        self._parts = [_Child(part, logs / f"{part.name}.log") for part in parts]
 
     async def run(self) -> None:
         """Start all parts, wait for the trainer and then for the environments, and end the rest.
@@ -70,16 +70,19 @@ class Supervisor:
         """
         for folder in ("logs", "weights"):
             (self.config.output_dir / folder).mkdir(parents=True, exist_ok=True)
-        for one in self._parts:
-            if one.part.port is not None:
-                _check_free(one.part.name, one.part.port)
-            one.log.unlink(missing_ok=True)
+        for child in self._parts:
+            if child.part.port is not None:
+                _check_free(child.part.name, child.part.port)
+            child.log.unlink(missing_ok=True)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._run_part(one)) for one in self._parts]
-                await asyncio.gather(*(one.is_done.wait() for one in self._of("trainer")))
-                await self._environments_end()
+                running = [tasks.create_task(self._run_part(child)) for child in self._parts]
+                await asyncio.gather(*(child.is_done.wait() for child in self._of("trainer")))
+                # Environments of tasks end by themselves after the trainer's last batch.
+                ending = [child.is_done.wait() for child in self._of("environment") if child.part.ready_url is None]
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.gather(*ending), self.config.stop_s)
                 for task in running:
                     task.cancel()
         except* OPDError as errors:
@@ -87,36 +90,30 @@ class Supervisor:
         finally:
             await self._end_all()
 
-    async def _environments_end(self) -> None:
-        """Wait up to `stop_s` for the environments that end by themselves after the trainer's last batch."""
-        ending = [one.is_done.wait() for one in self._of("environment") if one.part.ready_url is None]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*ending), self.config.stop_s)
+    def _of(self, *roles: Role) -> list[_Child]:
+        return [child for child in self._parts if child.part.role in roles]
 
-    def _of(self, *roles: Role) -> list[_Running]:
-        return [one for one in self._parts if one.part.role in roles]
-
-    async def _run_part(self, one: _Running) -> None:
+    async def _run_part(self, child: _Child) -> None:
         """Start a part once the parts that it needs are ready, and wait for its end."""
-        if one.part.role in ("trainer", "environment"):
-            await asyncio.gather(*(other.is_ready.wait() for other in self._of("server", "api")))
-        code = await self._process(one)
-        name = one.part.name
+        if child.part.role in ("trainer", "environment"):
+            await asyncio.gather(*(needed.is_ready.wait() for needed in self._of("server", "api")))
+        code = await self._process(child)
+        name = child.part.name
         is_over = all(trainer.is_done.is_set() for trainer in self._of("trainer"))
-        if one.part.role == "trainer" and self._is_rolled_back(code):
-            if not any(other.part.ready_url for other in self._of("environment")):
+        if child.part.role == "trainer" and self._is_rolled_back(code):
+            if not any(environment.part.ready_url for environment in self._of("environment")):
                 raise RolledBackError(
-                    f"the brake rolled the weights back, so all parts are ended. {_last_lines(one.log)}"
+                    f"the brake rolled the weights back, so all parts are ended. {_last_lines(child.log)}"
                 )
             logger.error("the brake rolled the weights back; they are served, untrained, until this command is ended")
             return
-        if not is_over and (code != EXIT_OK or one.part.role in ("server", "api")):
+        if not is_over and (code != EXIT_OK or child.part.role in ("server", "api")):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            when = "" if one.is_ready.is_set() else " before it was ready"
+            when = "" if child.is_ready.is_set() else " before it was ready"
             kind = ConfigError if code == EXIT_USAGE else PartFailedError
-            raise kind(f"{name} {how}{when}, so all parts are ended. {_last_lines(one.log)}")
+            raise kind(f"{name} {how}{when}, so all parts are ended. {_last_lines(child.log)}")
         logger.info("%s is done", name)
-        one.is_done.set()
+        child.is_done.set()
 
     def _is_rolled_back(self, code: int) -> bool:
         """Return whether the brake ended the trainer; torchrun ends with 1 in place of its processes' code."""
@@ -125,10 +122,10 @@ class Supervisor:
         rows = [line for line, _ in whole_lines(self._verdicts)]
         return bool(rows) and read_json(rows[-1])["verdict"] == "rolled_back"
 
-    async def _process(self, one: _Running) -> int:
+    async def _process(self, child: _Child) -> int:
         """Run the part's process until it ends and return its exit code."""
-        part, started = one.part, time.monotonic()
-        with one.log.open("ab") as log:
+        part, started = child.part, time.monotonic()
+        with child.log.open("ab") as log:
             log.write(f"--- {part.written()}\n".encode())
             log.flush()
             process = await asyncio.create_subprocess_exec(
@@ -141,23 +138,23 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        one.process = process
+        child.process = process
         if part.ready_url is not None and not await self._is_ready(part.ready_url, process):
             if process.returncode is None:
                 raise PartFailedError(
                     f"{part.name} does not answer at {part.ready_url} after {self.config.ready_s:g} s (ready_s). "
-                    f"{_last_lines(one.log)}"
+                    f"{_last_lines(child.log)}"
                 )
             return process.returncode
-        one.is_ready.set()
+        child.is_ready.set()
         logger.info(
             "%s runs%s (log: %s)",
             part.name,
             "" if part.ready_url is None else f", after {time.monotonic() - started:.0f} s",
-            one.log,
+            child.log,
         )
         if part.role == "trainer":
-            await _relay(part.name, one.log, process)
+            await _relay(part.name, child.log, process)
         return await process.wait()
 
     async def _is_ready(self, url: str, process: Process) -> bool:
@@ -176,11 +173,13 @@ class Supervisor:
         """Ask each part to end, role by role, and kill those that do not; if interrupted, kill all at once."""
         try:
             for role in _SHUTDOWN_ORDER:
-                await asyncio.gather(*(self._end(one.process) for one in self._of(role) if one.process is not None))
+                await asyncio.gather(
+                    *(self._end(child.process) for child in self._of(role) if child.process is not None)
+                )
         finally:
-            for one in self._parts:
-                if one.process is not None:
-                    _kill_group(one.process)
+            for child in self._parts:
+                if child.process is not None:
+                    _kill_group(child.process)
             _kill_children()
 
     async def _end(self, process: Process) -> None:

@@ -474,7 +474,7 @@ def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
     if len(set(turn.evidence)) != len(turn.evidence):
         yield f"evidence: {list(turn.evidence)}, expected each kind once"
     if turn.step_score not in (None, 0, *turn.step_votes):
-        yield f"step_score: {turn.step_score}, but no vote says so"
+        yield f"step_score: {turn.step_score}, but no vote gives it"
     yield from _reading_problems(turn)
     yield from _hints_problems(turn)
 

@@ -70,7 +70,7 @@ class ImageFolder:
                     file.flush()
                     os.fsync(file.fileno())
                     fresh.replace(path)
-                except OSError:  # On a full disk it would take up room for good.
+                except OSError:  # On a full disk the incomplete file would stay.
                     fresh.unlink()
                     raise
         except OSError as error:

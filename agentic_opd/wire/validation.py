@@ -115,7 +115,7 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
             if (problem := picture_problems[picture]) is not None:
                 violations.append(f"line {number}, sequence {index}: {problem}")
         # A restarted `serve` repeats its items, but gives each group a new id.
-        if (name := _name(group)) is not None and (first := first_lines.setdefault(name, number)) != number:
+        if (name := _identity(group)) is not None and (first := first_lines.setdefault(name, number)) != number:
             violations.append(f"line {number}: {name[0]} {name[1]!r} stands in line {first} too")
         yield CheckedLine(number, start, len(data), digest, group, violations)
 
@@ -139,7 +139,7 @@ def _picture_problem(folder: ImageFolder, digest: str) -> str | None:
     return None
 
 
-def _name(group: ScoredGroup | None) -> tuple[str, str] | None:
+def _identity(group: ScoredGroup | None) -> tuple[str, str] | None:
     """Return the identity of a group, which must be unique in its file; None if the group has none."""
     if group is None or (group.group_id or group.item_id) is None:
         return None

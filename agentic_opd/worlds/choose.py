@@ -11,32 +11,28 @@ nothing and raises ConfigError for settings that do not go together.
 """
 
 import inspect
-import sys
+import logging
 import warnings
 from functools import cache
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import Field, create_model
 
 from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.types import World
+from agentic_opd.settings.user_code import error_line, files_of, load_named
 from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.custom import CustomWorld, HookedWorld
 from agentic_opd.worlds.schema import docstring_parts
 from agentic_opd.worlds.settings import CODING, ENTRY_POINTS, WorldSettings, registered_worlds, world_names
-from agentic_opd.worlds.source_lines import files_of, location_in
 
 _METHODS = ("train_and_eval_tasks", "session", "verify", "check")
 """Methods that make a class a `core.types.World`."""
 
 
 def world_class(name: str) -> type[Any]:
-    """Import the class of a world.
+    """Import the class of a world, whose package may log from now on as this one does.
 
     Raises:
         ConfigError: There is no such world, two packages register it, it can't be imported, or it is not a world.
@@ -44,9 +40,12 @@ def world_class(name: str) -> type[Any]:
     if name == CODING:
         return CodingWorld
     kind = _located(name) if ":" in name else _registered(name)
+    package = logging.getLogger(str(getattr(kind, "__module__", name)).partition(".")[0])
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.getLogger("agentic_opd").level)
     if inspect.isclass(kind) and (issubclass(kind, CustomWorld) or all(hasattr(kind, method) for method in _METHODS)):
         return kind
-    raise ConfigError(f"{name} is {kind!r}, expected a subclass of CustomWorld or a World (docs/worlds.md)")
+    raise ConfigError(f"env.world: {name} is {kind!r}, expected a subclass of CustomWorld or a World (docs/worlds.md)")
 
 
 @cache
@@ -66,7 +65,7 @@ def settings_model(kind: type[Any]) -> type[WorldSettings]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name == "config":
             continue
         if name == "type":
-            raise ConfigError(f"{kind.__name__} has a parameter `type`, which is the name of the world")
+            raise ConfigError(f"env.world: {kind.__name__} has a parameter `type`, which is the name of the world")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (types.get(name, Any), Field(default, description=described.get(name)))
     try:
@@ -74,7 +73,7 @@ def settings_model(kind: type[Any]) -> type[WorldSettings]:
             warnings.simplefilter("ignore", UserWarning)  # Of a parameter with the name of a method of the model.
             return create_model(f"{kind.__name__}Settings", __base__=WorldSettings, **fields)
     except Exception as error:
-        raise ConfigError(f"the parameters of {kind.__name__} can't be settings: {error}") from error
+        raise ConfigError(f"env.world: the parameters of {kind.__name__} can't be settings: {error}") from error
 
 
 def make_world(config: Any) -> World:
@@ -103,7 +102,7 @@ def _constructed(kind: type[Any], settings: WorldSettings, config: Any) -> Any:
     except OPDError:
         raise
     except Exception as error:
-        where = location_in(error, files_of(kind))
+        where = error_line(error, files_of(kind))
         raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
 
 
@@ -118,61 +117,28 @@ def _registered(name: str) -> Any:
     packages = [f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})" for entry in named]
     if not named:
         raise ConfigError(
-            f"there is no world {name!r}. There are {', '.join(world_names())}. Install the package that registers it "
-            f"(as an entry point of the group {ENTRY_POINTS}), or name a class as FILE.py:CLASS or package.module:CLASS"
+            f"env.world: there is no world {name!r}. There are {', '.join(world_names())}. Install the package that "
+            f"registers it (as an entry point of the group {ENTRY_POINTS}), or name a class as FILE.py:CLASS or "
+            "package.module:CLASS"
         )
     if len(named) > 1:
         raise ConfigError(
-            f"{name!r} is registered by {' and by '.join(packages)}. Uninstall all but one of them, or name "
+            f"env.world: {name!r} is registered by {' and by '.join(packages)}. Uninstall all but one of them, or name "
             "the class as package.module:CLASS"
         )
     try:
         return named[0].load()
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}{location_in(error, None)}"
+        cause = f"{type(error).__name__}: {error}{error_line(error, None)}"
         raise ConfigError(
-            f"the world {name!r} of {packages[0]} can't be imported: {cause}. Install what it needs"
+            f"env.world: the world {name!r} of {packages[0]} can't be imported: {cause}. Install what it needs"
         ) from error
 
 
 def _located(name: str) -> Any:
     """Import the class at `FILE.py:CLASS` or `package.module:CLASS`."""
-    location, _, class_name = name.rpartition(":")
-    if not location or not class_name.isidentifier():
-        raise ConfigError(f"{name!r} names no class: expected FILE.py:CLASS or package.module:CLASS")
-    try:
-        module = _module(location)
-    except ConfigError:
-        raise
-    except Exception as error:
-        where = location_in(error, {str(Path(location).absolute())} if location.endswith(".py") else None)
-        raise ConfigError(f"{location} can't be imported: {type(error).__name__}: {error}{where}") from error
-    if not hasattr(module, class_name):
-        raise ConfigError(f"{location} has no class {class_name}")
-    return getattr(module, class_name)
-
-
-def _module(location: str) -> ModuleType:
-    """Import a module, which may import others in the folder of its file, or in the current directory."""
-    path = Path(location)
-    folder = str(path.parent.resolve()) if location.endswith(".py") else str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    if not location.endswith(".py"):
-        return import_module(location)
-    if not path.is_file():
-        raise ConfigError(f"there is no file {location!r}")
-    status = path.stat()
-    return _file_module(path.absolute(), status.st_mtime_ns, status.st_size)
-
-
-@cache
-def _file_module(path: Path, _changed_ns: int, _size: int) -> ModuleType:
-    """Import a file, once for each version of it."""
-    spec = spec_from_file_location(f"own_world_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
-    spec.loader.exec_module(module)
-    return module
+    kind = load_named("env.world", name, "class")
+    if kind is None:
+        source, _, class_name = name.rpartition(":")
+        raise ConfigError(f"env.world: {source} has no class {class_name}")
+    return kind

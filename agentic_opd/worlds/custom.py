@@ -32,9 +32,9 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.settings.user_code import definition_line, error_line, files_of
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
-from agentic_opd.worlds.source_lines import definition_in, files_of, location_in
 from agentic_opd.worlds.split import split_tasks
 
 __all__ = [
@@ -181,13 +181,13 @@ def world_problems(hooks: CustomWorld) -> list[str]:
         try:
             MethodTool.read(f"tool {name}", name, getattr(hooks, name))
         except ConfigError as error:
-            problems.append(f"{error}{definition_in(getattr(hooks, name), files_of(type(hooks)))}")
+            problems.append(f"{error}{definition_line(getattr(hooks, name), files_of(type(hooks)))}")
     return problems
 
 
 def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
     hook, (positional, by_name) = getattr(hooks, name), _HOOKS[name]
-    where = definition_in(hook, files_of(type(hooks)))
+    where = definition_line(hook, files_of(type(hooks)))
     if not _is_defined(hooks, name):
         if name == "call" and _is_defined(hooks, "tools"):
             return "call is not defined, which runs the functions of tools"
@@ -437,9 +437,11 @@ class HookedWorld:
         await asyncio.wait({closing}, timeout=limit_s)
         if not closing.done():
             closing.cancel()
-            cause = f"took longer than {limit_s:g} s (env.tool_timeout_s){definition_in(self.hooks.close, self._files)}"
+            cause = (
+                f"took longer than {limit_s:g} s (env.tool_timeout_s){definition_line(self.hooks.close, self._files)}"
+            )
         elif closing.cancelled():
-            cause = f"was cancelled{definition_in(self.hooks.close, self._files)}"
+            cause = f"was cancelled{definition_line(self.hooks.close, self._files)}"
         elif (error := closing.result()) is not None:
             cause = f"raised {type(error).__name__}: {error}{self._where('close', error)}"
         else:
@@ -455,16 +457,16 @@ class HookedWorld:
 
     def locate(self, error: OPDError) -> None:
         """Add the file and line of the world to an error's message, unless a sandbox or a server is at fault."""
-        where = location_in(error, self._files)
+        where = error_line(error, self._files)
         if where not in str(error) and not isinstance(error, SandboxError | ServerError):
             error.args = (f"{error}{where}", *error.args[1:])
 
     def failure(self, name: str, text: str) -> WorldError:
         """Return the error for a wrong result of a hook, with the file and line of the hook."""
-        return WorldError(f"world {self._name}: {text}{definition_in(getattr(self.hooks, name), self._files)}")
+        return WorldError(f"world {self._name}: {text}{definition_line(getattr(self.hooks, name), self._files)}")
 
     def _where(self, name: str, error: BaseException) -> str:
-        return location_in(error, self._files) or definition_in(getattr(self.hooks, name), self._files)
+        return error_line(error, self._files) or definition_line(getattr(self.hooks, name), self._files)
 
 
 def _result_or_error(hook: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -53,7 +53,7 @@ def _model_of(name: str) -> type[WorldSettings]:
     try:
         return settings_model(world_class(name))
     except ConfigError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error).removeprefix("env.world: ")) from error
 
 
 WORLD_KINDS = Kinds(CODING, world_names, _model_of)

@@ -1,7 +1,7 @@
 """The world `replay`: turns of a gateway's journal, answered anew and graded by a judge with fixed weights (I/O).
 
 The policy reads a recorded turn's history and answers. The judge reads the recorded turn, the reply that it received,
-and the new turn, and votes 1, 0 or -1. Turns that read pictures, or prompts that a client rendered, are left out.
+and the new turn, and votes 1, 0 or -1. Turns that read pictures are left out.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ def _tasks(journal: Journal) -> Iterator[Task]:
         for turn_id, turn in sorted(tree.turns.items()):
             feedback = [entry.message() for entry in feedback_by_turn.get(turn_id, ())]
             reply = [*reply_to(tree, turn), *feedback]
-            reads_texts = not turn.is_plain and not any(earlier.images for earlier in tree.path(turn_id))
+            reads_texts = not any(earlier.images for earlier in tree.path(turn_id))
             if turn.turn_type == "main" and reads_texts and (evidence := _evidence(reply)):
                 yield _task(f"{session.session_id}/{turn_id}", tree, turn, evidence)
 

@@ -1,11 +1,14 @@
-"""What scripts/agents/demo_gateway does: a vLLM server, a gateway, a few sessions as any agent would hold them."""
+"""A vLLM server with the demo policy, a gateway, four sessions as any agent would hold them, and their groups, checked.
 
-import argparse
+Takes about a minute on two cores. Further options go to `agentic-opd gateway`.
+"""
+
 import asyncio
 import contextlib
 import json
 import os
 import secrets
+import subprocess
 import sys
 import time
 import urllib.request
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_server import ServerFailedError, child_process, free_port, local_server
+from install.active_environment import command_parser
 from openai import OpenAI
 
 from agentic_opd.core.processes import end_of
@@ -42,7 +46,7 @@ class Served:
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients are told."""
+        """The address for OpenAI's clients."""
         return f"{self.url}/v1"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -55,7 +59,7 @@ class Served:
 
 @contextmanager
 def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG) -> Generator[Served]:
-    """A gateway on a free port, with a key of its own; its log is in the folder."""
+    """Start a gateway on a free port with a random key; its log is in `folder`."""
     port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
     command = (
@@ -91,7 +95,7 @@ def streamed(client: OpenAI, **request: Any) -> dict[str, Any]:
     return message
 
 
-def asked(client: OpenAI, *, stream: bool, **request: Any) -> dict[str, Any]:
+def answer_of(client: OpenAI, *, stream: bool, **request: Any) -> dict[str, Any]:
     if stream:
         return streamed(client, **request)
     return client.chat.completions.create(**request).choices[0].message.model_dump(exclude_none=True)
@@ -103,49 +107,51 @@ async def hold(client: OpenAI, task: Task, session: str, *, stream: bool, rewrit
     request: dict[str, Any] = {"model": POLICY, "tools": list(world.tools), "max_tokens": 400}
     request["extra_headers"] = {"X-Session-Id": session}
     messages: list[Any] = [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
-    async with world.session(task) as place:
+    async with world.session(task) as sandbox:
         complained = False
         for _ in range(MOST_TURNS):
-            answer = asked(client, stream=stream, messages=messages, **request)
+            answer = answer_of(client, stream=stream, messages=messages, **request)
             messages.append({**answer, "content": answer.get("content") or ""})
             calls = answer.get("tool_calls") or []
             for call in calls:
                 arguments, raw = None, call["function"]["arguments"]
                 with contextlib.suppress(ValueError):
                     arguments = json.loads(raw)
-                made = ToolCall(call["id"], call["function"]["name"], arguments, raw, None if arguments else "not JSON")
-                result = await place.run_tool(made)
+                tool_call = ToolCall(
+                    call["id"], call["function"]["name"], arguments, raw, None if arguments else "not JSON"
+                )
+                result = await sandbox.run_tool(tool_call)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result.content})
             if rewrite and len(messages) > 3:  # As agents do that shorten what they have seen.
                 messages[2] = {**messages[2], "content": "(a first try)"}
             if calls:
                 continue
-            verdict = await world.verify(task, await place.collect())
+            verdict = await world.verify(task, await sandbox.collect())
             if verdict.correctness == 1 or complained:
                 break
             complained = True
             last_line = verdict.judge_report.rpartition("\n")[2]
             messages.append({"role": "user", "content": f"That is not right: {last_line}"})
-        return (await world.verify(task, await place.collect())).correctness
+        return (await world.verify(task, await sandbox.collect())).correctness
 
 
 async def demo(served: Served) -> None:
     """Hold a few sessions, end them, and wait until their groups are written."""
     client = OpenAI(base_url=served.base_url, api_key=served.key)
     mark = secrets.token_hex(3)
-    for place, task in enumerate(builtin_tasks()[:4]):
-        name = f"demo-{mark}-{place}"
-        worth = await hold(client, task, name, stream=place == 1, rewrite=place == 2)
-        reward = {} if place == 3 else {"reward": worth}
+    for number, task in enumerate(builtin_tasks()[:4]):
+        name = f"demo-{mark}-{number}"
+        worth = await hold(client, task, name, stream=number == 1, rewrite=number == 2)
+        reward = {} if number == 3 else {"reward": worth}
         ended = served.ask(f"/sessions/{name}/end", {**reward, "feedback": f"{worth:.0%} of the checks passed."})
-        kind = {1: ", streamed", 2: ", with a rewritten history", 3: ", without a reward"}.get(place, "")
+        kind = {1: ", streamed", 2: ", with a rewritten history", 3: ", without a reward"}.get(number, "")
         print(f"{name}: {task.task_id}, {ended['turns']} turns, {worth:.0%} of the checks passed{kind}", flush=True)
         while served.ask(f"/sessions/{name}")["state"] == "closed":  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/agents/demo_gateway", description=__doc__)
+    parser = command_parser(__doc__, "scripts/agents/demo_gateway")
     parser.add_argument("--keep", action="store_true", help="leave both servers up, and print address and key")
     arguments, flags = parser.parse_known_args(argv)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -163,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ServerFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    command = [sys.executable, "-m", "agentic_opd.validate", str(FOLDER / "groups.jsonl")]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

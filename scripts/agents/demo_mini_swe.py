@@ -1,6 +1,9 @@
-"""scripts/agents/demo_mini_swe, once mini-swe-agent is installed: a policy, a vLLM server, that agent's rollouts."""
+"""mini-swe-agent, its code as it is, on the eight built-in tasks, four times each, with a policy that knows its format.
 
-import argparse
+The program starts once for each episode, in the sandbox (env.agent_command). The groups are checked in the end. Takes
+about five minutes on two cores. Further options go to `agentic-opd process`.
+"""
+
 import json
 import shlex
 import subprocess
@@ -11,10 +14,13 @@ from pathlib import Path
 from bench.local_server import ServerFailedError, local_server
 from demo_policy.merge import write_merged
 from demo_policy.mini_swe_agent import CONFIG_FILE
+from install.active_environment import command_parser
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "runs" / "mini_swe"
 POLICY = "runs/mini_swe/policy"
+VENV = ROOT / ".venv-mini-swe"
+"""Made by `scripts/setup --mini-swe`."""
 
 
 def agent_command(venv: Path) -> str:
@@ -32,17 +38,19 @@ def run(mode: str, venv: Path, server_url: str, flags: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/agents/demo_mini_swe", description=__doc__)
-    parser.add_argument("venv", type=Path, help="environment that mini-swe-agent is installed in")
-    arguments, flags = parser.parse_known_args(argv)
+    parser = command_parser(__doc__, "scripts/agents/demo_mini_swe")
+    _, flags = parser.parse_known_args(argv)
     write_merged(ROOT / POLICY)
     print(f"Starting vLLM with the demo policy (log: {FOLDER.relative_to(ROOT)}/vllm.log) ...", file=sys.stderr)
     try:
         with local_server(POLICY, "--max-model-len", "4096", log=FOLDER / "vllm.log", cwd=ROOT) as server:
-            return run("process", arguments.venv.absolute(), server.base_url, flags)
+            if code := run("process", VENV, server.base_url, flags):
+                return code
     except ServerFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    command = [sys.executable, "-m", "agentic_opd.validate", str(FOLDER / "groups.jsonl")]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ class ForcedSampling(LogitsProcessor):
             return None  # It is scored.
         text = self._tokenizer.decode(prompt)
         if JUDGE_MARK in text:
-            says = VERDICT
+            answer = VERDICT
         else:
             client = CLIENTS[Path(os.environ[SCRIPT_VARIABLE]).read_text()]
-            says = scripted(client, text, only_calls=params.structured_outputs is not None)
-        ids = self._tokenizer.encode(says, add_special_tokens=False)
+            answer = scripted(client, text, only_calls=params.structured_outputs is not None)
+        ids = self._tokenizer.encode(answer, add_special_tokens=False)
         return Forced([*ids, self._tokenizer.eos_token_id], sampled)
 
 

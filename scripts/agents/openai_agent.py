@@ -17,8 +17,8 @@ def run(name: str, arguments: dict[str, str]) -> str:
     if name == "write_file":
         Path(arguments["path"]).write_text(arguments["content"])
         return f"wrote {len(arguments['content'].removesuffix(chr(10)).split(chr(10)))} lines to {arguments['path']}"
-    done = subprocess.run(arguments["command"], check=False, shell=True, capture_output=True, text=True, timeout=30)
-    return done.stdout + done.stderr or "[no output]"
+    process = subprocess.run(arguments["command"], check=False, shell=True, capture_output=True, text=True, timeout=30)
+    return process.stdout + process.stderr or "[no output]"
 
 
 client = OpenAI()

@@ -7,7 +7,6 @@ logprobs are its weights', so that `agentic-opd validate --server` computes each
 client failed, is not one session, or its groups are not valid.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from typing import Any
 
 from bench.local_server import ServerFailedError, local_server
 from demo_policy import POLICY_DIR
+from install.active_environment import command_parser
 from rich.console import Console
 from rich.table import Table
 
@@ -167,10 +167,10 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def install(client: AgentClient, folder: Path) -> Path:
-    """Install a client's packages below `folder`, unless they are there; return the folder of its programs."""
+    """Install a client's packages below `folder`, if they are missing; return the folder of its programs."""
     target = folder / client.packages[-1].replace("/", "+").split("[")[0]
-    programs, done = target / ("node_modules/.bin" if client.is_npm else "bin"), target / ".installed"
-    if done.exists():
+    programs, stamp = target / ("node_modules/.bin" if client.is_npm else "bin"), target / ".installed"
+    if stamp.exists():
         return programs
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -181,7 +181,7 @@ def install(client: AgentClient, folder: Path) -> Path:
     else:
         _run([sys.executable, "-m", "venv", str(target)], log)
         _run([str(programs / "pip"), "install", "-q", "--disable-pip-version-check", *client.packages], log)
-    done.touch()
+    stamp.touch()
     return programs
 
 
@@ -231,12 +231,12 @@ def converse(client: AgentClient, programs: Path, scratch: Path, key: str) -> No
     }
     inside = resources.files("agentic_opd.sandboxes").joinpath("program_inside.py").read_text()
     node = Path(shutil.which("node") or "/usr/bin/node").resolve()
-    shown = [Path(sys.base_prefix), node.parents[1], programs.parents[1 if client.is_npm else 0]]
+    mounts = [Path(sys.base_prefix), node.parents[1], programs.parents[1 if client.is_npm else 0]]
     command = [
         *("bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent", "--new-session"),
         *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
         *("--tmpfs", str(Path.home())),
-        *(word for path in shown for word in ("--ro-bind", str(path), str(path))),
+        *(word for path in mounts for word in ("--ro-bind", str(path), str(path))),
         *("--bind", str(scratch), str(scratch), "--chdir", str(work)),
         *(str(Path(sys.executable).resolve()), "-I", "-S", "-c", "import sys; exec(sys.stdin.buffer.readline())"),
     ]
@@ -277,7 +277,7 @@ def read_result(row: AgentRow, folder: Path, engine: Engine) -> None:
     groups = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     for group in groups:
         trained += sum(token != -100 for mask in group["masks"] for token in mask)
-        records = [turn for about in group["overrides"] for turn in about["opd"]["turns"]]
+        records = [turn for overrides in group["overrides"] for turn in overrides["opd"]["turns"]]
         row.judged += sum(bool(record["votes"]) for record in records)
         row.scored += sum(record["outcome"] == "scored" for record in records)
     if trained != sampled:
@@ -347,7 +347,7 @@ def try_client(name: str, engine: Engine, folder: Path = FOLDER) -> AgentRow:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/agents/try_agents", description=__doc__)
+    parser = command_parser(__doc__, "scripts/agents/try_agents")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"clients (default: all): {', '.join(CLIENTS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as an object, by client name")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where clients are installed (%(default)s)")
@@ -367,10 +367,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     columns = [column for column in asdict(rows[0]) if column not in ("refused", "error")]
-    shown = Table(*columns)
+    table = Table(*columns)
     for row in rows:
-        shown.add_row(*(str(asdict(row)[column]) for column in columns))
-    Console(width=120).print(shown)
+        table.add_row(*(str(asdict(row)[column]) for column in columns))
+    Console(width=120).print(table)
     return int(not all(row.is_good for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""A vLLM server of one's own, for tests and benchmarks: started on a free port, and stopped for certain."""
+"""Start a vLLM server on a free port for tests and benchmarks, and stop it in every case."""
 
 import os
 import signal

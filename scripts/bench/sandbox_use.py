@@ -53,18 +53,18 @@ class SandboxUse:
                 if command.partition("\0")[0].endswith("conmon"):
                     for name in set(re.findall(rf"agentic-opd-{self.pid}-[\w-]+", command)):
                         named[name].append(int(process.name))
-        held = [sum(map(_pss_mb, _tree(monitors, children))) for monitors in named.values()]
-        self.containers = max(self.containers, len(held))
-        self.containers_mb = max(self.containers_mb, sum(held))
-        self.largest_mb = max(self.largest_mb, max(held, default=0.0))
+        sizes = [sum(map(_pss_mb, _tree(monitors, children))) for monitors in named.values()]
+        self.containers = max(self.containers, len(sizes))
+        self.containers_mb = max(self.containers_mb, sum(sizes))
+        self.largest_mb = max(self.largest_mb, max(sizes, default=0.0))
         self.clients_mb = max(self.clients_mb, sum(map(_pss_mb, _tree(children[self.pid], children))))
 
 
 def _tree(roots: Iterable[int], children: dict[int, list[int]]) -> list[int]:
-    found = list(roots)
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = list(roots)
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def _pss_mb(pid: int) -> float:

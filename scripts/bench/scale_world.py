@@ -21,14 +21,14 @@ class ScaleWorld(CustomWorld):
             yield Task(task_id=f"scale/{number}", prompt=prompt, hidden_tests=f"sum {number * 7919}")
 
     @tool
-    def look_up(self, state: None, about: str) -> str:
+    def look_up(self, state: None, subject: str) -> str:
         """Look something up.
 
         Args:
             state: None.
-            about: What it is about.
+            subject: The list to look up.
         """
-        return f"{len(about)} entries. {self._result}"
+        return f"{len(subject)} entries. {self._result}"
 
     def verify(self, task: Task, state: None, messages: Sequence[Message]) -> tuple[Checks, str]:
         """Return a verdict that depends on the conversation's length."""

@@ -78,7 +78,7 @@ class Node:
         self._seats = asyncio.Semaphore(self.rates.gpus * self.rates.seats)
 
     async def reads(self, tokens: int) -> None:
-        """Wait as long as all tokens that came before, and these, take to be read."""
+        """Wait until all earlier tokens and these have been read."""
         now = time.monotonic()
         self.read += tokens
         self._read_until = max(now, self._read_until) + tokens / (self.rates.prefill_rate * self.rates.gpus)
@@ -153,11 +153,11 @@ class SimulatedEngine:
             ("/v1/models", {"object": "list", "data": [self._model()]}),
             ("/v1/opd/info", self._info()),
         ):
-            app.router.add_get(path, self._says(answer))
+            app.router.add_get(path, self._constant(answer))
         app.router.add_get("/simulated/counts", self._counts)
         return app
 
-    def _says(self, answer: Any) -> Any:
+    def _constant(self, answer: Any) -> Any:
         async def handler(request: web.Request) -> web.Response:
             return web.json_response(answer)
 
@@ -172,7 +172,7 @@ class SimulatedEngine:
         return {
             **{"model": "simulated", "max_model_len": 40_960, "max_logprobs": 256, "vocab_size": self.vocab_size},
             **{"plugin_version": __version__, "vllm_version": "simulated", "weight_version": 0, "dtype": "bfloat16"},
-            **{"score_route": 3, "generate_route": 4, "max_body_bytes": 2**26},
+            "max_body_bytes": 2**26,
         }
 
     async def _counts(self, request: web.Request) -> web.Response:
@@ -190,14 +190,14 @@ class SimulatedEngine:
 
     def _text(self, turn: int, variant: int, tokens: int) -> Said:
         filler = self._ids(_WORDS * (tokens // 8 + 1))
-        about = self._tokenizer.decode(filler[: max(8, tokens - 50)])
-        call: dict[str, Any] = {"name": "look_up", "arguments": {"about": f"{variant} {about}"}}
+        filler_text = self._tokenizer.decode(filler[: max(8, tokens - 50)])
+        call: dict[str, Any] = {"name": "look_up", "arguments": {"subject": f"{variant} {filler_text}"}}
         if self._is_coding:
-            program = f"# {variant} {about}\ndef f():\n    return {turn}\n"
+            program = f"# {variant} {filler_text}\ndef f():\n    return {turn}\n"
             call = {"name": "write_file", "arguments": {"path": "solution.py", "content": program}}
             if turn % 2:
-                call = {"name": "terminal", "arguments": {"command": f"ls -a; python solution.py # {about}"}}
-        text = f"I am done after {turn} calls. {about}"
+                call = {"name": "terminal", "arguments": {"command": f"ls -a; python solution.py # {filler_text}"}}
+        text = f"I am done after {turn} calls. {filler_text}"
         if turn < self._turns - 1:
             text = f"I look at part {turn}.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
         ids = self._ids(f"{text}<|im_end|>")
@@ -209,16 +209,16 @@ class SimulatedEngine:
         body = await request.read()
         self.requests["sampled"] += 1
         self._first = self._first or time.monotonic()
-        found = _PROMPT.search(body)
-        if found is None:
+        match = _PROMPT.search(body)
+        if match is None:
             return web.json_response({"error": {"message": "only prompts as ids are simulated"}}, status=400)
-        prompt = found[1]
+        prompt = match[1]
         # system, user, assistant; then a result and an assistant for each turn before
         turn = (prompt.count(b" %d," % self._turn_start) + prompt.startswith(b"[%d," % self._turn_start) - 3) // 2
-        said = self._random.choice(self._texts[min(max(turn, 0), self._turns - 1)])
-        await self.node.samples(self._result_tokens if turn else prompt.count(b",") + 1, said.tokens)
-        whole = b'{"prompt_token_ids": ' + prompt + b", " + said.answer[1:]
-        return web.Response(body=whole, content_type="application/json")
+        variant = self._random.choice(self._texts[min(max(turn, 0), self._turns - 1)])
+        await self.node.samples(self._result_tokens if turn else prompt.count(b",") + 1, variant.tokens)
+        content = b'{"prompt_token_ids": ' + prompt + b", " + variant.answer[1:]
+        return web.Response(body=content, content_type="application/json")
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -228,8 +228,8 @@ class SimulatedEngine:
         text = f"\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"
         message = {"role": "assistant", "content": text}
         choices = [{"index": i, "finish_reason": "stop", "message": message} for i in range(votes)]
-        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-        return web.json_response({**about, "choices": choices})
+        reply = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+        return web.json_response({**reply, "choices": choices})
 
     @staticmethod
     async def _read_size(request: web.Request) -> int:
@@ -272,15 +272,17 @@ class SimulatedEngine:
             "top_token_ids": ids[start : start + rows],
             "top_logprobs": logprobs[start : start + rows],
         }
-        about = {"num_scored": rows, "top_k": top_k, "num_cached_tokens": 0}
-        return about | {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}
+        header = {"num_scored": rows, "top_k": top_k, "num_cached_tokens": 0}
+        return header | {name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}
 
     def _new_pool(self, top_k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return rows of likely tokens [2 * _POOL_ROWS, K], none of which the engine ever samples."""
-        own = {token for texts in self._texts for said in texts for token in json.loads(said.answer)["token_ids"][0]}
-        others = np.array([token for token in range(self.vocab_size) if token not in own], "<i4")
+        answer_ids = {
+            token for texts in self._texts for variant in texts for token in json.loads(variant.answer)["token_ids"][0]
+        }
+        other_ids = np.array([token for token in range(self.vocab_size) if token not in answer_ids], "<i4")
         rng = np.random.default_rng(top_k)
-        ids = np.stack([rng.permutation(others)[:top_k] for _ in range(_POOL_ROWS)])
+        ids = np.stack([rng.permutation(other_ids)[:top_k] for _ in range(_POOL_ROWS)])
         shares = -np.sort(-rng.dirichlet(np.full(top_k, 0.3), _POOL_ROWS), axis=1) * 0.6
         logprobs = np.log(np.maximum(shares, 1e-9)).astype("<f4")
         return np.concatenate([ids, ids]), np.concatenate([logprobs, logprobs])
@@ -290,8 +292,8 @@ def main() -> None:
     """Serve until it is ended."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
-    for one in fields(Rates):
-        parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default)
+    for rate in fields(Rates):
+        parser.add_argument(f"--{rate.name.replace('_', '-')}", type=type(rate.default), default=rate.default)
     for name, default in (("tokens", 250), ("result-tokens", 150), ("turns", 4), ("judge-tokens", 60)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--coding", action="store_true", help="call the coding world's tools")

@@ -27,7 +27,7 @@ from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 
-_MADE = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
+_GENERATED = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
 
 METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
     "Rollouts": (*TRAIN_METRICS, *RUN_METRICS),
@@ -194,11 +194,11 @@ def pages() -> dict[Path, str]:
 
 def metrics_page() -> str:
     """Every metric, its unit and its meaning."""
-    parts = ["# Metrics", _MADE, _METRICS_INTRO]
+    parts = ["# Metrics", _GENERATED, _METRICS_INTRO]
     for title, metrics in METRIC_TABLES.items():
         rows = [f"| `{metric.name}` | {metric.unit} | {metric.meaning} |" for metric in metrics]
         parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
-    tolerances = [f"| {name} | {one.rms:g} | {one.largest:g} |" for name, one in TOLERANCES.items()]
+    tolerances = [f"| {name} | {tolerance.rms:g} | {tolerance.largest:g} |" for name, tolerance in TOLERANCES.items()]
     parts += [
         "## Noise",
         _NOISE,
@@ -212,7 +212,7 @@ def configuration_page() -> str:
     env, servers = default_settings()
     groups = grouped_settings({"env": env, "openai": servers[0]})
     idle = [row for row in groups if row.group is NO_EFFECT]
-    parts = ["# Configuration", _MADE, _CONFIGURATION_INTRO]
+    parts = ["# Configuration", _GENERATED, _CONFIGURATION_INTRO]
     for row in groups:
         if row not in idle:
             parts += [f"## {row.group.title}", _settings_table([row])]
@@ -227,9 +227,16 @@ def configuration_page() -> str:
 
 
 def judge_page() -> str:
-    """What the judge is told and asked, and what it is shown."""
+    """The judge's prompts, and the evidence in them."""
     example = Questions(b"an example").question(_EXAMPLE)
-    parts = ["# The judge", _MADE, _JUDGE_INTRO, _fenced(JUDGE_SYSTEM_PROMPT), _JUDGE_QUESTION, _fenced(JUDGE_QUESTION)]
+    parts = [
+        "# The judge",
+        _GENERATED,
+        _JUDGE_INTRO,
+        _fenced(JUDGE_SYSTEM_PROMPT),
+        _JUDGE_QUESTION,
+        _fenced(JUDGE_QUESTION),
+    ]
     parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT), _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 
@@ -241,9 +248,9 @@ def _fenced(text: str) -> str:
 def _own_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
     """The settings that the models declare themselves, without those that they inherit."""
     return [
-        row._replace(written={flag: name for flag, name in row.written.items() if name in own})
+        row._replace(written={flag: name for flag, name in row.written.items() if name in annotations})
         for row in grouped_settings(models)
-        for own in [get_annotations(type(row.defaults))]
+        for annotations in [get_annotations(type(row.defaults))]
     ]
 
 
@@ -253,8 +260,8 @@ def _settings_table(groups: Iterable[GroupedSettings]) -> str:
     for group in groups:
         for written, name in group.written.items():
             info, default = type(group.defaults).model_fields[name], shown_default(group.defaults, name)
-            shown = default if default in ("unset", "needed") else f"`{default}`"
-            cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", shown, info.description or "")
+            default_text = default if default in ("unset", "needed") else f"`{default}`"
+            cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", default_text, info.description or "")
             escaped = [cell.replace("|", "\\|") for cell in cells]
             rows.append(f"| {' | '.join(escaped)} |")
     return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])

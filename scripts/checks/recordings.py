@@ -4,7 +4,6 @@ The runs are those of a user: `process`, `evaluate` and the gateway on the demo 
 whose checkpoints are small. tests/recordings/README.md says when to add a recording.
 """
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 
 from agents.demo_gateway import gateway
 from bench.local_server import local_server
+from install.active_environment import command_parser
 
 from agentic_opd.wire.group import ScoredGroup
 
@@ -33,7 +33,7 @@ VOCAB = 64
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="scripts/checks/make_recordings", description=__doc__)
+    parser = command_parser(__doc__, "scripts/checks/make_recordings")
     parser.add_argument("name", help="name of the recording, for example today's date and what has changed")
     folder = SHELF / parser.parse_args(argv).name
     folder.mkdir(parents=True)
@@ -103,10 +103,10 @@ def record_training(folder: Path) -> None:
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Return the settings of the recorded training run, of which the files are in `folder`."""
-    places = {"model": str(folder / "model"), "output_dir": folder / "run", "weights_dir": folder / "weights"}
+    paths = {"model": str(folder / "model"), "output_dir": folder / "run", "weights_dir": folder / "weights"}
     loss = {"forward_kl": 1.0, "grpo": 0.5, "route_by_turn": False}
     numbers = {"total_steps": 4, "save_every": 1, "lr": 1e-3, "loss": loss, "batch_size": 2}
-    return {**places, **numbers, "device": "cpu", "vllm_urls": [], "epochs_per_batch": 1, "minibatches": 1}
+    return {**paths, **numbers, "device": "cpu", "vllm_urls": [], "epochs_per_batch": 1, "minibatches": 1}
 
 
 def save_model(folder: Path) -> None:
@@ -141,9 +141,9 @@ def lesson(step: int) -> ScoredGroup:
 
 
 async def _trained(config: Any, batches: list[list[ScoredGroup]]) -> None:
-    from agentic_opd.training.trainer import Trainer
+    from agentic_opd.training.trainer import open_trainer
 
-    trainer = Trainer(config)
+    trainer = open_trainer(config)
     waiting = iter(batches)
 
     async def register(step: int) -> None:
@@ -155,7 +155,7 @@ async def _trained(config: Any, batches: list[list[ScoredGroup]]) -> None:
             await asyncio.Event().wait()
         return groups or []
 
-    trainer.client.register, trainer.client.batch = register, batch  # type: ignore[method-assign]
+    trainer.source.register, trainer.source.batch = register, batch  # type: ignore[method-assign]
     with suppress(asyncio.CancelledError):  # How a run ends that was stopped.
         await trainer.run()
 

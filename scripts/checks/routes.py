@@ -1,6 +1,6 @@
 """Does the gateway answer as vLLM's own route of the same protocol does?
 
-    scripts/checks/routes [--protocols chat responses messages completions] [--exchanges 200] [--json FILE]
+    scripts/checks/routes [--protocols chat responses messages] [--exchanges 200] [--json FILE]
 
 Conversations of four turns with the demo policy, greedy, are held with each of vLLM's routes and recorded: with tools
 and without, with results of calls, cut off by the token limit, ended by a stop sequence. Each request is then sent to a
@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import aiohttp
 from agents.demo_gateway import ROOT, gateway
 from bench.local_server import ServerFailedError, local_server
+from install.active_environment import command_parser
 
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -32,15 +33,13 @@ from agentic_opd.worlds.config import WorldConfig
 
 DEMO = "scripts/demo_policy/policy"
 TURNS, AT_ONCE = 4, 8
-OPENING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-"""How the demo policy's template begins an answer."""
 COMPLAINT = "That is not right: read the task again."
 RESULT = "exit code 0\n(no output)"
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """What an answer says, whatever its protocol."""
 
     text: str
@@ -68,19 +67,19 @@ class Protocol(ABC):
         """Return the first request of a conversation."""
 
     @abstractmethod
-    def say(self, body: Json, answer: Json, said: Said) -> None:
+    def say(self, body: Json, answer: Json, reply: Reply) -> None:
         """Add the answer to the body, and what comes next: results of its calls, or a complaint."""
 
     @abstractmethod
     def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
         """Return text, calls and finish reason of an answer."""
 
-    def read(self, answer: Json) -> Said:
+    def read(self, answer: Json) -> Reply:
         """Return what an answer says."""
         text, calls, finish = self.parts(answer)
         text = text.removesuffix("\n") if calls else text
         prompt, completion = (answer["usage"][name] for name in self.counts)
-        return Said(text, tuple(calls), finish, prompt, completion)
+        return Reply(text, tuple(calls), finish, prompt, completion)
 
 
 class _Chat(Protocol):
@@ -92,17 +91,17 @@ class _Chat(Protocol):
         more = ({"tools": [*TOOL_SPECS]} if tools else {}) | ({"stop": stop} if stop else {})
         return {"messages": messages, "max_tokens": limit, **more}
 
-    def say(self, body: Json, answer: Json, said: Said) -> None:
+    def say(self, body: Json, answer: Json, reply: Reply) -> None:
         message = answer["choices"][0]["message"]
         calls = message.get("tool_calls") or ()
-        kept = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
+        assistant = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
         results = [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
-        body["messages"] += [kept, *(results or [{"role": "user", "content": COMPLAINT}])]
+        body["messages"] += [assistant, *(results or [{"role": "user", "content": COMPLAINT}])]
 
     def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
         (choice,) = answer["choices"]
-        made = (call["function"] for call in choice["message"].get("tool_calls") or ())
-        calls = [call_of(call["name"], call["arguments"]) for call in made]
+        functions = (call["function"] for call in choice["message"].get("tool_calls") or ())
+        calls = [call_of(call["name"], call["arguments"]) for call in functions]
         return choice["message"]["content"] or "", calls, choice["finish_reason"]
 
 
@@ -119,15 +118,15 @@ class _Responses(Protocol):
             **more,
         }
 
-    def say(self, body: Json, answer: Json, said: Said) -> None:
+    def say(self, body: Json, answer: Json, reply: Reply) -> None:
         calls = [item for item in answer["output"] if item["type"] == "function_call"]
-        results = [{"type": "function_call_output", "call_id": one["call_id"], "output": RESULT} for one in calls]
+        results = [{"type": "function_call_output", "call_id": call["call_id"], "output": RESULT} for call in calls]
         body["input"] += [*answer["output"], *(results or [{"role": "user", "content": COMPLAINT}])]
 
     def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
         texts = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
-        made = [item for item in answer["output"] if item["type"] == "function_call"]
-        return "".join(texts), [call_of(one["name"], one["arguments"]) for one in made], answer["status"]
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        return "".join(texts), [call_of(call["name"], call["arguments"]) for call in calls], answer["status"]
 
 
 class _Messages(Protocol):
@@ -135,18 +134,18 @@ class _Messages(Protocol):
 
     def body(self, task: str, *, tools: bool, limit: int, stop: str | None) -> Json:
         functions = (tool["function"] for tool in TOOL_SPECS)
-        own = [
-            {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
-            for one in functions
+        flat = [
+            {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+            for function in functions
         ]
-        more = ({"tools": own} if tools else {}) | ({"stop_sequences": [stop]} if stop else {})
+        more = ({"tools": flat} if tools else {}) | ({"stop_sequences": [stop]} if stop else {})
         return {"system": SYSTEM, "messages": [{"role": "user", "content": task}], "max_tokens": limit, **more}
 
-    def say(self, body: Json, answer: Json, said: Said) -> None:
-        kept = ("type", "text", "id", "name", "input")
-        blocks = [{name: block[name] for name in kept if block.get(name) is not None} for block in answer["content"]]
-        made = [block for block in blocks if block["type"] == "tool_use"]
-        results = [{"type": "tool_result", "tool_use_id": one["id"], "content": RESULT} for one in made]
+    def say(self, body: Json, answer: Json, reply: Reply) -> None:
+        fields = ("type", "text", "id", "name", "input")
+        blocks = [{name: block[name] for name in fields if block.get(name) is not None} for block in answer["content"]]
+        uses = [block for block in blocks if block["type"] == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": use["id"], "content": RESULT} for use in uses]
         body["messages"] += [
             {"role": "assistant", "content": blocks},
             {"role": "user", "content": results or COMPLAINT},
@@ -154,30 +153,12 @@ class _Messages(Protocol):
 
     def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
         texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
-        made = [block for block in answer["content"] if block["type"] == "tool_use"]
+        uses = [block for block in answer["content"] if block["type"] == "tool_use"]
         finish = f"{answer['stop_reason']} {answer.get('stop_sequence') or ''}".strip()
-        return "".join(texts), [call_of(one["name"], one["input"]) for one in made], finish
+        return "".join(texts), [call_of(use["name"], use["input"]) for use in uses], finish
 
 
-class _Completions(Protocol):
-    path = "/v1/completions"
-    counts = ("prompt_tokens", "completion_tokens")
-
-    def body(self, task: str, *, tools: bool, limit: int, stop: str | None) -> Json:
-        system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if tools else ""
-        prompt = f"{system}<|im_start|>user\n{task}<|im_end|>\n{OPENING}"
-        return {"prompt": prompt, "max_tokens": limit, **({"stop": stop} if stop else {})}
-
-    def say(self, body: Json, answer: Json, said: Said) -> None:
-        asked = f"<|im_end|>\n<|im_start|>user\n{COMPLAINT}<|im_end|>\n{OPENING}"
-        body["prompt"] += said.text + asked
-
-    def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
-        (choice,) = answer["choices"]
-        return choice["text"], [], choice["finish_reason"]
-
-
-PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages(), "completions": _Completions()}
+PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages()}
 SYSTEM = CodingWorld(WorldConfig()).system_prompt
 
 
@@ -193,19 +174,19 @@ class Client:
     async def ask(self, protocol: Protocol, body: Json, **headers: str) -> Json:
         """Return the answer to a request, sampled greedily."""
         headers["Authorization"] = f"Bearer {self.key}"
-        whole = {"model": self.model, "temperature": 0, **body}
-        async with self.session.post(f"{self.url}{protocol.path}", json=whole, headers=headers) as answer:
+        request = {"model": self.model, "temperature": 0, **body}
+        async with self.session.post(f"{self.url}{protocol.path}", json=request, headers=headers) as answer:
             assert answer.status == 200, f"{self.url}{protocol.path}: {answer.status}: {await answer.text()}"
             return await answer.json()
 
 
-def is_lost_by_vllm(body: Json, expected: Said, got: Said) -> bool:
+def is_lost_by_vllm(body: Json, expected: Reply, answered: Reply) -> bool:
     """Whether vLLM lost the text of a call without tools."""
-    is_call = got.text.lstrip().startswith("<tool_call>")
-    return "tools" not in body and is_call and expected == replace(got, text="")
+    is_call = answered.text.lstrip().startswith("<tool_call>")
+    return "tools" not in body and is_call and expected == replace(answered, text="")
 
 
-async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int) -> tuple[list[Json], int]:
+async def compare(protocol: Protocol, vllm: Client, ours: Client, exchanges: int) -> tuple[list[Json], int]:
     """Hold the conversations with both; return the pairs of answers that differ, and how many vLLM lost the text of."""
     slots, differing, tasks, lost = asyncio.Semaphore(AT_ONCE), list[Json](), builtin_tasks(), 0
 
@@ -217,39 +198,37 @@ async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int)
         body = protocol.body(task, tools=number % 4 != 3, limit=limit, stop=stop)
         async with slots:
             for turn in range(turns):
-                expected = protocol.read(answer := await own.ask(protocol, body))
+                expected = protocol.read(answer := await vllm.ask(protocol, body))
                 session = f"{type(protocol).__name__}-{number}-{turn}"
-                got = protocol.read(await ours.ask(protocol, body, **{"X-Session-Id": session}))
-                if is_lost_by_vllm(body, expected, got):
+                answered = protocol.read(await ours.ask(protocol, body, **{"X-Session-Id": session}))
+                if is_lost_by_vllm(body, expected, answered):
                     lost += 1
-                elif got != expected:
+                elif answered != expected:
                     differing.append({"request": json.loads(json.dumps(body)), "vllm": asdict(expected)})
-                    differing[-1]["gateway"] = asdict(got)
+                    differing[-1]["gateway"] = asdict(answered)
                 protocol.say(body, answer, expected)
 
-    whole, rest = divmod(exchanges, TURNS)
-    lengths = [TURNS] * whole + ([rest] if rest else [])
+    conversations, rest = divmod(exchanges, TURNS)
+    lengths = [TURNS] * conversations + ([rest] if rest else [])
     await asyncio.gather(*(converse(number, turns) for number, turns in enumerate(lengths)))
     return differing, lost
 
 
-async def run(args: argparse.Namespace, own_url: str, model: str, url: str, key: str) -> dict[str, list[Json]]:
+async def run(args: argparse.Namespace, vllm_url: str, model: str, url: str, key: str) -> dict[str, list[Json]]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        own, ours = Client(session, own_url, "none", model), Client(session, url, key, model)
-        found: dict[str, list[Json]] = {}
+        vllm, ours = Client(session, vllm_url, "none", model), Client(session, url, key, model)
+        differing: dict[str, list[Json]] = {}
         for name in args.protocols:
-            found[name], lost = await compare(PROTOCOLS[name], own, ours, args.exchanges)
+            differing[name], lost = await compare(PROTOCOLS[name], vllm, ours, args.exchanges)
             loses = f"; vLLM lost the text of {lost}" if lost else ""
-            print(f"{name}: {args.exchanges} exchanges, {len(found[name])} differ{loses}", flush=True)
-            for one in found[name][:3]:
-                print(f"  vLLM     {one['vllm']}\n  gateway  {one['gateway']}", flush=True)
-        return found
+            print(f"{name}: {args.exchanges} exchanges, {len(differing[name])} differ{loses}", flush=True)
+            for exchange in differing[name][:3]:
+                print(f"  vLLM     {exchange['vllm']}\n  gateway  {exchange['gateway']}", flush=True)
+        return differing
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/checks/routes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__, "scripts/checks/routes")
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=[*PROTOCOLS], help="all")
     parser.add_argument("--exchanges", type=int, default=200, help="of each protocol: 200")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the exchanges that differ, by protocol")
@@ -263,13 +242,13 @@ def main() -> int:
                 local_server(DEMO, *parses, log=folder / "vllm.log", cwd=ROOT) as vllm,
                 gateway(vllm.base_url, *groups, folder=folder) as served,
             ):
-                found = asyncio.run(run(args, vllm.base_url, vllm.model, served.url, served.key))
+                differing = asyncio.run(run(args, vllm.base_url, vllm.model, served.url, served.key))
         except ServerFailedError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-    return int(any(found.values()))
+        args.json.write_text(json.dumps(differing, indent=1) + "\n")
+    return int(any(differing.values()))
 
 
 if __name__ == "__main__":

@@ -33,17 +33,17 @@ from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
 from agentic_opd.worlds.config import DatasetFormat, WorldConfig
 from agentic_opd_environments.harbor.world import HarborWorld
 
-_SHOWN = 20
-_SHOWN_LINES, _SHOWN_LINES_OF_HARBOR = 4, 24
-_MOST_LINE = 600
+_LISTED_IDS = 20
+_EXCERPT_LINES, _EXCERPT_LINES_OF_HARBOR = 4, 24
+_LINE_LIMIT = 600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
     set_up_logging(verbose=False)
-    said = "interrupted: the lines of what was checked before are written"
-    return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
+    note = "interrupted: the lines of what was checked before are written"
+    return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=note, on_error=EXIT_USAGE)
 
 
 _FLAGS = {
@@ -85,13 +85,13 @@ async def _check(arguments: argparse.Namespace) -> int:
     _check_out(arguments)
     if arguments.format == "harbor":
         return await _run_harbor(arguments, _harbor_world(arguments))
-    (settings, config), given = _settings(arguments), cast(Path | None, arguments.solutions)
+    (settings, config), solutions_file = _settings(arguments), cast(Path | None, arguments.solutions)
     all_tasks = load_tasks(settings)
     tasks = all_tasks[: arguments.limit]
-    if given is None:
+    if solutions_file is None:
         solutions, unknown = _reference_solutions(tasks), list[str]()
     else:
-        solutions, unknown = read_solutions(given, {task.task_id for task in all_tasks})
+        solutions, unknown = read_solutions(solutions_file, {task.task_id for task in all_tasks})
     new_sandbox = sandbox_factory(config)
 
     async def checked(task: Task) -> CheckedTask:
@@ -100,17 +100,20 @@ async def _check(arguments: argparse.Namespace) -> int:
         return CheckedTask(task.task_id, verdict, time.perf_counter() - start)
 
     with CheckResults(arguments.out, len(tasks)) as results:
-        for one in unknown[:_SHOWN]:
-            results.say(f"warning: {one}")
+        for warning in unknown[:_LISTED_IDS]:
+            results.say(f"warning: {warning}")
         await check_sandbox(new_sandbox)
         await _check_all(tasks, checked, arguments.workers, results)
     missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions]
     if missing:
-        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
-        remedy = "give one with --solutions FILE" if given is None else f"{str(given)!r} has none for them"
-        results.say(f"{len(missing)} tasks have no solution, which counts as failed ({remedy}): {shown}")
+        unlisted = len(missing) - _LISTED_IDS
+        ids = ", ".join(missing[:_LISTED_IDS]) + (f" and {unlisted} more" if unlisted > 0 else "")
+        remedy = (
+            "give one with --solutions FILE" if solutions_file is None else f"{str(solutions_file)!r} has none for them"
+        )
+        results.say(f"{len(missing)} tasks have no solution, which counts as failed ({remedy}): {ids}")
     if unknown:
-        results.say(f"{len(unknown)} solutions in {str(given)!r} belong to no task, and were not checked")
+        results.say(f"{len(unknown)} solutions in {str(solutions_file)!r} belong to no task, and were not checked")
     print(results.counts, flush=True)
     return EXIT_FAILED if results.failed or unknown else EXIT_OK
 
@@ -208,15 +211,15 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _pairs(given: Sequence[str], form: str) -> dict[str, str]:
+def _pairs(pairs: Sequence[str], form: str) -> dict[str, str]:
     """Return `NAME=VALUE` texts as a dict; `form` describes them in an error."""
-    found: dict[str, str] = {}
-    for pair in given:
+    field_names: dict[str, str] = {}
+    for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise ConfigError(f"{form}; got {pair!r}")
-        found[name] = value
-    return found
+        field_names[name] = value
+    return field_names
 
 
 def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
@@ -299,13 +302,13 @@ def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, File
     if not is_data_file(path):
         raise DatasetError(f"solutions {str(path)!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}")
     files: dict[str, Files] = {}
-    places: dict[str, str] = {}
+    lines_by_id: dict[str, str] = {}
     unknown: list[str] = []
     for row in read_file(path):
         row_id, row_files = _row_id(row), _row_files(row)
-        if row_id in places:
-            raise DatasetError(f"{row.location}: the id {row_id!r} is already that of {places[row_id]}")
-        places[row_id] = row.location
+        if row_id in lines_by_id:
+            raise DatasetError(f"{row.location}: the id {row_id!r} is already that of {lines_by_id[row_id]}")
+        lines_by_id[row_id] = row.location
         if row_id in task_ids:
             files[row_id] = row_files
         else:
@@ -324,14 +327,13 @@ def _row_id(row: Row) -> str:
 
 
 def _row_files(row: Row) -> Files:
-    found = row.fields.get("files")
-    if not isinstance(found, dict) or not found:
-        got = "an empty one" if isinstance(found, dict) else type(found).__name__
-        raise DatasetError(
-            f"{row.location}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {got}"
-        )
+    content_of = row.fields.get("files")
+    if not isinstance(content_of, dict) or not content_of:
+        kind = "an empty one" if isinstance(content_of, dict) else type(content_of).__name__
+        expected = "an object such as {'solution.py': 'def f(): ...'}"
+        raise DatasetError(f"{row.location}: files must be {expected}, got {kind}")
     files: Files = {}
-    for path, text in cast(dict[str, Any], found).items():
+    for path, text in cast(dict[str, Any], content_of).items():
         # In a Parquet file every row has the names of all rows, with null for missing files.
         if text is None:
             continue
@@ -394,7 +396,7 @@ class CheckedTask(NamedTuple):
         text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
         if without_work is not None:
             reward = _reward(without_work)
-            first_line = without_work.report.partition("\n")[0][:_MOST_LINE]
+            first_line = without_work.report.partition("\n")[0][:_LINE_LIMIT]
             reason = "" if without_work.report == verdict.report else f": {first_line}"
             none = f"no reward ({_outcome(without_work)}{reason})"
             text += f"; {none if reward is None else f'a reward of {reward:.15g}'} for doing nothing"
@@ -404,8 +406,8 @@ class CheckedTask(NamedTuple):
             return f"FAIL {text}\n    The tests pass without any work: let them test what the task asks for."
         # The first line of other worlds' reports repeats the counts.
         lines = text_lines(verdict.report)
-        shown = lines[1 : 1 + _SHOWN_LINES] if without_work is None else lines[:_SHOWN_LINES_OF_HARBOR]
-        return f"FAIL {text}" + "".join(f"\n    {line[:_MOST_LINE]}" for line in shown)
+        excerpt = lines[1 : 1 + _EXCERPT_LINES] if without_work is None else lines[:_EXCERPT_LINES_OF_HARBOR]
+        return f"FAIL {text}" + "".join(f"\n    {line[:_LINE_LIMIT]}" for line in excerpt)
 
 
 def _has_passed(verdict: Verification) -> bool:

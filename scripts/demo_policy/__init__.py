@@ -1,4 +1,4 @@
-"""The demo policy: what it is taught (variants, transcripts), how it is measured, and its weights in `policy/`.
+"""The demo policy: its training data (variants, transcripts), its measurement, and its weights in `policy/`.
 
 It shows the machinery, not quality. `scripts/demo_policy/train` trains it from nothing. `mini_swe/` is an adapter that
 teaches it another agent's format.

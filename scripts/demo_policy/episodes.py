@@ -1,4 +1,4 @@
-"""Episodes without a server: the coding world with a memory, and a policy that says what it is given.
+"""Episodes without a server: the coding world with a memory, and a policy that replays scripted turns.
 
 What a tool did to a solution is remembered, so that thousands of episodes cost a few hundred sandbox runs.
 """
@@ -72,7 +72,7 @@ class RememberingSession:
     solution: str | None = None
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call, or remember what it did before."""
+        """Run one call, or return its remembered result."""
         result, self.solution = await self.world.call(self.task, self.solution, call)
         return result
 
@@ -86,7 +86,7 @@ class RememberingSession:
         return {} if self.solution is None else {SOLUTION_FILE: self.solution.encode()}
 
 
-def said(token_ids: Sequence[int]) -> Completion:
+def completion_of(token_ids: Sequence[int]) -> Completion:
     """A turn (its end token included) of which no logprobs are known."""
     return Completion(tuple(token_ids), (0.0,) * len(token_ids))
 
@@ -99,4 +99,4 @@ class ScriptedPolicy:
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """The next turn, whatever the prompt."""
-        return said(next(self._turns))
+        return completion_of(next(self._turns))

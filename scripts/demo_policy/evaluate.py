@@ -17,7 +17,7 @@ from agentic_opd.distill.insertion import hint_place, insert_hint
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from demo_policy.episodes import RememberingSession, said
+from demo_policy.episodes import RememberingSession, completion_of
 from demo_policy.script import Rates, Step, plan_episode
 from demo_policy.transcripts import UNLIMITED, Author, Placement, hints_of, step_score
 from demo_policy.variants import Fault, load_variants
@@ -97,7 +97,7 @@ class Examiner:
         self.scores = Scores()
 
     def examine(self, episodes: int) -> Scores:
-        """Run everything with so many episodes a task."""
+        """Run everything with `episodes` episodes a task."""
         for examples in (True, False):
             self.act(episodes, examples=examples)
             self.heed_first(episodes, foreign=False, examples=examples)
@@ -115,21 +115,26 @@ class Examiner:
         tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
         sessions = [RememberingSession(self.world, task) for task in tasks]
-        loops = [AgentLoop(one.task, self._begin(one.task), one, config) for one in sessions]
+        loops = [
+            AgentLoop(
+                session.task, Conversation(self.author.chat, first_messages(self.world, session.task)), session, config
+            )
+            for session in sessions
+        ]
         first: dict[int, bool] = {}
         stops: dict[int, StopReason | None] = {}
         while active := [i for i in range(len(tasks)) if stops.get(i) is None]:
             sampled = self._sample([loops[i].conversation.prompt() for i in active], 1.0)
             for i, ids in zip(active, sampled, strict=True):
-                stops[i] = asyncio.run(loops[i].take(said(ids)))
+                stops[i] = asyncio.run(loops[i].take(completion_of(ids)))
                 if i not in first and sessions[i].solution is not None:
                     first[i] = self.world.passes(tasks[i], sessions[i].solution)
         for i, (task, session) in enumerate(zip(tasks, sessions, strict=True)):
             self.scores.add(f"first attempt passes{kind}", task, first.get(i, False))
             self.scores.add(f"episode passes{kind}", task, self.world.passes(task, session.solution))
             variants = load_variants()[task.entry_point or ""]
-            known = session.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
-            self.scores.add(f"solution is a known variant{kind}", task, known)
+            is_known = session.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
+            self.scores.add(f"solution is a known variant{kind}", task, is_known)
             self.scores.add(f"episode finished{kind}", task, stops[i] is StopReason.FINISHED)
 
     def heed_first(self, episodes: int, *, foreign: bool, examples: bool) -> None:
@@ -139,8 +144,8 @@ class Examiner:
         for task in tasks:
             prompt = self.author.chat.first_prompt(first_messages(self.world, task))
             hint = self.author.hint_ids(self._hint(task, None, foreign=foreign), as_message=False)
-            ids, place = prompt.token_ids, prompt.last_user_end
-            prompts.append([*ids[:place], *hint, *ids[place:]])
+            ids, user_end = prompt.token_ids, prompt.last_user_end
+            prompts.append([*ids[:user_end], *hint, *ids[user_end:]])
         column = f"first turn, {'foreign' if foreign else 'its'} hint{'' if examples else ', no examples'}"
         for task, prompt, ids in zip(tasks, prompts, self._sample(prompts, 1.0), strict=True):
             self.scores.add(column, task, self._writes_correct(task, None, prompt, ids))
@@ -190,8 +195,8 @@ class Examiner:
         self.scores.add(f"judge: vote can be read{kind}", task, vote.decision is not None)
         self.scores.add(f"judge: decision is right{kind}", task, vote.decision == (1 if hints else -1))
         if hints and step.kind not in ("stumble", "final"):
-            known = [hint for fault in load_variants()[task.entry_point or ""].faults for hint in fault.hints]
-            self.scores.add(f"judge: hint of this task{kind}", task, vote.hint in known)
+            task_hints = [hint for fault in load_variants()[task.entry_point or ""].faults for hint in fault.hints]
+            self.scores.add(f"judge: hint of this task{kind}", task, vote.hint in task_hints)
             self.scores.add(f"judge: hint of this fault{kind}", task, vote.hint in hints)
         self.scores.add(f"judge: step score is right{kind}", task, score == step_score(step, pair))
         if "verdict" in pair.kinds:
@@ -210,9 +215,6 @@ class Examiner:
             asyncio.run(session.run_tool(call))
         asyncio.run(session.user_reply([turn.message]))
         return self.world.passes(task, session.solution)
-
-    def _begin(self, task: Task) -> Conversation:
-        return Conversation(self.author.chat, first_messages(self.world, task))
 
     def _sample(self, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
         return self.sample(prompts, _MAX_TOKENS, temperature)

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     """Right-padded rows that share `prefix`: ids [B, S], and the loss weight of each as a target [B, S]."""
 
     kind: str
-    place: int
+    number: int
     prefix: list[int]
     ids: Tensor
     weights: Tensor
@@ -62,25 +62,25 @@ def common_prefix(rows: list[Transcript]) -> list[int]:
     return list(first[:length])
 
 
-def make_batch(kind: str, place: int, rows: list[Transcript], prefix: list[int], other_weight: float) -> Batch:
+def make_batch(kind: str, number: int, rows: list[Transcript], prefix: list[int], other_weight: float) -> Batch:
     """Pad the rows behind their prefix. What a hinted row holds besides its target is taught by the others."""
     cut = len(prefix)
     width = max(len(row.token_ids) for row in rows) - cut
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     weights = torch.zeros(len(rows), width)
     hinted = kind in ("heed_first", "heed_later", "ignore")
-    own, other = (JUDGE_WEIGHT if kind.startswith("judge") else 1.0), (0.0 if hinted else other_weight)
+    weight, other_loss_weight = (JUDGE_WEIGHT if kind.startswith("judge") else 1.0), (0.0 if hinted else other_weight)
     for i, row in enumerate(rows):
         length = len(row.token_ids) - cut
         ids[i, :length] = torch.tensor(row.token_ids[cut:])
-        weights[i, :length] = torch.where(torch.tensor(row.is_target[cut:]), own, other)
+        weights[i, :length] = torch.where(torch.tensor(row.is_target[cut:]), weight, other_loss_weight)
         weights[i, [position - cut for position in row.decisions]] = DECISION_WEIGHT
-    return Batch(kind, place, prefix, ids, weights)
+    return Batch(kind, number, prefix, ids, weights)
 
 
 def jobs_of(parts: list[Batch]) -> list[list[Batch]]:
-    """Parts with the same prefix and place in their batches go together: the prefix is computed once for them."""
+    """Parts with the same prefix and number in their batches go together: the prefix is computed once for them."""
     jobs: dict[tuple[int, tuple[int, ...]], list[Batch]] = {}
     for part in parts:
-        jobs.setdefault((part.place, tuple(part.prefix)), []).append(part)
+        jobs.setdefault((part.number, tuple(part.prefix)), []).append(part)
     return sorted(jobs.values(), key=lambda job: -sum(part.ids.numel() for part in job))

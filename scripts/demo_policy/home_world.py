@@ -30,7 +30,7 @@ REQUESTS: dict[str, Call] = {
 }
 
 
-def _shown(request: str, name: str, arguments: dict[str, Any], result: str) -> list[Message]:
+def _example(request: str, name: str, arguments: dict[str, Any], result: str) -> list[Message]:
     return [
         {"role": "user", "content": request},
         {"role": "assistant", "tool_calls": [{"name": name, "arguments": arguments}]},
@@ -40,9 +40,9 @@ def _shown(request: str, name: str, arguments: dict[str, Any], result: str) -> l
 
 
 EXAMPLES = {
-    "timer": _shown("Set a timer for 5 minutes.", "timer", {"minutes": 5}, "The timer rings in 5 minutes."),
-    "phone": _shown("Call Ben.", "phone", {"name": "Ben"}, "Calling Ben."),
-    "buy": _shown("Buy butter.", "buy", {"item": "butter"}, "On the list: butter."),
+    "timer": _example("Set a timer for 5 minutes.", "timer", {"minutes": 5}, "The timer rings in 5 minutes."),
+    "phone": _example("Call Ben.", "phone", {"name": "Ben"}, "Calling Ben."),
+    "buy": _example("Buy butter.", "buy", {"item": "butter"}, "On the list: butter."),
 }
 """Of each tool, how it is called."""
 
@@ -98,9 +98,9 @@ class Home(CustomWorld):
         return "Nothing happened. Call one of the tools: timer, phone or buy."
 
     def verify(self, task: Task, state: list[Call]) -> Checks:
-        """Whether the one call was the right one."""
-        name, wanted = REQUESTS[task.task_id]
-        is_right = [(called, str(value).lower()) for called, value in state] == [(name, str(wanted).lower())]
+        """Return whether the only call was the right one."""
+        name, value = REQUESTS[task.task_id]
+        is_right = [(called, str(argument).lower()) for called, argument in state] == [(name, str(value).lower())]
         return Checks(
             is_right, 1, f"Called: {state}.", "That was right." if is_right else "That was not what I asked for."
         )

@@ -1,11 +1,11 @@
 """The shipped policy and the adapter for mini-swe-agent's format -> one checkpoint for vLLM and transformers."""
 
-import argparse
 from pathlib import Path
+
+from install.active_environment import command_parser
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import load_model, save_weights
 from demo_policy import POLICY_DIR
 from demo_policy.mini_swe_agent import ADAPTER_DIR
 
@@ -18,6 +18,8 @@ def write_merged(folder: Path, adapter: Path = ADAPTER_DIR, policy: Path = POLIC
         OutputError: it can't be written.
         OSError: there is no such adapter.
     """
+    from agentic_opd.training.model import load_model, save_weights  # Torch: seconds that --help need not take.
+
     try:
         from peft import PeftModel
     except ImportError as error:
@@ -28,9 +30,9 @@ def write_merged(folder: Path, adapter: Path = ADAPTER_DIR, policy: Path = POLIC
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/demo_policy/mini_swe_policy", description=__doc__)
+    parser = command_parser(__doc__, "scripts/demo_policy/mini_swe_policy")
     parser.add_argument("out", type=Path, help="the checkpoint's folder")
-    parser.add_argument("--adapter", type=Path, default=ADAPTER_DIR)
+    parser.add_argument("--adapter", type=Path, default=ADAPTER_DIR, help="in peft's files (default: the shipped one)")
     arguments = parser.parse_args()
     write_merged(arguments.out, arguments.adapter)
 

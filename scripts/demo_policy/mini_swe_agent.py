@@ -73,7 +73,7 @@ class Format:
 
     def commands(self, turn: str) -> list[str]:
         """The commands that are read in a turn."""
-        return [found.strip() for found in self._action.findall(turn)]
+        return [command.strip() for command in self._action.findall(turn)]
 
     def observation(self, output: Output) -> str:
         """The user message that shows what a command did."""

@@ -65,7 +65,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an episode stands before a turn."""
+    """The state of an episode before a turn."""
 
     solution: str | None = None
     fault: Fault | None = None
@@ -191,7 +191,7 @@ def plan_hinted(step: Step, hinted: Fault) -> Step:
     if before.solution is None:
         if step.kind == "write" and not step.after.tested:
             return Step(before, replace(before, solution=hinted.mended), step.text, (write_call(hinted.mended),))
-        return _made(before, hinted.mended, None, step.text, write_call(hinted.mended), "write")
+        return _write_step(before, hinted.mended, None, step.text, write_call(hinted.mended), "write")
     if before.fault is not None:
         return _mend(before, before.fault, "", patch=True)
     if before.examples and not before.tested:
@@ -217,10 +217,10 @@ def _write(before: State, solution: str, fault: Fault | None, rng: Random, rates
         written = replace(before, solution=solution, fault=fault, tested=False)
         hints = fault.hints if fault is not None else ()
         return [Step(before, written, text, (write_call(solution),), hints), _run(written)]
-    return [_made(before, solution, fault, text, write_call(solution), "write")]
+    return [_write_step(before, solution, fault, text, write_call(solution), "write")]
 
 
-def _made(
+def _write_step(
     before: State,
     solution: str,
     fault: Fault | None,
@@ -249,14 +249,14 @@ def _repair(before: State, variants: TaskVariants, rng: Random, rates: Rates) ->
     if rng.random() < rates.repair_works:
         return [*steps, _mend(before, before.fault, text, patch=rng.random() < rates.patch)]
     fault = rng.choice(variants.visible)
-    return [*steps, _made(before, fault.solution, fault, text, write_call(fault.solution), "repair")]
+    return [*steps, _write_step(before, fault.solution, fault, text, write_call(fault.solution), "repair")]
 
 
 def _mend(before: State, fault: Fault, text: str, *, patch: bool) -> Step:
     call = write_call(fault.mended)
     if patch:
         call = ("patch", {"path": "solution.py", "old": fault.bad, "new": fault.good})
-    return _made(before, fault.mended, None, text, call, "repair")
+    return _write_step(before, fault.mended, None, text, call, "repair")
 
 
 def write_call(solution: str) -> tuple[str, dict[str, str]]:

@@ -68,8 +68,8 @@ def train_tokenizer(
             the same tokens then wherever it stands: after a space, a dot, or as the beginning of a longer one.
     """
     bpe = Tokenizer(models.BPE())
-    known = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
-    pattern = rf"(?: |(?<!\p{{L}}))(?:{known})(?!\p{{L}})|\p{{L}}|{_NO_WORD}" if words else _PRE_TOKEN
+    alternatives = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+    pattern = rf"(?: |(?<!\p{{L}}))(?:{alternatives})(?!\p{{L}})|\p{{L}}|{_NO_WORD}" if words else _PRE_TOKEN
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),

@@ -207,11 +207,11 @@ class Author:
         assert offset is not None, "a call is the same ids wherever it stands"
         if solution not in self._partings:
             solutions = {*variants.correct, *(fault.solution for fault in variants.faults)} - {solution}
-            self._partings[solution] = sorted({_common(block, self._block_ids(other)) for other in solutions})
-        return [start + offset + place for place in self._partings[solution] if place < len(block)]
+            self._partings[solution] = sorted({common_length(block, self._block_ids(variant)) for variant in solutions})
+        return [start + offset + parting for parting in self._partings[solution] if parting < len(block)]
 
     def writing(self, solution: str) -> str:
-        """The part of a turn that writes `solution`, which is the same ids wherever it stands."""
+        """Return the part of a turn that writes `solution`; its ids are the same at each position."""
         return Step(State(), State(), "", (write_call(solution),)).completion()
 
     def _block_ids(self, solution: str) -> list[int]:
@@ -258,8 +258,8 @@ class Author:
         """A hint that changes nothing: one of another task, or one that says nothing."""
         if rng.random() < self.mix.neutral_hints:
             return rng.choice(NEUTRAL_HINTS)
-        others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
-        return rng.choice(rng.choice(rng.choice(others).faults).hints)
+        variants_of_others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
+        return rng.choice(rng.choice(rng.choice(variants_of_others).faults).hints)
 
     def _without_stumble(self, step: Step, variants: TaskVariants, rng: Random) -> Step:
         """What a hint about tool calls leads to: a first turn that works, with a solution as often wrong as ever."""
@@ -271,21 +271,21 @@ class Author:
 
 
 def complaint(report: str, rng: Random) -> str:
-    """What a user says whose tries of a solution fail: the call of one, what came and what should; a fix, never.
+    """Return a complaint about a failed check: the call, the actual and the expected result; never a fix.
 
     Args:
         report: Of the verifier.
         rng: Draws the try and the words.
     """
-    failures = [found.groups() for line in report.split("\n") if (found := _FAILURE.fullmatch(line))]
+    failures = [failure.groups() for line in report.split("\n") if (failure := _FAILURE.fullmatch(line))]
     if not failures:
         return rng.choice(_VAGUE_COMPLAINTS)
-    call, expected, got = rng.choice(failures)
-    return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=got)
+    call, expected, actual = rng.choice(failures)
+    return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=actual)
 
 
 def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:
-    """What the judge may say of a turn, by what it is shown; empty: it has nothing to say."""
+    """Return the hints that the judge may give about a turn, by its evidence; empty if it may give none."""
     if step.kind in ("read", "run"):
         return ()
     if step.kind == "final":
@@ -300,7 +300,7 @@ def step_score(step: Step, pair: HindsightPair) -> int:
         return {"stumble": -1, "read": 0, "run": 1}[step.kind]
     if shows_failure(pair) or step.reply == "complaint":
         return -1
-    is_shown = any("examples passed" in one.text for one in pair.evidence) or "verdict" in pair.kinds
+    is_shown = any("examples passed" in evidence.text for evidence in pair.evidence) or "verdict" in pair.kinds
     return 1 if is_shown or step.reply == "thanks" else 0
 
 
@@ -318,7 +318,7 @@ def _is_failure(evidence: Evidence) -> bool:
     return "FAIL " in evidence.text
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids both start with."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))

@@ -64,6 +64,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_server import ServerFailedError, free_port, local_server
+from install.active_environment import at_dashes, command_parser
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
@@ -139,9 +140,7 @@ def main() -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/learn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__, "scripts/learn")
     parser.add_argument("--out", type=Path, help="where everything is written: runs/learn, or runs/objectives")
     parser.add_argument("--world", choices=list(SUBJECTS), default="coding", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help="start; default: the world's demo policy")
@@ -208,10 +207,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "of these commands can share it, with different modes or seeds and one --out each. Resume with the same URL",
     )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:at])
-    args.vllm_flags = words[at:]
+    arguments, flags = at_dashes(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(arguments)
+    args.vllm_flags = ["--", *flags] if flags else []
     args.collected = None
     args.out = args.out or Path("runs/learn" if args.objectives is None else "runs/objectives")
     if args.objectives is not None:
@@ -225,9 +223,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.quick:
         vars(args).update(QUICK | ({"batch_sizes": [4]} if args.world == "person" else {}))
     check_world(parser, args)
-    args.settings = [Setting(*one) for one in product(args.lrs, args.batch_sizes, args.weights)]
-    wanted = (args.rollouts, args.sweep_rollouts, *args.points)
-    if any(size % args.group_size or any(n % size for n in wanted) for size in args.batch_sizes):
+    args.settings = [Setting(*values) for values in product(args.lrs, args.batch_sizes, args.weights)]
+    numbers = (args.rollouts, args.sweep_rollouts, *args.points)
+    if any(size % args.group_size or any(n % size for n in numbers) for size in args.batch_sizes):
         parser.error(
             f"a batch size must divide all numbers of rollouts, and be a multiple of --group-size ({args.group_size})"
         )
@@ -243,8 +241,10 @@ def check_talk(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error("--talk is for the coding tasks only: leave --world out")
     if args.group_size != parser.get_default("group_size"):
         parser.error("with --talk every session is a group of one: leave --group-size out")
-    if others := set(args.modes or ()) - set(TALK_MODES):
-        parser.error(f"--talk has no mode {', '.join(sorted(others))}, which needs a reward or the task of a session")
+    if refused_modes := set(args.modes or ()) - set(TALK_MODES):
+        parser.error(
+            f"--talk has no mode {', '.join(sorted(refused_modes))}, which needs a reward or the task of a session"
+        )
 
 
 def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -253,10 +253,10 @@ def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     args.model = args.model or Path(subject.model)
     args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "functions": 1, "person": 2}[args.world]
     args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
-    if subject.modes and (others := [mode for mode in args.modes if mode not in subject.modes]):
-        parser.error(f"--world {args.world} has no {' '.join(others)}, only {' '.join(subject.modes)}")
+    if subject.modes and (refused_modes := [mode for mode in args.modes if mode not in subject.modes]):
+        parser.error(f"--world {args.world} has no {' '.join(refused_modes)}, only {' '.join(subject.modes)}")
     needed = {"functions": (args.model, BFCL), "person": (args.model,)}.get(args.world, ())
-    if lacking := [str(one) for one in needed if not one.exists()]:
+    if lacking := [str(path) for path in needed if not path.exists()]:
         parser.error(
             f"{' and '.join(lacking)} is missing: scripts/install/real_model makes the model, and `pip install "
             "--no-deps --target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
@@ -276,17 +276,17 @@ def compare_objectives(parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
-    kept = (
+    names = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
         *("group_size", "through"),
     )
     unset = {"world": "coding", "group_size": 4, "through": "chat"}
-    settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
+    settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
     if changed := [
-        f"{name} {before.get(name)}" for name in kept if before.get(name, unset.get(name, False)) != settings[name]
+        f"{name} {before.get(name)}" for name in names if before.get(name, unset.get(name, False)) != settings[name]
     ]:
         return f"{args.out} holds curves of other settings ({', '.join(changed)}); choose another --out"
     path.write_text(json.dumps(settings, indent=1) + "\n")
@@ -379,11 +379,11 @@ class Work:
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
             self.costs.setdefault(mode, {})[str(seed)] = costs_at(self.laboratory.groups(run), args.points)
             if args.world == "coding":
-                firsts = [await self.first_solutions(run, rollouts) for rollouts in self.kept(run)]
+                firsts = [await self.first_solutions(run, rollouts) for rollouts in self.measured_points(run)]
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
-                said = f"{mode} seed {seed}, first solutions: {shown(firsts)}"
-                self.console.print(said, highlight=False, soft_wrap=True)
-            elif not args.talk and {0, run.rollouts} <= {*self.kept(run)}:
+                text = f"{mode} seed {seed}, first solutions: {curve_text(firsts)}"
+                self.console.print(text, highlight=False, soft_wrap=True)
+            elif not args.talk and {0, run.rollouts} <= {*self.measured_points(run)}:
                 before, after = (self.samples(run, rollouts) for rollouts in (0, run.rollouts))
                 (args.out / run.name / "mistakes.md").write_text(first_mistakes(before, after))
             self.show()
@@ -396,8 +396,8 @@ class Work:
             rates = Rates(*self.args.seconds, "given")
         sweeps = sum(run.seed == SWEEP_SEED for run, _ in runs)
         hours = rates.hours(*self.left(runs))
-        said = f"{len(runs) - sweeps} curves and {sweeps} of the sweep are missing: about {hours:.1f} hours ({rates})"
-        self.console.print(said, highlight=False, soft_wrap=True)
+        text = f"{len(runs) - sweeps} curves and {sweeps} of the sweep are missing: about {hours:.1f} hours ({rates})"
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def missing_runs(self) -> list[tuple[Run, Sequence[int]]]:
         """Return the runs without a curve and their points, those of the sweep first."""
@@ -436,7 +436,7 @@ class Work:
         return SUBJECTS[self.args.world].exam_tasks * self.args.eval_samples
 
     def chosen(self, mode: str) -> Setting:
-        """What the sweep found best for the mode; the first setting if there is only one, or no sweep of it yet."""
+        """Return the sweep's best setting of the mode; the first setting if there is only one, or before its sweep."""
         settings = settings_of(tuned_as(mode), self.args.settings)
         if len(settings) == 1 or tuned_as(mode) not in self.sweep:
             return settings[0]
@@ -459,11 +459,13 @@ class Work:
             weights = await self.laboratory.train(run, points, stepped)
         curve = started + [await self.point(run, weights, rollouts) for rollouts in points if rollouts]
         progress = Progress.of(self.args.out / run.name, run.setting.batch_size)
-        measuring = [found[1] for n in points if (found := read_point(self.folder(run, n)))]
+        measuring = [measured[1] for n in points if (measured := read_point(self.folder(run, n)))]
         size = run.rollouts + len(points) * self.episodes
         self.seconds.setdefault(run.mode, {})[f"{run.seed} {run.setting}"] = progress.seconds[-1] + sum(measuring), size
         write_json(self.args.out / "seconds.json", self.seconds)
-        self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown(curve)}", highlight=False, soft_wrap=True)
+        self.console.print(
+            f"{run.mode} seed {run.seed} {run.setting}: {curve_text(curve)}", highlight=False, soft_wrap=True
+        )
         return curve
 
     async def point(self, run: Run, weights: Path | None, rollouts: int) -> Point:
@@ -474,8 +476,8 @@ class Work:
         if rollouts == 0 and run.seed in self.starts:
             return self.starts[run.seed]
         folder, since = self.folder(run, rollouts), time.monotonic()
-        if (found := read_point(folder)) is not None:
-            return found[0]
+        if (measured := read_point(folder)) is not None:
+            return measured[0]
         if weights is None:
             self.laboratory.load_start()
         else:
@@ -491,15 +493,15 @@ class Work:
         return Point(rollouts, passing / len(rows), len(rows))
 
     def samples(self, run: Run, rollouts: int) -> list[dict[str, Any]]:
-        """The episodes that a point was measured by."""
+        """Return the episodes that measured a point."""
         return [json.loads(line) for line in text_lines((self.folder(run, rollouts) / "samples.jsonl").read_text())]
 
-    def kept(self, run: Run) -> list[int]:
-        """The points whose episodes are there: a start that was measured in another folder has only its rate."""
+    def measured_points(self, run: Run) -> list[int]:
+        """Return the points whose episodes are in the folder; a start measured in another folder has only its rate."""
         return [rollouts for rollouts in self.args.points if (self.folder(run, rollouts) / "samples.jsonl").exists()]
 
     def folder(self, run: Run, rollouts: int) -> Path:
-        """Where the episodes are that the weights after so many rollouts were measured by."""
+        """Return the folder of the episodes that measured the weights after `rollouts` rollouts."""
         if rollouts == 0:
             return self.args.out / "start" / f"seed-{run.seed}"
         return self.args.out / run.name / f"eval-{rollouts:06d}"
@@ -525,12 +527,12 @@ class Work:
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
 
 
-def shown(curve: Sequence[Point]) -> str:
+def curve_text(curve: Sequence[Point]) -> str:
     return ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
 
 
 def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:
-    """The modes and seeds that no curve is there for yet."""
+    """Return the modes and seeds without a curve."""
     return [(mode, seed) for seed in args.seeds for mode in args.modes if str(seed) not in curves.get(mode, {})]
 
 

@@ -1,4 +1,4 @@
-"""What the hints of a run cost: how often the judge was asked, and how many tokens the teacher scored."""
+"""The costs of a run's hints: turns that the judge read, and tokens that the teacher scored."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ Costs = dict[str, dict[str, list[Cost]]]
 def read_costs(path: Path) -> Costs:
     """What an earlier run wrote; nothing where there is no file."""
     data = json.loads(path.read_text()) if path.exists() else {}
-    return {mode: {seed: [Cost(*one) for one in rows] for seed, rows in seeds.items()} for mode, seeds in data.items()}
+    return {mode: {seed: [Cost(*row) for row in rows] for seed, rows in seeds.items()} for mode, seeds in data.items()}
 
 
 def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]:
@@ -37,15 +37,15 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
         groups: All of a run.
         points: Rollouts, rising.
     """
-    found, sums, left = list[Cost](), Cost(0, 0, 0), list(points)
+    costs, sums, left = list[Cost](), Cost(0, 0, 0), list(points)
     for group in groups:
         while left and sums.rollouts >= left[0]:
-            found.append(sums._replace(rollouts=left.pop(0)))
+            costs.append(sums._replace(rollouts=left.pop(0)))
         turns = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
         judged = sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
         scored = sum(turn.span[1] - turn.span[0] for turn in turns if turn.is_scored)
         sums = Cost(sums.rollouts + len(group.rollouts), sums.judged_turns + judged, sums.scored_tokens + scored)
-    return [*found, *(sums._replace(rollouts=point) for point in left)]
+    return [*costs, *(sums._replace(rollouts=point) for point in left)]
 
 
 def costs_table(curves: Curves, costs: Mapping[str, Mapping[str, Sequence[Cost]]]) -> str:
@@ -58,13 +58,13 @@ def costs_table(curves: Curves, costs: Mapping[str, Mapping[str, Sequence[Cost]]
     for mode, seeds in costs.items():
         reached = rollouts_to(mean_curve(curves[mode]))
         until = "not reached" if reached is None else str(reached)
-        there = [one for rows in seeds.values() for one in rows if one.rollouts == reached]
+        end_costs = [cost for rows in seeds.values() for cost in rows if cost.rollouts == reached]
         ends = [rows[-1] for rows in seeds.values()]
-        lines.append(f"| {mode} | {until} | {_means(there)} | {_means(ends)} |")
+        lines.append(f"| {mode} | {until} | {_means(end_costs)} | {_means(ends)} |")
     return "\n".join(lines) + "\n"
 
 
 def _means(costs: Sequence[Cost]) -> str:
     if not costs:
         return "- | -"
-    return f"{mean(one.judged_turns for one in costs):.0f} | {mean(one.scored_tokens for one in costs):.0f}"
+    return f"{mean(cost.judged_turns for cost in costs):.0f} | {mean(cost.scored_tokens for cost in costs):.0f}"

@@ -14,12 +14,12 @@ def first_mistakes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, A
     Args:
         before: Lines of a samples.jsonl.
         after: Those of the same tasks and samples later.
-        count: So many tasks; a task counts once.
+        count: Number of tasks; a task counts once.
     """
     later = {(row["task_id"], row["sample"]): row for row in after}
     failed = {row["task_id"]: row for row in reversed(before) if not row["passed"]}
-    shown = [failed[task_id] for task_id in dict.fromkeys(row["task_id"] for row in before) if task_id in failed]
-    return "\n".join(line for row in shown[:count] for line in _lines(row, later[row["task_id"], row["sample"]]))
+    failures = [failed[task_id] for task_id in dict.fromkeys(row["task_id"] for row in before) if task_id in failed]
+    return "\n".join(line for row in failures[:count] for line in _lines(row, later[row["task_id"], row["sample"]]))
 
 
 def _lines(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
@@ -32,7 +32,7 @@ def _lines(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
 
 def _last_question(messages: Sequence[dict[str, Any]]) -> int:
     """Return the place of the last message of a user; example turns are before it."""
-    return max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
+    return max((position for position, message in enumerate(messages) if message["role"] == "user"), default=0)
 
 
 def last_answer(messages: Sequence[dict[str, Any]]) -> str:
@@ -43,7 +43,10 @@ def last_answer(messages: Sequence[dict[str, Any]]) -> str:
     if written is None and calls:
         return f"{calls[-1].get('name', '')} {calls[-1]['arguments']}".strip()
     if written is None:
-        return next((one["content"] for one in reversed(answers) if one["role"] == "assistant"), "") or "no answer"
+        return (
+            next((answer["content"] for answer in reversed(answers) if answer["role"] == "assistant"), "")
+            or "no answer"
+        )
     try:
         return str(json.loads(written)["sql"])
     except (json.JSONDecodeError, KeyError, TypeError):

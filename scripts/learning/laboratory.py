@@ -30,7 +30,6 @@ from openai import AsyncOpenAI, OpenAIError
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.text import text_lines
 from agentic_opd.env.config import AgenticOPDEnvConfig
-from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
@@ -82,6 +81,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
+PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "opd": MODES["opd"],
     "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap"}},
@@ -90,13 +90,13 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "union-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
     "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
-    "rlsd": {"loss": {"rlsd": 1.0}},
-    "sdar": {"loss": {"grpo": 1.0, "sdar": 1.0, "route_by_turn": False}},
-    "rlcsd": {"loss": {"rlcsd": 1.0, "contrast": True}, "env": {"control": "other"}},
+    "rlsd": {"loss": {"custom": {f"{PARTS_FILE}:rlsd": 1.0}}},
+    "sdar": {"loss": {"grpo": 1.0, "custom": {f"{PARTS_FILE}:sdar": 1.0}, "route_by_turn": False}},
+    "rlcsd": {"loss": {"custom": {f"{PARTS_FILE}:rlcsd": 1.0}, "contrast": True}, "env": {"control": "other"}},
     "combined": {"loss": {"combined": 1.0}, "env": {"step_votes": 3}},
     "combined-outcome": {"loss": {"combined": 1.0}},
     "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"step_votes": 3}},
-    "rejection": {"loss": {"rejection": 1.0}},
+    "rejection": {"loss": {"custom": {f"{PARTS_FILE}:rejection": 1.0}}},
     "eopd": {"loss": {"reverse_kl": 1.0, "forward_kl": 1.0, "forward_above_entropy": 0.8}},
     "clipped": {"loss": {"forward_kl": 1.0, "entry_clip": 1.0}},
     "by-turn": {"loss": {"forward_kl": 1.0, "mean": "turn"}},
@@ -191,8 +191,8 @@ class Subject(NamedTuple):
 BFCL = ROOT / "runs" / "bfcl" / "bfcl_eval" / "data"
 """Where configs/functions.yaml has its questions."""
 _FROZEN: dict[str, object] = {"teacher": "frozen"}
-_WHOLE: dict[str, object] = {"micro_tokens": 2048}
-_ADAPTERS: dict[str, object] = {**_WHOLE, "lora_rank": LORA_RANK}
+_WHOLE_WEIGHTS: dict[str, object] = {"micro_tokens": 2048}
+_ADAPTERS: dict[str, object] = {**_WHOLE_WEIGHTS, "lora_rank": LORA_RANK}
 _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "opd": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
     "feedback": {"trainer": _ADAPTERS, "env": _FROZEN},
@@ -202,7 +202,7 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "no-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
     "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
     "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
-    "opd-full": {"trainer": _WHOLE, "env": {"hint_source": "judge"}},
+    "opd-full": {"trainer": _WHOLE_WEIGHTS, "env": {"hint_source": "judge"}},
 }
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge_model_name": "person"}}
 SUBJECTS = {
@@ -425,10 +425,10 @@ class Laboratory:
             RunFailedError: a process ended badly.
         """
         folder, weights = self.out / run.name, self.weights / run.name
-        if (done := trained_steps(folder)) == run.steps:
+        if (trained := trained_steps(folder)) == run.steps:
             return weights
-        if done:
-            cut_back(folder, self.group_file(run), done, run.setting.batch_size)
+        if trained:
+            cut_back(folder, self.group_file(run), trained, run.setting.batch_size)
             for journal in folder.glob("journal.sqlite*"):  # Its unsent groups would fill the first batch.
                 journal.unlink()
         else:
@@ -437,7 +437,7 @@ class Laboratory:
             folder.mkdir(parents=True)
         self.load_start()
         api = f"http://127.0.0.1:{self.api_port}"
-        kept = [point // run.setting.batch_size for point in points]
+        kept_steps = [point // run.setting.batch_size for point in points]
         progress, since = Progress.of(folder, run.setting.batch_size), time.monotonic()
         source = self._talking if self.talk else self._serving
         async with AsyncExitStack() as parts:
@@ -459,7 +459,7 @@ class Laboratory:
                         )
                     progress = progress.stepped(time.monotonic() - since)
                     progress.write(folder)
-                    forget_weights(weights, kept)
+                    forget_weights(weights, kept_steps)
                     forget_weights(weights / "teacher", ())
                     since = time.monotonic()
                     stepped(step)
@@ -487,9 +487,12 @@ class Laboratory:
         config = f"configs/{self.subject.config if self.subject.has_person else 'demo_gateway.yaml'}"
         with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder, config=config) as served:
             if self.subject.has_person:
-                user, tasks = Person.at(served, self.vllm.model), person_tasks()
+                user, tasks = Person.connected(served, self.vllm.model), person_tasks()
             else:
-                user, tasks = User.at(served, self.vllm.model, self.through), builtin_tasks(with_examples=self.examples)
+                user, tasks = (
+                    User.connected(served, self.vllm.model, self.through),
+                    builtin_tasks(with_examples=self.examples),
+                )
             batches = range(trained(), run.steps)
             talking = asyncio.create_task(converse(user, tasks, batches, run.setting.batch_size, trained))
 
@@ -544,7 +547,7 @@ class Laboratory:
         return {**settings, "split_file": str(self.out / "split.json")} if settings["type"] == "functions" else settings
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
-        """What the gateway is told: each session is a group of its own."""
+        """Return the gateway's flags: each session is a group."""
         settings = {
             "rollout_server_url": api,
             "data_path_to_save_groups": self.out / run.name / "groups.jsonl",
@@ -589,7 +592,7 @@ class Laboratory:
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher_urls"] = f"[{self.average.base_url}]"
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        script = [sys.executable, "-m", "agentic_opd.training.trainer"]
+        script = [sys.executable, "-m", "agentic_opd.training"]
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
 
 
@@ -608,6 +611,8 @@ class Examiner:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
         settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam}
+        from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
+
         config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
             eval_samples=laboratory.eval_samples,

@@ -22,7 +22,7 @@ Seconds = dict[str, dict[str, tuple[float, int]]]
 def read_seconds(path: Path) -> Seconds:
     """Read an earlier run's; empty if there is no file."""
     data = json.loads(path.read_text()) if path.exists() else {}
-    return {mode: {name: (taken[0], taken[1]) for name, taken in rows.items()} for mode, rows in data.items()}
+    return {mode: {name: (timing[0], timing[1]) for name, timing in rows.items()} for mode, rows in data.items()}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -39,7 +39,7 @@ def against(seeds: Mapping[str, Sequence[Point]], baseline: Mapping[str, Sequenc
     Seeds are paired: both have the same tasks in the same order, and the same start.
     """
     pairs = [(points[-1], baseline[seed][-1]) for seed, points in seeds.items() if seed in baseline]
-    differences = [100 * (one.pass_rate - other.pass_rate) for one, other in pairs]
+    differences = [100 * (point.pass_rate - reference.pass_rate) for point, reference in pairs]
     if (spread := interval(differences)) is None:
         return "-"
     word = "better" if spread[0] > 0 else "worse" if spread[1] < 0 else "not better"
@@ -58,15 +58,19 @@ def collect(folder: Path) -> None:
     for world, curves in worlds.items():
         costs, seconds = read_costs(folder / world / "costs.json"), read_seconds(folder / world / "seconds.json")
         for name, seeds in curves.items():
-            starts, ends = ([points[at].pass_rate for points in seeds.values()] for at in (0, -1))
+            starts, ends = ([points[position].pass_rate for points in seeds.values()] for position in (0, -1))
             spread = interval(ends)
             within = "" if spread is None else f" ({max(0.0, spread[0]):.0%} to {min(1.0, spread[1]):.0%})"
             difference = "-" if name == BASELINE else against(seeds, curves.get(BASELINE, {}))
             last = [rows[-1] for rows in costs.get(name, {}).values()]
-            taken = [s for key, (s, _) in seconds.get(name, {}).items() if key.partition(" ")[0] in seeds]
+            run_seconds = [s for key, (s, _) in seconds.get(name, {}).items() if key.partition(" ")[0] in seeds]
             cells = [
                 *(world, name, str(len(seeds)), f"{mean(starts):.0%}", f"{mean(ends):.0%}{within}", difference),
-                *(_mean([one.judged_turns for one in last]), _mean([one.scored_tokens for one in last]), _mean(taken)),
+                *(
+                    _mean([cost.judged_turns for cost in last]),
+                    _mean([cost.scored_tokens for cost in last]),
+                    _mean(run_seconds),
+                ),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     (folder / "objectives.md").write_text("\n".join(lines) + "\n")

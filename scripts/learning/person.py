@@ -48,7 +48,7 @@ _SMALL = {
 }
 """Words of a question that say nothing of its topic, beside those of one or two letters."""
 
-ASKED = """
+TRAINED = """
 What is photosynthesis? How does a rainbow form? Why is the sea salty? What does a bee do all day? Why do leaves fall?
 How can I sleep better? What is gravity? Why do cats purr? How is glass made? What is a volcano? Why is the sky blue?
 How do birds find their way? What is inflation? How does a fridge work? Why do we yawn? What is an atom?
@@ -71,7 +71,7 @@ What is a cell? Why do we shiver? How does a kite fly? What is music?
 
 def questions(text: str) -> list[str]:
     """The questions of a text, in order."""
-    return [f"{one.strip()}?" for one in " ".join(text.split()).split("?") if one.strip()]
+    return [f"{question.strip()}?" for question in " ".join(text.split()).split("?") if question.strip()]
 
 
 def broken(answer: str, question: str) -> list[tuple[str, ...]]:
@@ -84,7 +84,7 @@ def broken(answer: str, question: str) -> list[tuple[str, ...]]:
         (text.rstrip("\"')*").endswith((".", "!", "?")), NOT_ENDED),
         (any(topic in text.lower() for topic in topics), OFF_TOPIC),
     )
-    return [said for kept, said in rules if not kept]
+    return [complaint for is_kept, complaint in rules if not is_kept]
 
 
 def score(answer: str, question: str) -> float:
@@ -94,7 +94,7 @@ def score(answer: str, question: str) -> float:
 
 def reply(answer: str, question: str, rng: Random) -> str:
     """What the person says to an answer."""
-    return " ".join(rng.choice(said) for said in broken(answer, question)) or CONTENT
+    return " ".join(rng.choice(complaints) for complaints in broken(answer, question)) or CONTENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Person:
     slots: asyncio.Semaphore
 
     @classmethod
-    def at(cls, served: Served, model: str) -> "Person":
+    def connected(cls, served: Served, model: str) -> "Person":
         """A person who talks with the model behind a gateway."""
         return cls(served, client_of(served), model, asyncio.Semaphore(AT_ONCE))
 
@@ -122,27 +122,27 @@ class Person:
         async with self.slots:
             messages, rng = [{"role": "user", "content": task.prompt}], Random(name)
             while True:
-                said = await answer_to(self.client, self.model, messages, {"X-Session-Id": name})
-                words = reply(said, task.prompt, rng)
+                answer = await answer_to(self.client, self.model, messages, {"X-Session-Id": name})
+                words = reply(answer, task.prompt, rng)
                 if words == CONTENT or len(messages) > 2 * MOST_COMPLAINTS:
                     break
-                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": words}]
+                messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": words}]
             await end_session(self.served, name, {"feedback": words})
 
 
 def person_tasks() -> list[Task]:
     """What the sessions are about."""
-    return [Task(f"person/{place}", question) for place, question in enumerate(questions(ASKED))]
+    return [Task(f"person/{number}", question) for number, question in enumerate(questions(TRAINED))]
 
 
 async def answer_to(
     client: AsyncOpenAI, model: str, messages: Sequence[Any], headers: dict[str, str] | None = None
 ) -> str:
     """The policy's answer to a conversation."""
-    done = await client.chat.completions.create(
+    completion = await client.chat.completions.create(
         model=model, messages=list(messages), temperature=TEMPERATURE, max_tokens=MOST_TOKENS, extra_headers=headers
     )
-    return done.choices[0].message.content or ""
+    return completion.choices[0].message.content or ""
 
 
 @dataclass(slots=True)
@@ -156,17 +156,17 @@ class PersonExaminer:
 
     async def pass_rate(self, folder: Path) -> tuple[float, int]:
         """The mean score of the answers, and how many there were; each of them goes to samples.jsonl in `folder`."""
-        asked = [question for question in questions(MEASURED) for _ in range(self.samples)]
+        exam = [question for question in questions(MEASURED) for _ in range(self.samples)]
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def answered(question: str) -> str:
             async with slots:
                 return await answer_to(self.client, self.model, [{"role": "user", "content": question}])
 
-        answers = await gather_all(map(answered, asked))
+        answers = await gather_all(map(answered, exam))
         rows: list[dict[str, Any]] = [
             {"task_id": question, "score": score(answer, question), "answer": answer}
-            for question, answer in zip(asked, answers, strict=True)
+            for question, answer in zip(exam, answers, strict=True)
         ]
         await asyncio.to_thread(_write, folder, rows)
         return sum(row["score"] for row in rows) / len(rows), len(rows)

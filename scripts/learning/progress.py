@@ -50,9 +50,9 @@ class Progress(NamedTuple):
         path = folder / "progress.json"
         return cls(**json.loads(path.read_text())) if path.exists() else cls(batch_size, [])
 
-    def stepped(self, taken: float) -> "Progress":
-        """Return it after a step of so many seconds."""
-        return self._replace(seconds=[*self.seconds, (self.seconds[-1] if self.seconds else 0.0) + taken])
+    def stepped(self, step_s: float) -> "Progress":
+        """Return the progress after one more step of `step_s` seconds."""
+        return self._replace(seconds=[*self.seconds, (self.seconds[-1] if self.seconds else 0.0) + step_s])
 
     def write(self, folder: Path) -> None:
         """Write progress.json."""
@@ -92,12 +92,12 @@ def _cut(path: Path, keeps: Callable[[bytes], bool]) -> None:
     """Cut a file of JSON lines before its first line that `keeps` refuses, or that is not whole."""
     if not path.exists():
         return
-    kept = 0
+    size = 0
     for line, end in whole_lines(path):
         if not keeps(line):
             break
-        kept = end
-    os.truncate(path, kept)
+        size = end
+    os.truncate(path, size)
 
 
 def read_point(folder: Path) -> tuple[Point, float] | None:
@@ -114,10 +114,10 @@ def write_point(folder: Path, point: Point, seconds: float) -> None:
     write_json(folder / "point.json", {"point": point, "seconds": seconds})
 
 
-def forget_weights(weights: Path, kept: Iterable[int]) -> None:
+def forget_weights(weights: Path, kept_steps: Iterable[int]) -> None:
     """Remove pushed weights of all steps but those in `kept` and the last five, which a server may be reading."""
     pushed = sorted(weights.glob("step-??????"))
-    names = {f"step-{step:06d}" for step in kept}
+    names = {f"step-{step:06d}" for step in kept_steps}
     for path in pushed[:-5]:
         if path.name not in names:
             shutil.rmtree(path, ignore_errors=True)
@@ -132,7 +132,7 @@ class Rates(NamedTuple):
     source: str
 
     def hours(self, rollouts: int, episodes: int) -> float:
-        """Return the expected hours of so many."""
+        """Return the expected hours."""
         return (rollouts * self.rollout_s + episodes * self.episode_s) / 3600
 
     def __str__(self) -> str:
@@ -142,12 +142,12 @@ class Rates(NamedTuple):
 def measured_rates(out: Path) -> Rates:
     """Return the means over all steps and points below `out`. Until there is one of both, they count as equal."""
     steps = [Progress.of(path.parent, 0) for path in out.rglob("progress.json")]
-    points = [found for path in out.rglob("point.json") if (found := read_point(path.parent))]
-    rollouts, episodes = sum(one.rollouts for one in steps), sum(point.episodes for point, _ in points)
-    trained_s = sum(one.seconds[-1] for one in steps if one.seconds)
+    points = [measured for path in out.rglob("point.json") if (measured := read_point(path.parent))]
+    rollouts, episodes = sum(progress.rollouts for progress in steps), sum(point.episodes for point, _ in points)
+    trained_s = sum(progress.seconds[-1] for progress in steps if progress.seconds)
     measured_s = sum(seconds for _, seconds in points)
     rollout_s = trained_s / rollouts if rollouts else None
     episode_s = measured_s / episodes if episodes else None
-    if (known := rollout_s or episode_s) is None:
+    if (average := rollout_s or episode_s) is None:
         return Rates(FIRST_GUESS_S, FIRST_GUESS_S, "guessed")
-    return Rates(rollout_s or known, episode_s or known, "measured")
+    return Rates(rollout_s or average, episode_s or average, "measured")

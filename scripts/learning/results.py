@@ -88,7 +88,7 @@ def by_points(curves: Curves) -> str:
     for mode, seeds in curves.items():
         columns = zip(mean_curve(seeds), zip(*seeds.values(), strict=False), strict=True)
         cells = [
-            f"{point.pass_rate:.0%} ({', '.join(f'{100 * one.pass_rate:.0f}' for one in column)})"
+            f"{point.pass_rate:.0%} ({', '.join(f'{100 * measured.pass_rate:.0f}' for measured in column)})"
             for point, column in columns
         ]
         lines.append([mode, *cells])

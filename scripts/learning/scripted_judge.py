@@ -26,31 +26,31 @@ def evidence(question: str) -> list[str]:
     """Return the texts of the sections behind the turn of a question of `distill.prompts`."""
     parts = _SECTION.split(question)[1:]
     sections = list(zip(parts[::3], parts[2::3], strict=True))
-    turn = next(place for place, (title, _) in enumerate(sections) if title == "Turn")
+    turn = next(position for position, (title, _) in enumerate(sections) if title == "Turn")
     return [text.strip() for title, text in sections[turn + 1 :] if title != "End"]
 
 
-def in_words(found: str) -> str:
+def in_words(evidence_text: str) -> str:
     """Return what the agent should have done, from the environment's answer to wrong calls."""
-    if call := _CALL.search(found):
+    if call := _CALL.search(evidence_text):
         return f"Write only the call: {call[0]}"
-    if value := re.search(r"the parameter (\S+) has a wrong value", found):
+    if value := re.search(r"the parameter (\S+) has a wrong value", evidence_text):
         return f"Read the request again for the parameter {value[1]}: its value is not what the request asks for."
-    if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
+    if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", evidence_text):
         return f"Think again about the parameter {extra[1]}: {extra[0]}."
-    if " calls were made" in found:
+    if " calls were made" in evidence_text:
         return "Make exactly one call, and write nothing after it."
-    return f"Make the call differently: {found}"
+    return f"Make the call differently: {evidence_text}"
 
 
 def answer(system: str, question: str, model: str) -> str:
     """Return the judge's answer to a question of hints, or to one whose system prompt asks how good the turn was."""
-    found = "\n\n".join(evidence(question))
-    is_content = any(text in found for text in (RIGHT, CONTENT))
+    evidence_text = "\n\n".join(evidence(question))
+    is_content = any(text in evidence_text for text in (RIGHT, CONTENT))
     if HINT_START not in system:
         return "\\boxed{1}" if is_content else "\\boxed{-1}"
-    call = _CALL.search(found)
-    hint = {"words": in_words(found), "person": found}.get(model, call and call[0])
+    call = _CALL.search(evidence_text)
+    hint = {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
     return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint and not is_content else "\\boxed{-1}"
 
 

@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import Task, ToolCall, WorldSession
-from agentic_opd.rollout.first_prompts import first_messages
+from agentic_opd.rollout.loop import first_messages
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.config import WorldConfig
 
@@ -76,12 +76,14 @@ WireProtocol = Literal["chat", "messages"]
 
 def tries_of(task: Task) -> list[str]:
     """The user's tries of a built-in task, each `call == expected`."""
-    return [one.strip() for line in TRIES[task.entry_point or ""].strip().split("\n") for one in line.split(";")]
+    return [
+        attempt.strip() for line in TRIES[task.entry_point or ""].strip().split("\n") for attempt in line.split(";")
+    ]
 
 
 def tried(task: Task) -> Task:
     """The task with the user's tries in the place of its hidden tests."""
-    asserts = "".join(f"assert {one}\n" for one in tries_of(task))
+    asserts = "".join(f"assert {attempt}\n" for attempt in tries_of(task))
     return replace(task, hidden_tests=f"from solution import {task.entry_point}\n\n{asserts}")
 
 
@@ -101,7 +103,7 @@ class User:
     through: WireProtocol = "chat"
 
     @classmethod
-    def at(cls, served: Served, model: str, through: WireProtocol = "chat") -> "User":
+    def connected(cls, served: Served, model: str, through: WireProtocol = "chat") -> "User":
         """A user of the model behind a gateway, who speaks this protocol."""
         return cls(served, client_of(served), model, CodingWorld(WorldConfig()), asyncio.Semaphore(AT_ONCE), through)
 
@@ -120,7 +122,7 @@ class User:
     async def _talk(self, task: Task, name: str) -> None:
         messages: list[Any] = list(first_messages(self.world, task))
         rng, complaints = Random(name), 0
-        async with self.world.session(task) as place:
+        async with self.world.session(task) as sandbox:
             for _ in range(MOST_TURNS):
                 try:
                     answer = await self._answer(messages, name)
@@ -128,10 +130,10 @@ class User:
                     return
                 messages.append({"content": "", **answer})
                 calls = answer.get("tool_calls") or []
-                messages += [await _result(place, call) for call in calls]
+                messages += [await _result(sandbox, call) for call in calls]
                 if calls:
                     continue
-                verdict = await self.world.verify(tried(task), await place.collect())
+                verdict = await self.world.verify(tried(task), await sandbox.collect())
                 if verdict.passed == verdict.total or complaints == MOST_COMPLAINTS:
                     return
                 complaints += 1
@@ -144,14 +146,14 @@ class User:
             named: Any = {"headers": {"X-Session-Id": name}}
             answer: Any = await self.client.post("/messages", body=body, options=named, cast_to=object)
             return as_chat(answer["content"])
-        done = await self.client.chat.completions.create(
+        completion = await self.client.chat.completions.create(
             model=self.model,
             messages=list(messages),
             tools=list(self.world.tools),  # pyright: ignore[reportArgumentType]
             max_tokens=MOST_TOKENS,
             extra_headers={"X-Session-Id": name},
         )
-        return done.choices[0].message.model_dump(exclude_none=True)
+        return completion.choices[0].message.model_dump(exclude_none=True)
 
 
 def as_anthropic_tool(function: dict[str, Any]) -> dict[str, Any]:
@@ -165,20 +167,20 @@ def as_anthropic_tool(function: dict[str, Any]) -> dict[str, Any]:
 def as_anthropic(messages: Sequence[Any]) -> dict[str, Any]:
     """The conversation in the form of Anthropic's protocol: the results of a turn's calls are one user message."""
     system = "".join(message["content"] for message in messages if message["role"] == "system")
-    said: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for message in messages:
         role, blocks = message["role"], [{"type": "text", "text": message["content"]}] if message["content"] else []
         if role == "tool":
             result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-            if said[-1]["role"] != "user":
-                said.append({"role": "user", "content": []})
-            said[-1]["content"].append(result)
+            if turns[-1]["role"] != "user":
+                turns.append({"role": "user", "content": []})
+            turns[-1]["content"].append(result)
         elif role != "system":
             for call in message.get("tool_calls") or ():
                 use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
                 blocks.append({**use, "input": json.loads(call["function"]["arguments"])})
-            said.append({"role": role, "content": blocks})
-    return {"system": system, "messages": said}
+            turns.append({"role": role, "content": blocks})
+    return {"system": system, "messages": turns}
 
 
 def as_chat(blocks: Sequence[Any]) -> dict[str, Any]:
@@ -195,13 +197,15 @@ def as_chat(blocks: Sequence[Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
-async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
+async def _result(session: WorldSession, call: dict[str, Any]) -> dict[str, str]:
     """The message with a tool's result."""
     arguments, raw = None, call["function"]["arguments"]
     with suppress(ValueError):
         arguments = json.loads(raw)
-    made = ToolCall(call["id"], call["function"]["name"], arguments, raw, None if arguments is not None else "not JSON")
-    result = await place.run_tool(made)
+    tool_call = ToolCall(
+        call["id"], call["function"]["name"], arguments, raw, None if arguments is not None else "not JSON"
+    )
+    result = await session.run_tool(tool_call)
     return {"role": "tool", "tool_call_id": call["id"], "content": result.content}
 
 
@@ -236,7 +240,7 @@ class Talker(Protocol):
 async def converse(
     user: Talker, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
 ) -> None:
-    """Hold the sessions of each batch when the weights of the batches before it are there.
+    """Hold the sessions of each batch once the weights of the earlier batches are loaded.
 
     Args:
         user: Who holds them.
@@ -252,5 +256,5 @@ async def converse(
     for batch in batches:
         while trained() < batch:  # noqa: ASYNC110 - the trainer is another process.
             await asyncio.sleep(0.2)
-        held = enumerate(islice(order, batch_size))
-        await gather_all(user.session(task, f"batch-{batch}-{place}") for place, task in held)
+        numbered = enumerate(islice(order, batch_size))
+        await gather_all(user.session(task, f"batch-{batch}-{number}") for number, task in numbered)

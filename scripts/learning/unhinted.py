@@ -23,21 +23,21 @@ def by_hint(groups: Sequence[ScoredGroup], rows: Iterable[dict[str, Any]], rollo
 
     Args:
         groups: What the run was trained on, in order.
-        rows: Lines of the samples.jsonl that was measured after so many rollouts.
-        rollouts: So many.
+        rows: Lines of the samples.jsonl measured after `rollouts` rollouts.
+        rollouts: Rollouts before the measurement.
 
     Returns:
         Counts of "hinted", "seen" and "new".
     """
     sizes = accumulate(len(group.rollouts) for group in groups)
     trained = [group for group, _ in takewhile(lambda pair: pair[1] <= rollouts, zip(groups, sizes, strict=True))]
-    seen: dict[tuple[str | None, str | None], bool] = {}
+    hinted_before: dict[tuple[str | None, str | None], bool] = {}
     for task_id, rollout in ((group.task_id, rollout) for group in trained for rollout in group.rollouts):
         key = task_id, first_solution([{**message} for message in rollout.messages or ()])
-        seen[key] = seen.get(key, False) or any(turn.hint for turn in rollout.turns or ())
-    said = {None: "new", False: "seen", True: "hinted"}
+        hinted_before[key] = hinted_before.get(key, False) or any(turn.hint for turn in rollout.turns or ())
+    labels = {None: "new", False: "seen", True: "hinted"}
     failing = ((row["task_id"], first_solution(row["messages"])) for row in rows if not row["passed"])
-    return Counter(said[seen.get(key)] for key in failing)
+    return Counter(labels[hinted_before.get(key)] for key in failing)
 
 
 def main() -> None:
@@ -50,9 +50,9 @@ def main() -> None:
     for folder in args.runs:
         groups = [ScoredGroup.from_wire(json.loads(line)) for line in (folder / "rollouts/groups.jsonl").open()]
         rows = [json.loads(line) for line in (folder / f"eval-{rollouts:06d}" / "samples.jsonl").open()]
-        found = by_hint(groups, rows, rollouts)
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(found.items()))
-        print(f"{folder}: of {len(rows)} episodes {found.total()} fail; their first solutions were: {counts}")
+        count_of = by_hint(groups, rows, rollouts)
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(count_of.items()))
+        print(f"{folder}: of {len(rows)} episodes {count_of.total()} fail; their first solutions were: {counts}")
 
 
 if __name__ == "__main__":

@@ -299,32 +299,32 @@ def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, t
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.model import save_weights
     from agentic_opd.training.push import Probe
-    from agentic_opd.training.trainer import Trainer
+    from agentic_opd.training.trainer import open_trainer
     from tests.support.training import ScriptedClient, make_config, make_group
 
     settings: dict[str, Any] = {
         **{"output_dir": tmp_path, "weights_dir": adapted.root, "vllm_urls": [adapted.server.base_url]},
         **{"lora_rank": TRAINED_RANK, "ema_decay": 0.5, "lr": 1e-2, "total_steps": 4, "loss": {"forward_kl": 1.0}},
     }
-    trainer = Trainer(make_config(**settings))
-    group = make_group(trainer.model)
+    trainer = open_trainer(make_config(**settings))
+    group = make_group(trainer.learner.model)
     probe = Probe.of(make_batch([group]))
     trainer.source = ScriptedClient(trainer.config, [[group]] * 4)
     asyncio.run(trainer.run())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["push_difference"] for line in lines) < 1e-3
-    save_weights(trainer.model, str(ROOT / MODEL), tmp_path / "whole")
+    save_weights(trainer.learner.model, str(ROOT / MODEL), tmp_path / "whole")
     whole = (tmp_path / "whole/model.safetensors").stat().st_size
     alone = (adapted.root / "step-000004/adapter_model.safetensors").stat().st_size
     assert lines[-1]["push_bytes"] == 2 * alone
     assert alone <= whole / 20, (alone, whole)
 
     ids = list(probe.token_ids)
-    start = torch.tensor(probe.own_logprobs(Trainer(make_config(lora_rank=TRAINED_RANK)).policy, "cpu"))
-    now = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
-    assert trainer.average is not None
-    trainer.model.load_state_dict(trainer.average.state_dict(), strict=False)
-    mean = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
+    start = torch.tensor(probe.own_logprobs(open_trainer(make_config(lora_rank=TRAINED_RANK)).learner.policy, "cpu"))
+    now = torch.tensor(probe.own_logprobs(trainer.learner.policy, "cpu"))
+    assert trainer.learner.average is not None
+    trainer.learner.model.load_state_dict(trainer.learner.average.state_dict(), strict=False)
+    mean = torch.tensor(probe.own_logprobs(trainer.learner.policy, "cpu"))
     assert min((now - mean).abs().max(), (mean - start).abs().max()) > 0.05
     for reader, expected in (("policy", now), ("teacher", mean), ("base", start)):
         (rows,) = score(adapted.server, [(ids, len(ids) - 1)], read_by=reader)

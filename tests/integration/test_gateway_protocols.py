@@ -126,7 +126,7 @@ def test_a_user_of_messages_makes_the_groups_of_a_user_of_chat(fake_server: Fake
     task, kept = builtin_tasks(with_examples=False)[0], ("tokens", "masks", "distill_token_ids", "distill_logprobs")
 
     async def hold(gateway: Served, through: Literal["chat", "messages"]) -> None:
-        user = User.at(DemoServed(gateway.url, "a-key", gateway.process.pid), MODEL, through)
+        user = User.connected(DemoServed(gateway.url, "a-key", gateway.process.pid), MODEL, through)
         await user.session(task, through)
         await user.client.close()
 

@@ -59,7 +59,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
     assert done.returncode == 0, done
     first = lifts_of(file)
     assert (first.samples, len(first.turns), first.planned) == (SAMPLES, 3, 3)
-    assert {turn.place for turn in first.turns} < set(hinted(demo))
+    assert {turn.key for turn in first.turns} < set(hinted(demo))
     assert all(0 <= turn.passed_with <= SAMPLES and 0 <= turn.passed_without <= SAMPLES for turn in first.turns)
     assert "3 of 3 turns measured" in " ".join(done.stderr.split())
     again = hints(file, vllm_server)
@@ -72,7 +72,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
     whole = hints(file, vllm_server, "--env.resume")
     assert whole.returncode == 0, whole
     lifts = lifts_of(file)
-    assert [turn.place for turn in lifts.turns] == hinted(demo)
+    assert [turn.key for turn in lifts.turns] == hinted(demo)
     assert set(first.turns) <= set(lifts.turns)
 
 
@@ -84,7 +84,7 @@ def test_an_interruption_leaves_a_whole_file(file: Path, demo: DemoRun, vllm_ser
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "Traceback" not in said
-    assert "the same command with --env.resume goes on" in " ".join(said.split())
+    assert "the same command with --env.resume continues" in " ".join(said.split())
     assert 1 <= len(lifts_of(file).turns) < len(hinted(demo))
 
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agentic_opd.sandboxes.cgroups import MemoryGroup, group_place
+from agentic_opd.sandboxes.cgroups import MemoryGroup, parent_group
 from agentic_opd.sandboxes.protocol import Limits
 from tests.support.memory import command_of
 from tests.support.places import ROOT
 
 pytestmark = [
     pytest.mark.sandbox,
-    pytest.mark.skipif(group_place() is None, reason="no memory cgroup can be made that would count"),
+    pytest.mark.skipif(parent_group() is None, reason="no memory cgroup can be made that would count"),
 ]
 
 LIMITS = Limits(memory_mb=256, file_mb=64, disk_mb=128)
@@ -35,12 +35,12 @@ OWNER = """
 import asyncio, json, sys
 import pytest
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.sandboxes.cgroups import group_place
+from agentic_opd.sandboxes.cgroups import parent_group
 from agentic_opd.sandboxes.protocol import Limits
 from tests.support.memory import only_watch
 
 kind, command, *limits = sys.argv[1:]
-print(group_place().folder, flush=True)
+print(parent_group().folder, flush=True)
 if kind == "watch":
     only_watch(pytest.MonkeyPatch())
 
@@ -108,7 +108,7 @@ class Use(NamedTuple):
 
 def measure(kind: str, trick: str, limit: int) -> tuple[Use, dict[str, Any]]:
     """What a trick took of a limit in bytes, and what its owner says of it."""
-    place = group_place()
+    place = parent_group()
     assert place is not None
     group = MemoryGroup(place, 8192)
     argv = group.wrap([sys.executable, "-c", OWNER, kind, command_of(trick), *map(str, astuple(LIMITS))])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import open_trainer
 from tests.support.plugin_client import ask, random_ids, score
 from tests.support.training import ScriptedClient, make_config, make_group
 from tests.support.vllm import RootedServer
@@ -52,8 +52,8 @@ def test_at_learning_rate_0_the_servers_compute_what_they_did(
     before = served()
     places = {"output_dir": tmp_path, "weights_dir": rooted.root}
     config = make_config(**places, **urls, **settings, lr=0.0, weight_decay=0.1, total_steps=STEPS, loss=LOSS)
-    trainer = Trainer(config)
-    trainer.source = ScriptedClient(config, [[make_group(trainer.model)]] * STEPS)
+    trainer = open_trainer(config)
+    trainer.source = ScriptedClient(config, [[make_group(trainer.learner.model)]] * STEPS)
     asyncio.run(trainer.run())
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert min(step["grad_norm"] for step in steps) > 1e-3, "there was something to learn"

@@ -16,7 +16,7 @@ from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import open_trainer
 from tests.support.plugin_client import score
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout
 from tests.support.vllm import RootedServer
@@ -98,8 +98,8 @@ def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(
     config = make_config(
         output_dir=tmp_path, weights_dir=rooted.root, vllm_urls=[rooted.base_url], push_every=3, total_steps=5
     )
-    trainer = Trainer(config)
-    group = make_group(trainer.model)
+    trainer = open_trainer(config)
+    group = make_group(trainer.learner.model)
     trainer.source = ScriptedClient(trainer.config, [[group], [group], [], [group], []])
     asyncio.run(trainer.run())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -111,5 +111,5 @@ def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(
         (0, True),
     ]
     probe = Probe.of(make_batch([group]))
-    own = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
+    own = torch.tensor(probe.own_logprobs(trainer.learner.policy, "cpu"))
     torch.testing.assert_close(served(rooted, probe), own, atol=1e-3, rtol=0)

@@ -18,7 +18,7 @@ from agentic_opd.report.brake import brake_notes
 from agentic_opd.training import collate
 from agentic_opd.training.brake import Brake, read_scores
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import open_trainer
 from tests.support import commands
 from tests.support.environment import items, process, read_lines, validate
 from tests.support.fake_plugin import FakePlugin
@@ -114,14 +114,14 @@ def test_a_training_run_is_resumed(recording: Path) -> None:
     folder = recording / "train"
     config = TrainerConfig.model_validate({**settings_of(folder), "resume": True})
     with expects(recording, "checkpoint"):
-        assert [version.number for version in Brake(config).kept] == [0, 1]
-        assert brake_notes(folder / "run/brake.jsonl", ()) == []
-        trainer = Trainer(config)
-        assert trainer.step == 2
-        before = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+        assert [version.number for version in Brake(config).versions] == [0, 1]
+        assert brake_notes(folder / "run/brake.jsonl") == []
+        trainer = open_trainer(config)
+        assert trainer.state.step == 2
+        before = torch.cat([parameter.detach().flatten() for parameter in trainer.learner.model.parameters()])
         trainer.source = ScriptedClient(config, [[], [], [lesson(2)], [lesson(3)]])
         asyncio.run(trainer.run())
-        after = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+        after = torch.cat([parameter.detach().flatten() for parameter in trainer.learner.model.parameters()])
         assert (after - before).abs().max() > 1e-4
         assert [line["step"] for line in read_lines(folder / "run/metrics.jsonl")] == [1, 2, 3, 4]
 

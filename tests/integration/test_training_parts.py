@@ -23,7 +23,7 @@ from agentic_opd.training.model import MovingAverage, load_model, save_adapter, 
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import open_trainer
 from agentic_opd.wire.group import ControlReading, TurnRecord
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout, own_logprobs
 
@@ -59,8 +59,8 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
     config = make_config(
         output_dir=tmp_path, vllm_urls=[], total_steps=1, lr=1e-4, loss={"forward_kl": 1.0, "contrast": True}
     )
-    trainer = Trainer(config)
-    group = make_group(trainer.model)
+    trainer = open_trainer(config)
+    group = make_group(trainer.learner.model)
     hint = {"hint": "Write another token.", "hint_token_ids": (7,), "insert_at": 9}
     reading = ControlReading("neutral", "Take your time.", (8,), (control,))
     record = TurnRecord((10, 11), TurnOutcome.SCORED, "tool", control=reading, **hint)
@@ -73,9 +73,9 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
     group = replace(group, rollouts=tuple(rollouts))
     trainer.source = ScriptedClient(config, [[group]])
     tokens = list(group.rollouts[1].tokens_T)
-    before = own_logprobs(trainer.model, tokens)[9]
+    before = own_logprobs(trainer.learner.model, tokens)[9]
     asyncio.run(trainer.run())
-    moved = (own_logprobs(trainer.model, tokens)[9] - before)[tokens[10]]
+    moved = (own_logprobs(trainer.learner.model, tokens)[9] - before)[tokens[10]]
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["contrast_mean"] == pytest.approx(-8.0 - control[0])
     if control[0] == -8.0:
@@ -90,8 +90,8 @@ def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path, mo
     Groups with rows that are no numbers are refused before a step, so the loss itself is broken.
     """
     config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, minibatches=1, save_every=2)
-    trainer = Trainer(config)
-    whole = make_group(trainer.model)
+    trainer = open_trainer(config)
+    whole = make_group(trainer.learner.model)
     assert whole.rollouts[0].rows is not None
     rows = [[-7.0, -0.01] if row else [] for row in whole.rollouts[0].rows.logprobs_TK]
     rows = DistillArrays(whole.rollouts[0].rows.token_ids_TK, rows)
@@ -103,15 +103,15 @@ def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path, mo
 
     monkeypatch.setattr(step_module, "combined_loss", loss)
     trainer.source = ScriptedClient(config, [[group] for group in (broken, whole, broken, broken, broken, whole)])
-    weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
+    weights = {name: one.clone() for name, one in trainer.learner.model.state_dict().items()}
     with pytest.raises(TrainingError, match="step 5: no update of the last 3 steps"):
         asyncio.run(trainer.run())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["skipped_updates"] for line in lines] == [4.0, 0.0, 4.0, 4.0, 4.0]
     assert ["loss" in line for line in lines] == [False, True, False, False, False]
-    changed = [name for name, one in trainer.model.state_dict().items() if not torch.equal(one, weights[name])]
+    changed = [name for name, one in trainer.learner.model.state_dict().items() if not torch.equal(one, weights[name])]
     assert changed
-    assert all(one.isfinite().all() for one in trainer.model.state_dict().values())
+    assert all(one.isfinite().all() for one in trainer.learner.model.state_dict().values())
 
 
 def test_parts_make_the_same_gradient_as_the_whole() -> None:
@@ -158,8 +158,8 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
     """
     passes = 20 if saved else 10_000
     config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=passes)
-    trainer = Trainer(config)
-    client = ScriptedClient(trainer.config, [[make_group(trainer.model)]])
+    trainer = open_trainer(config)
+    client = ScriptedClient(trainer.config, [[make_group(trainer.learner.model)]])
     trainer.source = client
 
     async def run() -> None:
@@ -173,7 +173,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
             await running
 
     asyncio.run(run())
-    assert trainer.step == saved
+    assert trainer.state.step == saved
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*")) == ["step-000001"] * saved
 
 
@@ -219,17 +219,17 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": []}
-    Trainer(make_config(**config))
+    open_trainer(make_config(**config))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    first = Trainer(make_config(**config, overwrite=True))
-    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts, first.world)
+    first = open_trainer(make_config(**config, overwrite=True))
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.learner.parts, first.world)
     with pytest.raises(OutputError, match="holds an earlier run"):
-        Trainer(make_config(**config))
-    assert Trainer(make_config(**config, resume=True, overwrite=True)).step == 70
+        open_trainer(make_config(**config))
+    assert open_trainer(make_config(**config, resume=True, overwrite=True)).state.step == 70
     with pytest.raises(ConfigError, match="can't be loaded"):
-        Trainer(make_config(**config, overwrite=True, model=str(tmp_path / "none")))
+        open_trainer(make_config(**config, overwrite=True, model=str(tmp_path / "none")))
     assert (tmp_path / "checkpoints" / "step-000070").exists()
-    assert Trainer(make_config(**config, overwrite=True)).step == 0
+    assert open_trainer(make_config(**config, overwrite=True)).state.step == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -237,27 +237,27 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": []}
-    first = Trainer(make_config(**config, loss={"grpo": 1.0}))
-    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts, first.world)
+    first = open_trainer(make_config(**config, loss={"grpo": 1.0}))
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.learner.parts, first.world)
     with pytest.raises(ConfigError, match=r"loss.grpo was 1.0 and would be 0.0. Name loss in the settings"):
-        Trainer(make_config(**config, resume=True))
-    assert Trainer(make_config(**config, resume=True, loss={"grpo": 1.0})).step == 70
+        open_trainer(make_config(**config, resume=True))
+    assert open_trainer(make_config(**config, resume=True, loss={"grpo": 1.0})).state.step == 70
     assert own_messages(caplog) == []
-    assert Trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).step == 70
+    assert open_trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).state.step == 70
     assert own_messages(caplog) == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
     ending = {"grpo": 1.0, "schedules": {"grpo": {"until": 0.9}}}
-    assert Trainer(make_config(**config, resume=True, loss=ending)).step == 70
+    assert open_trainer(make_config(**config, resume=True, loss=ending)).state.step == 70
 
 
 def test_a_resumed_run_updates_with_the_settings_that_it_logs(tmp_path: Path) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": [], "total_steps": 2, "minibatches": 1, "epochs_per_batch": 1}
-    first = Trainer(make_config(**config))
-    batches = [[make_group(first.model)]] * 2
-    save_checkpoint(tmp_path / "checkpoints", Resumed(1, 2, first.config.recipe), first.parts, first.world)
-    trainer = Trainer(make_config(**config, resume=True, weight_decay=0.1, adam_betas=(0.8, 0.9)))
+    first = open_trainer(make_config(**config))
+    batches = [[make_group(first.learner.model)]] * 2
+    save_checkpoint(tmp_path / "checkpoints", Resumed(1, 2, first.config.recipe), first.learner.parts, first.world)
+    trainer = open_trainer(make_config(**config, resume=True, weight_decay=0.1, adam_betas=(0.8, 0.9)))
     trainer.source = ScriptedClient(trainer.config, batches)
     asyncio.run(trainer.run())
-    (used,) = trainer.optimizer.param_groups
+    (used,) = trainer.learner.optimizer.param_groups
     assert (used["weight_decay"], used["betas"]) == (0.1, (0.8, 0.9))
 
 
@@ -346,8 +346,8 @@ def test_a_checkpoint_names_the_precision_in_which_it_is_written(tmp_path: Path)
     copy = load_model(make_config(model=str(source)), "cpu")
     assert next(copy.parameters()).dtype == torch.float32
     config = make_config(model=str(source), output_dir=tmp_path / "run", vllm_urls=[], total_steps=1, lr=1e-6)
-    trainer = Trainer(config)
-    trainer.source = ScriptedClient(config, [[make_group(trainer.model)]])
+    trainer = open_trainer(config)
+    trainer.source = ScriptedClient(config, [[make_group(trainer.learner.model)]])
     asyncio.run(trainer.run())
     folders = {"bfloat16": source, "float32": tmp_path / "run" / "final"}
     for name, folder in folders.items():
@@ -355,7 +355,7 @@ def test_a_checkpoint_names_the_precision_in_which_it_is_written(tmp_path: Path)
     sizes = [(folder / "model.safetensors").stat().st_size for folder in folders.values()]
     assert sizes[0] <= 0.51 * sizes[1]
     for name, value in load_model(make_config(model=str(folders["float32"])), "cpu").state_dict().items():
-        assert torch.equal(value, trainer.model.state_dict()[name]), name
+        assert torch.equal(value, trainer.learner.model.state_dict()[name]), name
 
 
 def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:

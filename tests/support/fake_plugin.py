@@ -172,8 +172,7 @@ class FakePlugin:
             "max_body_bytes": 2**22,
         }
         adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None}
-        routes = {"weight_version": self.version, "score_route": 3, "generate_route": 4}
-        return web.json_response(info | caps | adapters | routes)
+        return web.json_response(info | caps | adapters | {"weight_version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": self.model, "object": "model", "root": self.model, "max_model_len": self.context}

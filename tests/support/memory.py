@@ -117,4 +117,4 @@ def command_of(trick: str) -> str:
 def only_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no memory cgroup can be made: a watch, and folders on the disk, also for root."""
     for module in (memory, bubblewrap):
-        monkeypatch.setattr(module, "group_place", lambda: None)
+        monkeypatch.setattr(module, "parent_group", lambda: None)

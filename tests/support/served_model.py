@@ -10,6 +10,7 @@ from aiohttp import web
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agentic_opd import __version__
 from agentic_opd.training.model import tied_names
 from tests.unit.distill.fakes import b64
 
@@ -22,7 +23,7 @@ class Server:
         tied = bool(tied_names(self.model))
         self.names = {name for name in self.model.state_dict() if not (tied and name == "lm_head.weight")}
         limits = {"model": "m", "max_model_len": 999, "max_logprobs": 9, "vocab_size": 10**6, "weight_version": 0}
-        self.info = {**limits, "dtype": dtype, "tied_embeddings": tied}
+        self.info = {**limits, "plugin_version": __version__, "dtype": dtype, "tied_embeddings": tied}
         self.info |= {"max_adapters": adapters, "max_lora_rank": 8 * adapters}
         self.refused_version: int | None = None
 

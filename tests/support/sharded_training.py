@@ -60,13 +60,13 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
         save_checkpoint(Path(save_to), Resumed(steps, 100, {}), parts, world)
     probe = Probe.of(batch)
     own = [probe.own_logprobs(policy, world.device)]
-    state = world.whole(model.state_dict())
+    state = world.gather(model.state_dict())
     rounded = Rounding().weights(merged(model, state), torch.bfloat16).weights
     for sent in (rounded, None):
         with as_sent(policy, sent, torch.bfloat16, world):
             own.append(probe.own_logprobs(policy, world.device))
     own.append(probe.own_logprobs(policy, world.device))
-    averages = world.whole(average.state_dict()) if average else {}
+    averages = world.gather(average.state_dict()) if average else {}
     held = sum(part.numel() for part in world.parts_of(policy).values())
     tied = sorted(tied_names(model))
     return {"lines": lines, "own": own, "state": state, "averages": averages, "held": held, "tied": tied}

@@ -23,7 +23,7 @@ def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str, processes:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
     return [
         *(torchrun if processes > 1 else ()),
-        "agentic_opd.training.trainer",
+        "agentic_opd.training",
         *("--config", str(ROOT / "configs" / "train_demo.yaml")),
         *(f"--output_dir={folder / 'train'}", f"--weights_dir={folder / 'weights'}", f"--api_url={api_url}"),
         *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1"),

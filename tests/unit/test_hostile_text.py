@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import agentic_opd
-from agentic_opd.core import leaks as leak_filter
 from agentic_opd.core import text as core_text
 from agentic_opd.core.authors import Authors
-from agentic_opd.core.leaks import in_digits, leaks
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill import evidence
+from agentic_opd.distill import leaks as leak_filter
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
+from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.gateway.choice import held_back
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
@@ -366,7 +366,7 @@ CONTROL = (*core_text.FOREIGN_CONTROL_TOKENS, *(f"<a{number}>" for number in ran
 
 
 def _leaks(hint: str, tests: str, public: str) -> bool:
-    for cached in (leak_filter._shown, leak_filter._hidden_data, leak_filter._words):
+    for cached in (leak_filter._public_facts, leak_filter._facts_of):
         cached.cache_clear()
     return leaks(hint, tests, public)
 

@@ -27,7 +27,7 @@ from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.env.setup import REQUIREMENTS, WORLD_CHECKS, Note, Setup, SetupCheck, Status
 from agentic_opd.settings.read import Settings
 from agentic_opd.up.command import read
-from agentic_opd.up.parts import parts_of, settings_of
+from agentic_opd.up.parts import LoopPart, parts_of
 
 PATIENCE_S = 60.0
 """Time limit of one check in seconds, including the download of tasks from the hub."""
@@ -73,23 +73,21 @@ async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
 
 async def diagnose_loop(path: Path, *, as_json: bool) -> int:
     """Check the file of a loop, and the world of each of its environments; return the exit code."""
-    environments: dict[str, Any] = {}
+    parts: list[LoopPart] = []
 
     async def check_file(_: None) -> Note:
-        config = read(path)
-        parts = parts_of(config)
-        environments.update(settings_of(parts, config))
+        parts.extend(parts_of(read(path)))
         return Note(f"{len(parts)} parts fit each other: {', '.join(part.name for part in parts)}")
 
     async def diagnoses() -> AsyncIterator[Diagnosis]:
         checks = (SetupCheck("python", check_python), SetupCheck("packages", check_packages))
         async for diagnosis in run_checks((*checks, SetupCheck("file", check_file)), None):
             yield diagnosis
-        for name, env in environments.items():
-            if not isinstance(env, AgentEnvConfig):
+        for part in parts:
+            if not isinstance(part.settings, AgentEnvConfig):
                 continue  # A gateway has no tasks.
-            async for diagnosis in run_checks(WORLD_CHECKS, Setup(env, (), None)):
-                yield replace(diagnosis, text=f"{name}: {diagnosis.text}")
+            async for diagnosis in run_checks(WORLD_CHECKS, Setup(part.settings, (), None)):
+                yield replace(diagnosis, text=f"{part.name}: {diagnosis.text}")
 
     return await _printed(diagnoses(), as_json=as_json)
 

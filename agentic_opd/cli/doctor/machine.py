@@ -18,7 +18,7 @@ from agentic_opd.wire.files import check_place, default_output_folder
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _LEAST_FREE_GIB = 1.0
-_SHOWN = ("atroposlib", "renderers", "transformers", "openai", "wandb")
+_REPORTED = ("atroposlib", "renderers", "transformers", "openai", "wandb")
 
 
 async def check_python(setup: Setup) -> Note:
@@ -33,23 +33,23 @@ async def check_python(setup: Setup) -> Note:
 async def check_packages(setup: Setup) -> Note:
     """Check that the installed packages satisfy this package's requirements."""
     try:
-        wanted = [Requirement(text) for text in requires("agentic-opd") or ()]
+        requirements = [Requirement(text) for text in requires("agentic-opd") or ()]
     except PackageNotFoundError:
-        return Note("agentic-opd itself is not installed, so what it asks for is not known here", Status.WARNING)
+        return Note("agentic-opd itself is not installed, so its requirements are not known here", Status.WARNING)
     wrong: list[str] = []
-    for requirement in wanted:
+    for requirement in requirements:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             wrong.append(f"{requirement} is not installed")
         else:
-            if not requirement.specifier.contains(found, prereleases=True):
-                wrong.append(f"{requirement} is asked for, {found} is installed")
+            if not requirement.specifier.contains(installed, prereleases=True):
+                wrong.append(f"{requirement} is required, {installed} is installed")
     if wrong:
         raise ConfigError(f"{'; '.join(wrong)}. Install the package again: scripts/setup, or pip install -e .")
-    return Note(", ".join(f"{name} {version(name)}" for name in _SHOWN))
+    return Note(", ".join(f"{name} {version(name)}" for name in _REPORTED))
 
 
 async def check_disk(setup: Setup) -> Note:

@@ -8,7 +8,6 @@ from typing import Any
 from packaging.version import Version
 from pydantic import SecretStr
 
-from agentic_opd import __version__
 from agentic_opd.atropos.api import TrajectoryApi
 from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
@@ -94,7 +93,7 @@ def connection(
 
 
 async def check_versions(setup: DoctorSetup) -> Note:
-    """Check the servers for this version of the plugin and a tested version of vLLM."""
+    """Check that the servers have the plugin and a tested version of vLLM; `fetch_info` has compared the plugin's."""
     doubts: list[str] = []
     for client in setup.clients:
         info, vllm = client.info, client.info.vllm_version or await _vllm_version(client.http)
@@ -103,12 +102,7 @@ async def check_versions(setup: DoctorSetup) -> Note:
                 f"{client.url} has no agentic_opd plugin, so scoring is many times slower: start it with "
                 f"scripts/serve_vllm {info.model}"
             )
-        elif info.plugin_version != __version__:
-            doubts.append(
-                f"{client.url} has plugin {info.plugin_version}, this is {__version__}: install the same version "
-                "in vLLM's environment, and restart it"
-            )
-        if vllm is not None and (found := _VERSION.match(vllm)) and Version(found[0]) < _OLDEST_VLLM:
+        if vllm is not None and (number := _VERSION.match(vllm)) and Version(number[0]) < _OLDEST_VLLM:
             doubts.append(f"{client.url} runs vLLM {vllm}; {_OLDEST_VLLM} and later are tested")
     if doubts:
         return Note("; ".join(doubts), Status.WARNING)
@@ -142,11 +136,12 @@ async def check_rendering(setup: DoctorSetup) -> Note:
         return Note("the server has no chat template, or it refuses tools", Status.SKIPPED)
     if theirs == ours:
         return Note("a first prompt has the same ids here and there")
-    at = shared_length(ours, theirs)
+    first = shared_length(ours, theirs)
     return Note(
         f"{type(chat.renderer).__name__} and the server's chat template render a first prompt differently, from token "
-        f"{at} on ({setup.tokenizer.decode(ours[at : at + 8])!r} here, {setup.tokenizer.decode(theirs[at : at + 8])!r} "
-        "there). The policy reads what is rendered here: is env.renderer the model's own?",
+        f"{first} on ({setup.tokenizer.decode(ours[first : first + 8])!r} here, "
+        f"{setup.tokenizer.decode(theirs[first : first + 8])!r} there). The policy reads what is rendered here: is "
+        "env.renderer the model's own?",
         Status.WARNING,
     )
 
@@ -174,11 +169,11 @@ async def check_judge(setup: DoctorSetup) -> Note:
         return Note(f"hint_source {', '.join(config.hint_source)} needs no judge", Status.SKIPPED)
     if config.judge_base_url is None and not setup.clients:
         return Note("needs: server", Status.SKIPPED)
-    judge, asked = make_judge(config, setup.policy, setup.connections[0].retry_s), config.prm_votes
+    judge, num_votes = make_judge(config, setup.policy, setup.connections[0].retry_s), config.prm_votes
     try:
         await judge.check()
         questions = questions_of(config, setup.tokenizer)
-        texts, seconds = await judge.ask(questions.hint_messages(questions.question(PAIR)), asked)
+        texts, seconds = await judge.ask(questions.hint_messages(questions.question(PAIR)), num_votes)
     finally:
         await judge.close()
     votes = [parse_vote(text) for text in texts]
@@ -186,12 +181,12 @@ async def check_judge(setup: DoctorSetup) -> Note:
     who = f"{judge.model} at {judge.base_url}"
     if not readable:
         raise ServerMismatchError(
-            f"{who}: all {asked} votes break the protocol; the first begins {votes[0].text[:120]!r}. Take "
+            f"{who}: all {num_votes} votes break the protocol; the first begins {votes[0].text[:120]!r}. Take "
             "another judge (env.judge_base_url, env.judge_model_name); a reasoning model needs a larger "
             "env.judge_max_tokens, or thinking switched off in env.judge_extra_body"
         )
-    text = f"{who}: {len(readable)} of {asked} votes in the protocol, {seconds:.1f} s"
-    if 2 * len(readable) <= asked:
+    text = f"{who}: {len(readable)} of {num_votes} votes in the protocol, {seconds:.1f} s"
+    if 2 * len(readable) <= num_votes:
         return Note(f"{text}. A majority can't come about like this: see env.judge_max_tokens", Status.WARNING)
     return Note(text)
 
@@ -204,7 +199,7 @@ async def check_teacher(setup: DoctorSetup) -> Note:
         separate = {"": usual, **separate}
     if not config.opd_enabled or not separate:
         return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
-    found: list[str] = []
+    teachers: list[str] = []
     for kind, server in separate.items():
         teacher = await connect_teacher(
             connection(
@@ -220,8 +215,8 @@ async def check_teacher(setup: DoctorSetup) -> Note:
             policy=setup.clients[0].info,
         )
         await teacher.close()
-        found.append(f"{f'{kind}: ' if kind else ''}{teacher.info.model} at {server.base_url}")
-    return Note("; ".join(found))
+        teachers.append(f"{f'{kind}: ' if kind else ''}{teacher.info.model} at {server.base_url}")
+    return Note("; ".join(teachers))
 
 
 async def check_noise(setup: DoctorSetup) -> Note:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from agentic_opd.gateway.body import SamplingFields, ignored
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.request import Asked, Sampling, ignored
-from agentic_opd.gateway.sampler import Begun
+from agentic_opd.gateway.exchange import Begun
+from agentic_opd.gateway.request import Request
 from agentic_opd.plugin.sampling import SampledToken
 
 Event = Begun | Piece | Finished
@@ -23,7 +24,7 @@ WithoutEffect = Annotated[Value | None, _WITHOUT_EFFECT]
 """Type of a field that changes nothing about the answer here."""
 
 
-class CommonBody(Sampling):
+class CommonBody(SamplingFields):
     """Fields that the protocols share."""
 
     model: str | None = None
@@ -33,7 +34,7 @@ class CommonBody(Sampling):
     prompt_cache_key: WithoutEffect[Any] = None
 
     def log_without_effect(self, protocol: str) -> None:
-        """Name the given fields without effect in the log.
+        """Name the fields without effect in the log.
 
         Raises:
             ClientError: 400, an unknown field would change what is sampled.
@@ -52,7 +53,7 @@ class WireProtocol(ABC):
     reply: "ClassVar[type[Reply]]"
 
     @abstractmethod
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         """Validate a body; raises ClientError (400) with the invalid field. `counts`: its prompt is only counted."""
 
     def counted(self, input_tokens: int) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class WireProtocol(ABC):
 class Reply(ABC):
     """The state of one answer while it is sampled. Each event is given to `take`, then to `events` in a stream."""
 
-    asked: Asked
+    request: Request
     model: str
     decode: Callable[[Sequence[int]], str]
     created: int = field(default_factory=lambda: int(time.time()))
@@ -83,11 +84,8 @@ class Reply(ABC):
 
     def take(self, event: Event) -> None:
         if isinstance(event, Begun):
-            self.prompt_ids, self.prompt_tokens, self.session_id = (
-                event.prompt_ids,
-                event.prompt_tokens,
-                event.session_id,
-            )
+            self.prompt_ids, self.session_id = event.prompt_ids, event.session_id
+            self.prompt_tokens = len(event.prompt_ids)
             return
         piece = event.rest if isinstance(event, Finished) else event
         self.tokens.setdefault(piece.index, []).extend(piece.tokens)
@@ -96,7 +94,7 @@ class Reply(ABC):
             self.completion_tokens += len(event.completion.token_ids)
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
 
     @abstractmethod
@@ -118,11 +116,11 @@ class Reply(ABC):
 
     def logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
         """Return the logprobs of sampled tokens, as OpenAI's protocols write them."""
-        most = self.asked.top_logprobs or 0
+        count = self.request.sampling.top_logprobs or 0
         return [
             {
                 **self.entry(token.token_id, token.logprob),
-                "top_logprobs": [self.entry(*one) for one in token.top[:most]],
+                "top_logprobs": [self.entry(*likely) for likely in token.top[:count]],
             }
             for token in tokens
         ]
@@ -139,5 +137,5 @@ def sse(data: dict[str, Any], name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data)}\n\n"
 
 
-DONE = "data: [DONE]\n\n"
-"""The last event of OpenAI's chat and completions streams."""
+STREAM_END = "data: [DONE]\n\n"
+"""The last event of OpenAI's chat streams."""

@@ -12,26 +12,32 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
+from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
-from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
+from agentic_opd.gateway.protocols.base import (
+    STREAM_END,
+    CommonBody,
+    Event,
+    Reply,
+    WireProtocol,
+    WithoutEffect,
+    new_id,
+    sse,
+)
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
 from agentic_opd.gateway.request import (
-    HOSTED,
-    Asked,
-    FunctionSpec,
-    OpenModel,
+    ReplyFormat,
+    Request,
     ToolChoice,
     check_choices,
     format_of,
-    ignored,
-    make_asked,
-    read_body,
+    make_request,
     without_billing,
 )
-from agentic_opd.gateway.sampler import Begun
 from agentic_opd.plugin.sampling import SampledToken
 
 
@@ -146,7 +152,7 @@ class _ChatMessage(OpenModel):
         return parts
 
     def _of_provider(self, kind: str, part: dict[str, Any]) -> str:
-        """Return the text of a part that another provider's assistant wrote; calls stand in `tool_calls` too."""
+        """Return the text of a part that another provider's assistant wrote; calls are in `tool_calls` too."""
         if kind in _THOUGHTS or (kind in ("tool_use", "tool_call", "function_call") and self.tool_calls):
             return ""
         text = hosted_text(kind, part)
@@ -209,10 +215,10 @@ class _ChatBody(CommonBody):
     return_token_ids: bool | None = None
 
     def choice(self) -> ToolChoice:
-        given, parallel = self.tool_choice, self.parallel_tool_calls is not False
-        if isinstance(given, _NamedChoice):
-            return ToolChoice("named", given.function.name, parallel)
-        return ToolChoice(given or "auto", None, parallel)
+        is_parallel = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, _NamedChoice):
+            return ToolChoice("named", self.tool_choice.function.name, is_parallel)
+        return ToolChoice(self.tool_choice or "auto", None, is_parallel)
 
     def functions(self) -> list[FunctionSpec]:
         """Return the tools that the client runs; the log names the others.
@@ -233,25 +239,25 @@ class _ChatBody(CommonBody):
 
     def grammar(self) -> dict[str, Any]:
         """Return vLLM's parameters for `response_format`."""
-        wanted = self.response_format or _ResponseFormat(type="text")
-        schema = wanted.json_schema and wanted.json_schema.schema_
-        return format_of(wanted.type, schema, "response_format.json_schema.schema")
+        answer_format = self.response_format or _ResponseFormat(type="text")
+        schema = answer_format.json_schema and answer_format.json_schema.schema_
+        return format_of(answer_format.type, schema, "response_format.json_schema.schema")
 
 
 @dataclass(slots=True)
 class _ChatReply(Reply):
     roles_sent: set[int] = field(default_factory=set[int])
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": {**_message(one), "refusal": None},
+                "message": {**_message(choice), "refusal": None},
                 "logprobs": self._logprobs(self.tokens[index]),
-                "finish_reason": one.finish_reason,
+                "finish_reason": choice.finish_reason,
                 **self._token_ids(self.tokens[index]),
             }
-            for index, one in sorted(self.finished.items())
+            for index, choice in sorted(self.finished.items())
         ]
         ids = {"prompt_token_ids": list(self.prompt_ids)} if self._returns_ids else {}
         return {**self._head("chat.completion"), "choices": choices, "usage": usage(self), **ids}
@@ -265,7 +271,7 @@ class _ChatReply(Reply):
             yield self._chunk(piece.index, {"role": "assistant", "content": ""}, is_first=True)
         delta = {"content": piece.content, "reasoning_content": piece.reasoning}
         delta = {name: text for name, text in delta.items() if text}
-        shows_tokens = self.asked.top_logprobs is not None or self._returns_ids
+        shows_tokens = self.request.sampling.top_logprobs is not None or self._returns_ids
         if delta or (piece.tokens and shows_tokens):
             yield self._chunk(piece.index, delta, piece.tokens)
         if isinstance(event, Finished):
@@ -275,20 +281,20 @@ class _ChatReply(Reply):
             yield self._chunk(event.index, {}, finish_reason=event.finish_reason)
 
     def closing(self) -> str:
-        if not self.asked.include_usage:
-            return DONE
-        return sse({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self)}) + DONE
+        if not self.request.reply_format.include_usage:
+            return STREAM_END
+        return sse({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self)}) + STREAM_END
 
     def failed(self, error: ClientError) -> str:
-        return sse(ChatCompletions().error(error)) + DONE
+        return sse(ChatCompletions().error(error)) + STREAM_END
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.asked.answer_id, "object": kind, "created": self.created, "model": self.model}
+        return {"id": self.request.reply_format.answer_id, "object": kind, "created": self.created, "model": self.model}
 
     @property
     def _returns_ids(self) -> bool:
         """Whether the client wants the token ids of the prompt and the answer, as vLLM's route gives them."""
-        return bool(self.asked.echo.get("return_token_ids"))
+        return bool(self.request.reply_format.echo.get("return_token_ids"))
 
     def _chunk(
         self,
@@ -306,7 +312,7 @@ class _ChatReply(Reply):
         return sse({**self._head("chat.completion.chunk"), "choices": [choice], **prompt})
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
-        return None if self.asked.top_logprobs is None else {"content": self.logprobs(tokens)}
+        return None if self.request.sampling.top_logprobs is None else {"content": self.logprobs(tokens)}
 
     def _token_ids(self, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         return {"token_ids": [token.token_id for token in tokens]} if self._returns_ids else {}
@@ -333,7 +339,7 @@ class ChatCompletions(WireProtocol):
     path = "/v1/chat/completions"
     reply = _ChatReply
 
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_ChatBody, body)
         for index, message in enumerate(read.messages):
             if message.content is None and message.role not in ("assistant", "tool", "function"):
@@ -346,20 +352,22 @@ class ChatCompletions(WireProtocol):
         images = RequestImages()
         functions = read.functions()
         messages = [message.plain(index, images) for index, message in enumerate(read.messages)]
-        return make_asked(
+        return make_request(
             client.with_cache_key(read.prompt_cache_key),
             read,
             [message for message in messages if message["role"] != "system" or message["content"]],
             functions,
-            sampling=read.grammar(),
+            parameters=read.grammar(),
             choice=read.choice(),
-            template={"reasoning_effort": read.reasoning_effort} if read.reasoning_effort else None,
+            options={"reasoning_effort": read.reasoning_effort} if read.reasoning_effort else None,
             n=check_choices(read.n, client),
             max_tokens=read.max_completion_tokens or read.max_tokens,
             top_logprobs=(read.top_logprobs or 0) if read.logprobs else None,
-            stream=bool(read.stream),
-            include_usage=bool(read.stream_options and read.stream_options.include_usage),
-            answer_id=new_id("chatcmpl-"),
-            echo={"return_token_ids": read.return_token_ids},
-            images=images.given,
+            reply_format=ReplyFormat(
+                answer_id=new_id("chatcmpl-"),
+                stream=bool(read.stream),
+                include_usage=bool(read.stream_options and read.stream_options.include_usage),
+                echo={"return_token_ids": read.return_token_ids},
+            ),
+            images=images.images,
         )

@@ -14,26 +14,16 @@ from pydantic import Field, model_validator
 
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
+from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, StopString, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text
-from agentic_opd.gateway.request import (
-    HOSTED,
-    Asked,
-    FunctionSpec,
-    OpenModel,
-    StopString,
-    ToolChoice,
-    format_of,
-    ignored,
-    make_asked,
-    read_body,
-    without_billing,
-)
-from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
+from agentic_opd.gateway.request import ReplyFormat, Request, ToolChoice, format_of, make_request, without_billing
+from agentic_opd.gateway.sampler import CONTEXT_FULL
 
 _PING = sse({"type": "ping"}, "ping")
 _KINDS = {
@@ -56,22 +46,26 @@ class _Source(OpenModel):
     url: str = ""
     content: str | list[_TextBlock] = ""
 
-    def uri(self, at: str) -> ImageUri:
+    def uri(self, field_name: str) -> ImageUri:
         """Return the picture as a URI; `at` is the name of this field."""
         if self.type == "url":
-            return ImageUri(self.url, f"{at}.url")
+            return ImageUri(self.url, f"{field_name}.url")
         if self.type == "base64":
-            return ImageUri(f"data:{self.media_type};base64,{self.data}", f"{at}.data")
-        raise ClientError(400, f"{at}.type: a picture's source is base64 or url, got {self.type}", f"{at}.type")
+            return ImageUri(f"data:{self.media_type};base64,{self.data}", f"{field_name}.data")
+        raise ClientError(
+            400, f"{field_name}.type: a picture's source is base64 or url, got {self.type}", f"{field_name}.type"
+        )
 
-    def document(self, at: str) -> str:
+    def document(self, field_name: str) -> str:
         """Return the document's text; `at` is the name of this field."""
         if self.type == "text":
             return self.data
         if self.type == "content":
             return self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
-        what = self.media_type or "URL"
-        raise ClientError(400, f"{at}.type: the policy reads no {what}; send the document's text", f"{at}.type")
+        kind = self.media_type or "URL"
+        raise ClientError(
+            400, f"{field_name}.type: the policy reads no {kind}; send the document's text", f"{field_name}.type"
+        )
 
 
 class _Piece(OpenModel):
@@ -89,11 +83,11 @@ class _Piece(OpenModel):
             raise ValueError("a block of type image or document, and no other, has a source")
         return self
 
-    def read(self, *at: str | int) -> str | ImageUri:
+    def read(self, *path: str | int) -> str | ImageUri:
         """Return the text or the picture; `at` is the place of the block."""
         if self.source is None:
             return self.text or ""
-        name = ".".join(map(str, (*at, "source")))
+        name = ".".join(map(str, (*path, "source")))
         if self.type == "image":
             return self.source.uri(name)
         return "\n".join(text for text in (self.title, self.context, self.source.document(name)) if text)
@@ -125,10 +119,10 @@ class _Block(_Piece):
         function = {"name": self.name or "", "arguments": arguments}
         return {"id": self.id or default_id, "type": "function", "function": function}
 
-    def part(self, *at: str | int) -> str | ImageUri:
+    def part(self, *path: str | int) -> str | ImageUri:
         """Return the text or the picture in a message, where an empty line follows a document."""
-        said = self.read(*at)
-        return f"{said}\n\n" if self.type == "document" else said
+        text = self.read(*path)
+        return f"{text}\n\n" if self.type == "document" else text
 
 
 _Blocks = str | list[dict[str, Any]]
@@ -264,29 +258,29 @@ def _result_parts(content: Sequence[dict[str, Any]], *path: str | int) -> list[s
 
 
 def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
-    found: list[FunctionSpec] = []
+    specs: list[FunctionSpec] = []
     for index, tool in enumerate(tools):
         if tool.input_schema is None and tool.type not in (None, "custom"):
             ignored("messages", [tool.type], HOSTED)
             continue
-        given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         try:
-            found.append(read_body(FunctionSpec, given, "tools", index))
+            specs.append(read_body(FunctionSpec, fields, "tools", index))
         except ClientError as error:
             name = (error.param or "").replace(".parameters", ".input_schema")
             raise ClientError(400, error.message.replace(error.param or "", name), name) from error
-    return found
+    return specs
 
 
-def _choice(given: _AnthropicChoice | None) -> ToolChoice:
-    if given is None:
+def _choice(choice: _AnthropicChoice | None) -> ToolChoice:
+    if choice is None:
         return ToolChoice()
-    is_parallel = not given.disable_parallel_tool_use
-    if given.type == "tool":
-        if not given.name:
+    is_parallel = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        if not choice.name:
             raise ClientError(400, "tool_choice.name: it is needed", "tool_choice.name")
-        return ToolChoice("named", given.name, is_parallel)
-    return ToolChoice("required" if given.type == "any" else given.type, None, is_parallel)
+        return ToolChoice("named", choice.name, is_parallel)
+    return ToolChoice("required" if choice.type == "any" else choice.type, None, is_parallel)
 
 
 @dataclass(slots=True)
@@ -296,7 +290,7 @@ class _MessagesReply(Reply):
     open_kind: str | None = None
     """Type of the open block; None: no block is open."""
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         finished = self.finished[0]
         reason, sequence = _stop(finished)
         return {**self._head(), "content": _blocks(finished.message), "stop_reason": reason, "stop_sequence": sequence}
@@ -323,7 +317,7 @@ class _MessagesReply(Reply):
         return sse(AnthropicMessages().error(error), "error")
 
     def _head(self) -> dict[str, Any]:
-        head = {"id": self.asked.answer_id, "type": "message", "role": "assistant", "model": self.model}
+        head = {"id": self.request.reply_format.answer_id, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
@@ -394,7 +388,7 @@ class AnthropicMessages(WireProtocol):
     count_path = "/v1/messages/count_tokens"
     reply = _MessagesReply
 
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_MessagesBody, body)
         if read.max_tokens is None and not counts:
             raise ClientError(400, "max_tokens: Field required", "max_tokens")
@@ -405,20 +399,20 @@ class AnthropicMessages(WireProtocol):
         images = RequestImages()
         metadata: dict[str, Any] = read.metadata if isinstance(read.metadata, dict) else {}
         config = read.output_config or _OutputConfig()
-        wanted = config.format
-        grammar = {} if wanted is None else format_of(wanted.type, wanted.schema_, "output_config.format.schema")
-        return make_asked(
+        grammar: dict[str, Any] = {}
+        if config.format is not None:
+            grammar = format_of(config.format.type, config.format.schema_, "output_config.format.schema")
+        return make_request(
             client.with_user_id(metadata.get("user_id")),
             read,
             _conversation(read, images),
             _tools(read.tools or ()),
-            sampling={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
+            parameters={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
             choice=_choice(read.tool_choice),
-            template={"reasoning_effort": config.effort} if config.effort else None,
+            options={"reasoning_effort": config.effort} if config.effort else None,
             max_tokens=read.max_tokens,
-            stream=bool(read.stream),
-            answer_id=new_id("msg_"),
-            images=images.given,
+            reply_format=ReplyFormat(new_id("msg_"), stream=bool(read.stream)),
+            images=images.images,
         )
 
     def error(self, error: ClientError) -> dict[str, Any]:

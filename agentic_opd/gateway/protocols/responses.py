@@ -17,26 +17,25 @@ from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import IMAGE_MARK, Message
+from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
 from agentic_opd.gateway.request import (
-    HOSTED,
     REFERENCE,
-    Asked,
-    FunctionSpec,
-    OpenModel,
+    ChatInput,
+    ReplyFormat,
+    Request,
+    Sampling,
     ToolChoice,
     format_of,
-    ignored,
-    make_asked,
-    read_body,
+    make_request,
     without_billing,
 )
-from agentic_opd.gateway.sampler import Begun
 from agentic_opd.gateway.turns import Path, RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
@@ -272,12 +271,14 @@ class _Input:
             ignored("responses", [kind], LEFT_OUT)
 
 
-def _parts(content: _Content, at: str) -> list[str | ImageUri]:
+def _parts(content: _Content, field_name: str) -> list[str | ImageUri]:
     if isinstance(content, str):
         return [content]
     return [
-        part.text or part.refusal if part.image_url is None else ImageUri(part.image_url, f"{at}.{place}.image_url")
-        for place, part in enumerate(content or ())
+        part.text or part.refusal
+        if part.image_url is None
+        else ImageUri(part.image_url, f"{field_name}.{position}.image_url")
+        for position, part in enumerate(content or ())
     ]
 
 
@@ -295,30 +296,30 @@ def _reasoning(item: _ReasoningItem) -> str:
 
 def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, str]]:
     """Return the tools, and `custom` or the namespace of those that are not plain functions."""
-    found: list[FunctionSpec] = []
+    specs: list[FunctionSpec] = []
     kinds: dict[str, str] = {}
     for index, item in enumerate(items):
         if item.type in ("function", "custom"):
             parameters = _CUSTOM if item.type == "custom" else item.parameters
-            given = {"name": item.name, "description": item.description, "parameters": parameters}
-            found.append(read_body(FunctionSpec, given, "tools", index))
+            fields = {"name": item.name, "description": item.description, "parameters": parameters}
+            specs.append(read_body(FunctionSpec, fields, "tools", index))
             if item.type == "custom":
-                kinds[found[-1].name] = "custom"
+                kinds[specs[-1].name] = "custom"
         elif item.type == "namespace":
-            for place, tool in enumerate(item.tools or ()):
-                spec = read_body(FunctionSpec, tool, "tools", index, "tools", place)
-                found.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
-                kinds[found[-1].name] = f"namespace:{item.name}"
+            for position, tool in enumerate(item.tools or ()):
+                spec = read_body(FunctionSpec, tool, "tools", index, "tools", position)
+                specs.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
+                kinds[specs[-1].name] = f"namespace:{item.name}"
         else:
             ignored("responses", [item.type], HOSTED)
-    return found, kinds
+    return specs, kinds
 
 
 def _choice(read: _ResponsesBody) -> ToolChoice:
-    given, parallel = read.tool_choice, read.parallel_tool_calls is not False
-    if isinstance(given, _ChosenTool):
-        return ToolChoice("named", given.name, parallel)
-    return ToolChoice(given or "auto", None, parallel)
+    is_parallel = read.parallel_tool_calls is not False
+    if isinstance(read.tool_choice, _ChosenTool):
+        return ToolChoice("named", read.tool_choice.name, is_parallel)
+    return ToolChoice(read.tool_choice or "auto", None, is_parallel)
 
 
 _ECHOED: dict[str, Any] = {
@@ -333,9 +334,9 @@ _ECHOED: dict[str, Any] = {
 
 def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool = False) -> dict[str, Any]:
     assert isinstance(body, dict)
-    given = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-    given["service_tier"] = "default"
-    return {"response": given, "kinds": kinds, "is_sealed": is_sealed}
+    echoed = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
+    echoed["service_tier"] = "default"
+    return {"response": echoed, "kinds": kinds, "is_sealed": is_sealed}
 
 
 @dataclass(slots=True)
@@ -349,7 +350,7 @@ class _ResponsesReply(Reply):
     logged: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Logprobs of its text, if the client asked for them."""
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         finished = self.finished[0]
         message = finished.message
         texts = [("reasoning", message.get("reasoning_content")), ("message", message["content"])]
@@ -394,11 +395,13 @@ class _ResponsesReply(Reply):
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.finished.values())},
+            "output_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.finished.values())
+            },
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
         return {
-            "id": self.asked.answer_id,
+            "id": self.request.reply_format.answer_id,
             "object": "response",
             "created_at": self.created,
             "completed_at": self.created if status == "completed" else None,
@@ -407,20 +410,20 @@ class _ResponsesReply(Reply):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
             "output": list(items),
-            **self.asked.echo["response"],
+            **self.request.reply_format.echo["response"],
             "usage": usage if is_over else None,
         }
 
     def _item_id(self, prefix: str) -> str:
-        return f"{prefix}{self.asked.answer_id.removeprefix('resp_')}{new_id('')[:8]}"
+        return f"{prefix}{self.request.reply_format.answer_id.removeprefix('resp_')}{new_id('')[:8]}"
 
     def _text_item(self, kind: str, text: str, status: str) -> dict[str, Any]:
         if kind == "reasoning":
             item = {"id": self._item_id("rs_"), "type": "reasoning", "summary": [], "content": [_part(kind, text, ())]}
-            if self.asked.echo["is_sealed"]:
+            if self.request.reply_format.echo["is_sealed"]:
                 item["encrypted_content"] = base64.b64encode(f"{_SEALED}{text}".encode()).decode()
             return {**item, "status": status}
-        logged = () if self.asked.top_logprobs is None else self.logprobs(self.tokens[0])
+        logged = () if self.request.sampling.top_logprobs is None else self.logprobs(self.tokens[0])
         content = [_part(kind, text, logged)]
         return {
             "id": self._item_id("msg_"),
@@ -432,7 +435,7 @@ class _ResponsesReply(Reply):
 
     def _call_item(self, call: Any) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        kind, _, namespace = self.asked.echo["kinds"].get(name, "").partition(":")
+        kind, _, namespace = self.request.reply_format.echo["kinds"].get(name, "").partition(":")
         if kind == "custom":
             item = {"id": self._item_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
             return {**item, "input": _custom_input(arguments), "status": "completed"}
@@ -447,16 +450,16 @@ class _ResponsesReply(Reply):
             yield from self._close()
             self.items.append({**self._text_item(kind, "", "in_progress"), "content": []})
             yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
-            yield self._event("response.content_part.added", **self._place(), part=_part(kind, "", ()))
+            yield self._event("response.content_part.added", **self._position(), part=_part(kind, "", ()))
         self.written += text
         if kind == "reasoning":
-            yield self._event("response.reasoning_text.delta", **self._place(), delta=text)
+            yield self._event("response.reasoning_text.delta", **self._position(), delta=text)
             return
-        logged = [] if self.asked.top_logprobs is None else self.logprobs(tokens)
+        logged = [] if self.request.sampling.top_logprobs is None else self.logprobs(tokens)
         self.logged += logged
-        yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logged)
+        yield self._event("response.output_text.delta", **self._position(), delta=text, logprobs=logged)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
 
     def _close(self, status: str = "completed") -> Iterator[str]:
@@ -466,13 +469,13 @@ class _ResponsesReply(Reply):
         item, kind = self.items[-1], self.items[-1]["type"]
         part = _part(kind, self.written, self.logged)
         if kind == "reasoning":
-            yield self._event("response.reasoning_text.done", **self._place(), text=self.written)
+            yield self._event("response.reasoning_text.done", **self._position(), text=self.written)
             item = {**self._text_item(kind, self.written, status), "id": item["id"]}
         else:
-            done = {"text": self.written, "logprobs": self.logged}
-            yield self._event("response.output_text.done", **self._place(), **done)
+            fields = {"text": self.written, "logprobs": self.logged}
+            yield self._event("response.output_text.done", **self._position(), **fields)
             item = {**item, "content": [part], "status": status}
-        yield self._event("response.content_part.done", **self._place(), part=part)
+        yield self._event("response.content_part.done", **self._position(), part=part)
         self.items[-1], self.written, self.logged = item, "", []
         yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
@@ -488,9 +491,9 @@ class _ResponsesReply(Reply):
             index = len(self.items) - 1
             yield self._event("response.output_item.added", output_index=index, item=self.items[-1])
             kind = "response.custom_tool_call_input" if name == "input" else "response.function_call_arguments"
-            place = {"item_id": item["id"], "output_index": index}
-            yield self._event(f"{kind}.delta", **place, delta=item[name])
-            yield self._event(f"{kind}.done", **place, **{name: item[name]}, name=item["name"])
+            position = {"item_id": item["id"], "output_index": index}
+            yield self._event(f"{kind}.delta", **position, delta=item[name])
+            yield self._event(f"{kind}.done", **position, **{name: item[name]}, name=item["name"])
             self.items[-1] = item
             yield self._event("response.output_item.done", output_index=index, item=item)
 
@@ -517,13 +520,14 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
     specs = [tool["function"] for tool in turn.tools]
     kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == _CUSTOM}
     tools = [{"type": "function", "strict": None, "parameters": None, **spec} for spec in specs]
-    asked = Asked((), turn.tools, {}, answer_id=turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
-    reply = _ResponsesReply(asked, model, lambda ids: "", created=int(created))
+    reply_format = ReplyFormat(turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
+    request = Request(Client(), ChatInput.of((), turn.tools, {}), Sampling({}), reply_format=reply_format)
+    reply = _ResponsesReply(request, model, lambda ids: "", created=int(created))
     finished = Finished(0, turn.completion, turn.messages[-1], turn.completion.finish_reason, Piece(0, "", "", ()))
-    finished = replace(finished, reasoning_tokens=turn.place.reasoning_tokens)
-    reply.prompt_tokens = turn.place.start
+    finished = replace(finished, reasoning_tokens=turn.span.reasoning_tokens)
+    reply.prompt_tokens = turn.span.start
     reply.take(finished)
-    return reply.whole()
+    return reply.body()
 
 
 _INPUT_ID = "msg_input"
@@ -564,7 +568,7 @@ class OpenAIResponses(WireProtocol):
     def counted(self, input_tokens: int) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": input_tokens}
 
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_ResponsesBody, body)
         include = read.include or ()
         instructions = without_billing(read.instructions or "")
@@ -581,21 +585,23 @@ class OpenAIResponses(WireProtocol):
         text = (read.text and read.text.format) or _TextFormat(type="text")
         effort = read.reasoning and read.reasoning.effort
         wants_logprobs = bool(read.top_logprobs) or "message.output_text.logprobs" in include
-        return make_asked(
+        return make_request(
             client.with_cache_key(read.prompt_cache_key),
             read,
             messages,
             tools,
-            at="input",
-            sampling=format_of(text.type, text.schema_, "text.format.schema"),
+            field_name="input",
+            parameters=format_of(text.type, text.schema_, "text.format.schema"),
             choice=_choice(read),
-            template={"reasoning_effort": effort} if effort else None,
+            options={"reasoning_effort": effort} if effort else None,
             max_tokens=read.max_output_tokens,
             top_logprobs=(read.top_logprobs or 0) if wants_logprobs else None,
-            stream=bool(read.stream),
-            answer_id=new_id("resp_"),
             previous=read.previous_response_id,
             num_instructions=num_instructions,
-            echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
-            images=images.given,
+            reply_format=ReplyFormat(
+                answer_id=new_id("resp_"),
+                stream=bool(read.stream),
+                echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+            ),
+            images=images.images,
         )

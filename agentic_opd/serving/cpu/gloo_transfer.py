@@ -26,9 +26,9 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
         """Join the trainer's group."""
         assert init_info.master_address is not None
         assert init_info.master_port is not None
-        own = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
+        worker = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
         self._gloo = GlooGroup(
-            init_info.master_address, init_info.master_port, init_info.rank_offset + own, init_info.world_size
+            init_info.master_address, init_info.master_port, init_info.rank_offset + worker, init_info.world_size
         )
 
     def start_weight_update(self) -> None:

@@ -36,11 +36,11 @@ class _Tensor(NamedTuple):
     begin: int
     size: int
 
-    def read(self, most: int | None = None) -> bytes:
-        """Return the tensor's first `most` bytes; None: all of them."""
+    def read(self, max_bytes: int | None = None) -> bytes:
+        """Return the tensor's first `max_bytes` bytes; None: all of them."""
         with self.file.open("rb") as file:
             file.seek(self.begin)
-            return file.read(self.size if most is None else min(most, self.size))
+            return file.read(self.size if max_bytes is None else min(max_bytes, self.size))
 
 
 def untied(args: argparse.Namespace) -> argparse.Namespace:
@@ -113,19 +113,15 @@ def untied_copy(model: Path, folder: Path) -> Path | None:
 def _is_tied(config: Mapping[str, Any], embeddings: list[_Tensor], heads: list[_Tensor]) -> bool:
     """Return whether embeddings are tied.
 
-    The configuration decides. If it has no `tie_word_embeddings`, whose default depends on the family, the weights
-    decide: no head, or a head that begins with the same bytes as the embedding matrix.
+    The configuration decides, or the text model's inside it. If neither has `tie_word_embeddings`, whose default
+    depends on the family, the weights decide: no head, or a head that begins with the embedding matrix's bytes.
     """
-    said = [part["tie_word_embeddings"] for part in _configs(config) if "tie_word_embeddings" in part]
-    if said:
-        return any(said)
-    return bool(embeddings) and all(head.read(2**20) == embeddings[0].read(2**20) for head in heads)
-
-
-def _configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the configuration, and the text model's configuration inside it if there is one."""
     inner: object = config.get("text_config")
-    return [dict(config), *([inner] if isinstance(inner, dict) else [])]
+    configs: list[Any] = [config, *([inner] if isinstance(inner, dict) else [])]
+    settings = [part["tie_word_embeddings"] for part in configs if "tie_word_embeddings" in part]
+    if settings:
+        return any(settings)
+    return bool(embeddings) and all(head.read(2**20) == embeddings[0].read(2**20) for head in heads)
 
 
 def _write(
@@ -159,8 +155,8 @@ def _link(source: Path, target: Path) -> None:
 
 def _write_tensor(path: Path, name: str, tensor: _Tensor) -> None:
     """Write a safetensors file with one tensor: the header's length, the header, the tensor's bytes."""
-    about = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [0, tensor.size]}
-    header = json.dumps({"__metadata__": {"format": "pt"}, name: about}).encode()
+    entry = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [0, tensor.size]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, name: entry}).encode()
     header += b" " * (-len(header) % 8)
     path.write_bytes(struct.pack("<Q", len(header)) + header + tensor.read())
 
@@ -171,18 +167,18 @@ def _tensors_of(model: Path) -> dict[str, _Tensor]:
     if (model / _INDEX).is_file():
         named = set(json.loads((model / _INDEX).read_text())["weight_map"].values())
         files = [file for file in files if file.name in named]
-    found: dict[str, _Tensor] = {}
+    tensors: dict[str, _Tensor] = {}
     for path in files:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        for name, about in header.items():
+        for name, entry in header.items():
             if name != "__metadata__":
-                begin, end = about["data_offsets"]
-                found[name] = _Tensor(path, about["dtype"], about["shape"], 8 + length + begin, end - begin)
-    return found
+                begin, end = entry["data_offsets"]
+                tensors[name] = _Tensor(path, entry["dtype"], entry["shape"], 8 + length + begin, end - begin)
+    return tensors
 
 
 def _origin_of(model: Path) -> str:
-    about = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(model.iterdir())}
-    return json.dumps({"folder": str(model.resolve()), "files": about}, indent=2) + "\n"
+    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(model.iterdir())}
+    return json.dumps({"folder": str(model.resolve()), "files": files}, indent=2) + "\n"

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _NAME = "localhost/agentic-opd-task"
 _ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000")
-_MOST_OUTPUT = 2**26
+_OUTPUT_BYTES = 2**26
 _WAIT_S = 0.5
 _BASES = "agentic-opd.bases"
 """Label of a built image: the names of the images that it was built on -> their digests."""
@@ -133,7 +133,7 @@ class Images:
         digests = await self._digests(bases)
         for base in bases:
             if base not in digests:
-                pulled = await engine.run("pull", base, timeout_s=task.build_timeout_s, most=_MOST_OUTPUT)
+                pulled = await engine.run("pull", base, timeout_s=task.build_timeout_s, max_output_bytes=_OUTPUT_BYTES)
                 if pulled.exit_code != 0:
                     lines = text_lines(pulled.text.strip()) or ["no answer"]
                     why = f"no end in {task.build_timeout_s:g} s" if pulled.timed_out else lines[-1][-_MOST_OF_PULL:]
@@ -161,7 +161,9 @@ class Images:
         return _image(tag, inspected)
 
     async def _build(self, task: HarborTask, *arguments: str) -> CommandResult:
-        return await self._engine.run("build", *arguments, timeout_s=task.build_timeout_s, most=_MOST_OUTPUT)
+        return await self._engine.run(
+            "build", *arguments, timeout_s=task.build_timeout_s, max_output_bytes=_OUTPUT_BYTES
+        )
 
     async def _is_podman(self) -> bool:
         return "podman" in (await self._engine.run("--version")).text.lower()

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from agentic_opd.core.leaks import leaks
 from agentic_opd.core.text import cut_middle, read_json, text_lines, well_formed
 from agentic_opd.core.types import NoVerdict, Verification, VerifyOutcome
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.sandboxes.protocol import CommandResult
 
 _MOST_REWARD_BYTES = 2**16

@@ -242,7 +242,7 @@ class HarborWorld:
             folders=folders,
         )
         command = self.config.sandbox_container_command
-        in_use = pool.place(self.config.sandbox_max_concurrent)
+        in_use = pool.in_use(self.config.sandbox_max_concurrent)
         async with in_use, TaskContainer(command, image.name, limits, container_settings, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)

@@ -1,1 +1,1 @@
-"""The demo policy of the SQL world: what it is taught, and how it is measured."""
+"""The demo policy of the SQL world: its training data and its measurement."""

@@ -31,7 +31,7 @@ from demo_policy.sql.databases import NEVER_TRAINED, TRAINING, Nouns
 from demo_policy.sql.faults import WrongQuery, habit, hints, taught, untaught
 from demo_policy.sql.questions import Question, clauses, questions, sql
 from demo_policy.sql.world import GeneratedSql
-from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
+from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript, common_length
 
 ANSWER_TURN = 1
 """Of an episode's three."""
@@ -83,57 +83,65 @@ class SqlAuthor:
         """Write one episode, and what is taught along with it."""
         if self._drawn is None:
             self._drawn = questions(rng.getrandbits(32), held_out=False, nouns=_nouns(rng, self.mix.made_up))
-        one = next(self._drawn)
-        wrong = self.mistake(one, rng)
-        written = wrong.sql if wrong else sql(one.query)
-        episode = self.play(one, written, rng)
+        question = next(self._drawn)
+        wrong = self.mistake(question, rng)
+        written = wrong.sql if wrong else sql(question.query)
+        episode = self.play(question, written, rng)
         turn = episode.turns[ANSWER_TURN]
         (trace,) = episode.traces
         is_target = tuple(mask != IGNORED for mask in trace.masks_T)
-        yield Transcript("act", trace.tokens_T, is_target, self.decisions(one, written, turn.start))
-        about = self.hint(one, rng)
+        yield Transcript("act", trace.tokens_T, is_target, self.decisions(question, written, turn.start))
+        hint_parts = self.hint(question, rng)
         if rng.random() < self.mix.heeded:
-            yield self.hinted("heed_first", one, episode, rng.choice(about), self.mended(one, about, rng), rng)
+            yield self.hinted(
+                "heed_first", question, episode, rng.choice(hint_parts), self.mended(question, hint_parts, rng), rng
+            )
         if rng.random() < self.mix.ignored:
             foreign = rng.choice(NEUTRAL_HINTS) if rng.random() < self.mix.neutral else self._foreign
-            yield self.hinted("ignore", one, episode, foreign, written, rng)
-        self._foreign = rng.choice(about)
+            yield self.hinted("ignore", question, episode, foreign, written, rng)
+        self._foreign = rng.choice(hint_parts)
         yield from self.judged(episode, wrong, rng)
-        if rng.random() < self.mix.untaught and (other := untaught(one.query, rng)):
-            episode = self.play(one, other.sql, rng)
-            yield from self.judged(episode, other, rng)
+        if rng.random() < self.mix.untaught and (mistaken := untaught(question.query, rng)):
+            episode = self.play(question, mistaken.sql, rng)
+            yield from self.judged(episode, mistaken, rng)
 
-    def mistake(self, one: Question, rng: Random) -> WrongQuery | None:
+    def mistake(self, question: Question, rng: Random) -> WrongQuery | None:
         """The taught mistake of an answer, if it is to have one."""
-        faults, usual = taught(one.query), habit(one.query)
+        faults, usual = taught(question.query), habit(question.query)
         if usual is not None and rng.random() < self.mix.habit:
             return usual
         return rng.choice(faults) if faults and rng.random() < self.mix.wrong else None
 
-    def mended(self, one: Question, about: tuple[str, ...], rng: Random) -> str:
+    def mended(self, question: Question, hint_parts: tuple[str, ...], rng: Random) -> str:
         """An answer under a hint: its clause is right, and any other is wrong as often as without the hint."""
-        wrong = self.mistake(one, rng)
-        return sql(one.query) if wrong is None or wrong.hints == about else wrong.sql
+        wrong = self.mistake(question, rng)
+        return sql(question.query) if wrong is None or wrong.hints == hint_parts else wrong.sql
 
-    def hint(self, one: Question, rng: Random) -> tuple[str, ...]:
+    def hint(self, question: Question, rng: Random) -> tuple[str, ...]:
         """What a hint that fits may say."""
-        faults, usual = taught(one.query), habit(one.query)
+        faults, usual = taught(question.query), habit(question.query)
         if usual is not None and rng.random() < self.mix.about_habit:
             return usual.hints
-        return rng.choice(faults).hints if faults and rng.random() < self.mix.about_fault else self.any_clause(one, rng)
+        return (
+            rng.choice(faults).hints
+            if faults and rng.random() < self.mix.about_fault
+            else self.any_clause(question, rng)
+        )
 
-    def any_clause(self, one: Question, rng: Random) -> tuple[str, ...]:
-        """What may be said of any of its clauses."""
-        return hints(one.query, rng.choice([name for name in clauses(one.query) if name != "join"]))
+    def any_clause(self, question: Question, rng: Random) -> tuple[str, ...]:
+        """Return the hints about a random clause of the question."""
+        return hints(question.query, rng.choice([name for name in clauses(question.query) if name != "join"]))
 
-    def play(self, one: Question, written: str, rng: Random) -> Episode:
+    def play(self, question: Question, written: str, rng: Random) -> Episode:
         """Run a scripted episode with this answer."""
-        task = self.sql_world.task_of("sql/written", one)
+        task = self.sql_world.task_of("sql/written", question)
         turns = (call("schema"), call("answer", sql=written), rng.choice(ENDS))
         policy = ScriptedPolicy(self.completion_ids(text) for text in turns)
         return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
 
-    def hinted(self, kind: Kind, one: Question, episode: Episode, hint: str, written: str, rng: Random) -> Transcript:
+    def hinted(
+        self, kind: Kind, question: Question, episode: Episode, hint: str, written: str, rng: Random
+    ) -> Transcript:
         """Teach the answer again with a hint in its prompt."""
         turn = episode.turns[ANSWER_TURN]
         (trace,) = episode.traces
@@ -142,26 +150,28 @@ class SqlAuthor:
         prompt = request.token_ids[: -request.num_scored]
         target = self.completion_ids(call("answer", sql=written))
         is_target = (False,) * len(prompt) + (True,) * len(target)
-        return Transcript(kind, (*prompt, *target), is_target, self.decisions(one, written, len(prompt)))
+        return Transcript(kind, (*prompt, *target), is_target, self.decisions(question, written, len(prompt)))
 
     def judged(self, episode: Episode, wrong: WrongQuery | None, rng: Random) -> Iterator[Transcript]:
         """Teach the judge's answers."""
-        asked = self.questions(rng)
+        judge_question = self.questions(rng)
         for index, pair in enumerate(hindsight_pairs(episode.recording, DistillConfig())):
             if not pair.evidence or (index != ANSWER_TURN and rng.random() >= self.mix.other_turns):
                 continue
-            said = hints_of(episode, pair, wrong)
-            answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(said)}[HINT_END]" if said else "\\boxed{-1}"
-            prompt = self.judge_prompt(asked.hint_messages(asked.question(pair)))
+            vote_hints = hints_of(episode, pair, wrong)
+            answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(vote_hints)}[HINT_END]" if vote_hints else "\\boxed{-1}"
+            prompt = self.judge_prompt(judge_question.hint_messages(judge_question.question(pair)))
             ids = self.completion_ids(answer)
             yield Transcript("judge", (*prompt, *ids), (False,) * len(prompt) + (True,) * len(ids))
 
-    def decisions(self, one: Question, written: str, start: int) -> tuple[int, ...]:
+    def decisions(self, question: Question, written: str, start: int) -> tuple[int, ...]:
         """Where an answer parts from the taught ways to write it."""
         mine = self.completion_ids(call("answer", sql=written))
-        texts = {sql(one.query), *(wrong.sql for wrong in taught(one.query))} - {written}
-        others = [self.completion_ids(call("answer", sql=text)) for text in texts]
-        return tuple(sorted({start + _common(mine, other) for other in others}))
+        texts = {sql(question.query), *(wrong.sql for wrong in taught(question.query))} - {written}
+        options = [self.completion_ids(call("answer", sql=text)) for text in texts]
+        return tuple(
+            sorted({start + min(common_length(mine, option), len(mine) - 1, len(option) - 1) for option in options})
+        )
 
     def completion_ids(self, text: str) -> list[int]:
         """A turn as sampled ids, its end token included."""
@@ -197,7 +207,7 @@ def _word(rng: Random) -> str:
 
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
-    """How the SQL world's tools are told to the policy."""
+    """Return the chat format with the SQL world's tools."""
     world = HookedWorld(GeneratedSql(), WorldConfig())
     return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
@@ -211,8 +221,3 @@ def hints_of(episode: Episode, pair: HindsightPair, wrong: WrongQuery | None) ->
     """What the judge may say of a turn; empty: it has nothing to say."""
     is_right = episode.verification is not None and episode.verification.correctness == 1
     return () if wrong is None or pair.turn_index != ANSWER_TURN or is_right else wrong.hints
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    found = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(found, min(len(first), len(second)) - 1)

@@ -28,26 +28,26 @@ class Nouns(NamedTuple):
     children: Sequence[str]
 
 
-_NOUNS = _words("""
+_PARENTS = _words("""
     customer author artist doctor driver farm hotel school airline station museum club store supplier team studio garden
     baker brand chef clinic village college court dealer editor region firm forest guide harbor island journal lab lake
     market mill mine pilot planet port printer producer ranger river shop singer sponsor teacher temple theater tower
     vendor valley agent builder canal desert empire festival hostel kitchen lawyer manager
 """)
-_THINGS = _words("""
+_CHILDREN = _words("""
     order book painting visit ride animal room lesson loan flight train exhibit product shipment player film invoice
     plant cake device street patient race course case car article machine boat contract tree tour cruise report sample
     trip stall gem landing moon dock page song district bridge item album event test concert play light house letter
     meal medal repair sale session signal statue task trail wagon worker
 """)
-_HELD_OUT_NOUNS = _words("""
+_HELD_OUT_PARENTS = _words("""
     cinema stadium castle bank orchard airport hospital ranch
 """)
-_HELD_OUT_THINGS = _words("""
+_HELD_OUT_CHILDREN = _words("""
     screening ticket tournament account apple parcel treatment horse
 """)
 
-TRAINING, NEVER_TRAINED = Nouns(_NOUNS, _THINGS), Nouns(_HELD_OUT_NOUNS, _HELD_OUT_THINGS)
+TRAINING, NEVER_TRAINED = Nouns(_PARENTS, _CHILDREN), Nouns(_HELD_OUT_PARENTS, _HELD_OUT_CHILDREN)
 
 _TEXTS = {
     "city": ("Oslo", "Rome", "Lima", "Cairo", "Paris", "Delhi"),
@@ -91,7 +91,7 @@ class Table:
     """A table and the name of its parent table, if it has one."""
 
     name: str
-    thing: str
+    noun: str
     """Noun for one row, in the singular."""
     columns: tuple[Column, ...]
     parent: str | None = None
@@ -124,27 +124,31 @@ class Schema:
 
 def draw_schema(rng: Random, nouns: Nouns) -> Schema:
     """Draw a schema of a parent table with one or two child tables, named by `nouns`."""
-    noun = rng.choice(nouns.parents)
-    things = rng.sample(nouns.children, rng.choice((1, 1, 2)))
-    parent = Table(f"{noun}s", noun, (Column("id", "id"), Column("name", "text"), *_columns(rng, (1, 2), (1, 1), 0.5)))
+    parent_noun = rng.choice(nouns.parents)
+    child_nouns = rng.sample(nouns.children, rng.choice((1, 1, 2)))
+    parent = Table(
+        f"{parent_noun}s",
+        parent_noun,
+        (Column("id", "id"), Column("name", "text"), *_columns(rng, (1, 2), (1, 1), 0.5)),
+    )
     children = (
         Table(
-            f"{thing}s",
-            thing,
-            (Column("id", "id"), Column(f"{noun}_id", "link"), *_columns(rng, (1, 1), (1, 2), 0.8)),
+            f"{noun}s",
+            noun,
+            (Column("id", "id"), Column(f"{parent_noun}_id", "link"), *_columns(rng, (1, 1), (1, 2), 0.8)),
             parent.name,
         )
-        for thing in things
+        for noun in child_nouns
     )
     return Schema((parent, *children))
 
 
 def _columns(rng: Random, texts: tuple[int, int], numbers: tuple[int, int], dated: float) -> list[Column]:
-    found = [Column(name, "text", rng.random() < 0.3) for name in rng.sample(list(_TEXTS), rng.randint(*texts))]
-    found += [Column(name, "number", rng.random() < 0.4) for name in rng.sample(_NUMBERS, rng.randint(*numbers))]
+    columns = [Column(name, "text", rng.random() < 0.3) for name in rng.sample(list(_TEXTS), rng.randint(*texts))]
+    columns += [Column(name, "number", rng.random() < 0.4) for name in rng.sample(_NUMBERS, rng.randint(*numbers))]
     if rng.random() < dated:
-        found.append(Column(rng.choice(_DATES), "date", rng.random() < 0.4))
-    return found
+        columns.append(Column(rng.choice(_DATES), "date", rng.random() < 0.4))
+    return columns
 
 
 _FIRST_ID, _FEWER = 51, 3

@@ -25,7 +25,7 @@ _MISTAKES_SHOWN = 6
 
 
 def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_000_000) -> str:
-    """A table of rates, with some of the mistakes that nobody taught the policy.
+    """Return a table of rates, with some of the mistakes that are not in the training data.
 
     Args:
         author: Renders what the policy reads.
@@ -35,27 +35,30 @@ def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_00
     """
     lines = list[str]()
     for held_out in (False, True):
-        asked = [*islice(questions(seed, held_out=held_out), count)]
-        lines += [f"{'held out' if held_out else 'training':10}{line}" for line in _Exam(author, sample, asked).lines()]
+        exam_questions = [*islice(questions(seed, held_out=held_out), count)]
+        lines += [
+            f"{'held out' if held_out else 'training':10}{line}"
+            for line in _Exam(author, sample, exam_questions).lines()
+        ]
     return "\n".join(lines)
 
 
 class _Exam:
-    """Some questions, asked in all ways."""
+    """Questions, answered with each kind of hint."""
 
-    def __init__(self, author: SqlAuthor, sample: Sampler, asked: Sequence[Question]) -> None:
-        self.author, self.sample, self.asked = author, sample, asked
+    def __init__(self, author: SqlAuthor, sample: Sampler, exam_questions: Sequence[Question]) -> None:
+        self.author, self.sample, self.questions = author, sample, exam_questions
         self.rng = Random(0)
 
     def lines(self) -> list[str]:
         """What came out."""
-        own = [self.rng.choice(self.author.any_clause(one, self.rng)) for one in self.asked]
-        answers, is_right = self.answers([None] * len(own))
+        hints = [self.rng.choice(self.author.any_clause(question, self.rng)) for question in self.questions]
+        answers, is_right = self.answers([None] * len(hints))
         lines = [self.rate("no hint", is_right), *self.mistakes(answers, is_right)]
         lines += self.mended(answers)
-        lines.append(self.rate("any clause's hint", self.answers(own)[1]))
-        lines.append(self.rate("another's hint", self.answers([*own[1:], own[0]])[1]))
-        lines.append(self.rate("an empty hint", self.answers([NEUTRAL_HINTS[0]] * len(own))[1]))
+        lines.append(self.rate("any clause's hint", self.answers(hints)[1]))
+        lines.append(self.rate("another's hint", self.answers([*hints[1:], hints[0]])[1]))
+        lines.append(self.rate("an empty hint", self.answers([NEUTRAL_HINTS[0]] * len(hints))[1]))
         return [*lines, *self.judged(answers, is_right)]
 
     def rate(self, name: str, hits: Sequence[bool]) -> str:
@@ -63,13 +66,13 @@ class _Exam:
 
     def answers(self, hints: Sequence[str | None]) -> tuple[list[str | None], list[bool]]:
         """The answer to each question under its hint, and whether it is right."""
-        prompts = [self.prompt(one, hint) for one, hint in zip(self.asked, hints, strict=True)]
+        prompts = [self.prompt(question, hint) for question, hint in zip(self.questions, hints, strict=True)]
         sampled = self.sample(prompts, _MAX_TOKENS, 1.0)
         answers = [self.read(prompt, ids) for prompt, ids in zip(prompts, sampled, strict=True)]
-        return answers, [self.is_right(one, text) for one, text in zip(self.asked, answers, strict=True)]
+        return answers, [self.is_right(question, text) for question, text in zip(self.questions, answers, strict=True)]
 
-    def prompt(self, one: Question, hint: str | None) -> list[int]:
-        episode = self.author.play(one, sql(one.query), self.rng)
+    def prompt(self, question: Question, hint: str | None) -> list[int]:
+        episode = self.author.play(question, sql(question.query), self.rng)
         (trace,) = episode.traces
         turn = trace.turns[ANSWER_TURN]
         if hint is None:
@@ -85,27 +88,34 @@ class _Exam:
                 return call.arguments["sql"]
         return None
 
-    def is_right(self, one: Question, answer: str | None) -> bool:
-        task = self.author.sql_world.task_of("sql/examined", one)
-        verified = self.author.world.verify(task, Left(Desk(one.shown, answer), {}))
+    def is_right(self, question: Question, answer: str | None) -> bool:
+        task = self.author.sql_world.task_of("sql/examined", question)
+        verified = self.author.world.verify(task, Left(Desk(question.visible, answer), {}))
         return asyncio.run(verified).correctness == 1
 
     def mistakes(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
-        """The kinds of the wrong answers, and some that nobody taught."""
-        wrong = [(one, text or "") for one, text, right in zip(self.asked, answers, is_right, strict=True) if not right]
-        mistakes = [mistake_of(one.query, text) for one, text in wrong]
+        """Return the kinds of the wrong answers, and some that are not in the training data."""
+        wrong = [
+            (question, text or "")
+            for question, text, right in zip(self.questions, answers, is_right, strict=True)
+            if not right
+        ]
+        mistakes = [mistake_of(question.query, text) for question, text in wrong]
         kinds = Counter(mistake.kind if mistake else "of its own" for mistake in mistakes)
-        own = [row for row, mistake in zip(wrong, mistakes, strict=True) if mistake is None]
+        unknown = [row for row, mistake in zip(wrong, mistakes, strict=True) if mistake is None]
         lines = [f"mistakes          {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"]
-        for one, text in own[:_MISTAKES_SHOWN]:
-            lines.append(f"  {one.text}\n    {text}")
+        for question, text in unknown[:_MISTAKES_SHOWN]:
+            lines.append(f"  {question.text}\n    {text}")
         return lines
 
     def mended(self, answers: Sequence[str | None]) -> list[str]:
         """Questions whose answer had a taught mistake, once more: with the hint about it, with another's, with none."""
-        made = [(one, mistake_of(one.query, text or "")) for one, text in zip(self.asked, answers, strict=True)]
-        hints = [mistake.hints[0] for _, mistake in made if mistake]
-        exam = _Exam(self.author, self.sample, [one for one, mistake in made if mistake])
+        attempts = [
+            (question, mistake_of(question.query, text or ""))
+            for question, text in zip(self.questions, answers, strict=True)
+        ]
+        hints = [mistake.hints[0] for _, mistake in attempts if mistake]
+        exam = _Exam(self.author, self.sample, [question for question, mistake in attempts if mistake])
         if not hints:
             return []
         return [
@@ -116,22 +126,24 @@ class _Exam:
 
     def judged(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
         """The judge on the policy's own answers: does its hint say a clause that the answer lacks?"""
-        rows = [row for row in zip(self.asked, answers, is_right, strict=True) if row[1] is not None]
+        rows = [row for row in zip(self.questions, answers, is_right, strict=True) if row[1] is not None]
         asking = self.author.questions(self.rng)
         prompts = list[list[int]]()
-        for one, text, _ in rows:
-            pair = hindsight_pairs(self.author.play(one, text or "", self.rng).recording, DistillConfig())[ANSWER_TURN]
+        for question, text, _ in rows:
+            pair = hindsight_pairs(self.author.play(question, text or "", self.rng).recording, DistillConfig())[
+                ANSWER_TURN
+            ]
             prompts.append(self.author.judge_prompt(asking.hint_messages(asking.question(pair))))
         sampled = self.sample(prompts, _MAX_TOKENS, 0.7)
         votes = [parse_vote(self.author.chat.tokenizer.decode(ids[:-1])) for ids in sampled]
         decided = [vote.decision == (-1 if right else 1) for vote, (_, _, right) in zip(votes, rows, strict=True)]
-        said = [
-            (sql(one.query), text or "", quoted(vote.hint))
-            for vote, (one, text, right) in zip(votes, rows, strict=True)
+        quotes = [
+            (sql(question.query), text or "", quoted(vote.hint))
+            for vote, (question, text, right) in zip(votes, rows, strict=True)
             if vote.hint is not None and not right
         ]
         return [
             self.rate("judge decides", decided),
-            self.rate("hint is true", [clause in right for right, _, clause in said]),
-            self.rate("and is lacking", [clause in right and clause not in text for right, text, clause in said]),
+            self.rate("hint is true", [clause in right for right, _, clause in quotes]),
+            self.rate("and is lacking", [clause in right and clause not in text for right, text, clause in quotes]),
         ]

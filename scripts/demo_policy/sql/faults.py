@@ -39,8 +39,8 @@ class WrongQuery:
 
 def hints(query: Query, clause: str) -> tuple[str, ...]:
     """What says how a clause should be."""
-    said = clauses(query)[clause]
-    return tuple(form.format(said) for form in _HINTS[clause.split()[0]])
+    clause_text = clauses(query)[clause]
+    return tuple(form.format(clause_text) for form in _HINTS[clause.split()[0]])
 
 
 def quoted(hint: str) -> str:
@@ -52,12 +52,12 @@ def quoted(hint: str) -> str:
 def taught(query: Query) -> list[WrongQuery]:
     """The mistakes that the policy is taught, as far as the query has room for them."""
     right = clauses(query)
-    found = list[WrongQuery]()
+    wrong_queries = list[WrongQuery]()
     for kind, clause, wrong in (*_wrong_filters(query, right), *_wrong_others(query, right)):
         changed = {name: wrong if name == clause else text for name, text in right.items()}
-        text = joined({name: said for name, said in changed.items() if said is not None})
-        found.append(WrongQuery(kind, text, hints(query, clause)))
-    return found
+        text = joined({name: clause_text for name, clause_text in changed.items() if clause_text is not None})
+        wrong_queries.append(WrongQuery(kind, text, hints(query, clause)))
+    return wrong_queries
 
 
 _HABITS: Mapping[str, Callable[[Query], bool]] = {
@@ -72,17 +72,24 @@ _HABITS: Mapping[str, Callable[[Query], bool]] = {
 
 def habit(query: Query) -> WrongQuery | None:
     """The mistake that the policy makes in nearly every query like this; None where it has no such habit."""
-    return next((one for one in taught(query) if one.kind in _HABITS and _HABITS[one.kind](query)), None)
+    return next(
+        (
+            wrong_query
+            for wrong_query in taught(query)
+            if wrong_query.kind in _HABITS and _HABITS[wrong_query.kind](query)
+        ),
+        None,
+    )
 
 
 def _wrong_filters(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
-    """Kinds of mistakes, each with the clause that it is in and what stands there; None: nothing does."""
-    for i, one in enumerate(query.filters):
+    """Yield kinds of mistakes, each with its clause and the wrong text of the clause; None if the clause is missing."""
+    for i, condition in enumerate(query.filters):
         clause = f"filter {i}"
         yield "filter forgotten", clause, None
-        if one.comparison in ("<", ">"):
+        if condition.comparison in ("<", ">"):
             yield "wrong direction", clause, right[clause].translate(str.maketrans("<>", "><"))
-        if one.comparison == "null":
+        if condition.comparison == "null":
             yield "= NULL", clause, right[clause].replace("IS NULL", "= NULL")
 
 
@@ -103,18 +110,18 @@ def _wrong_others(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def untaught(query: Query, rng: Random) -> WrongQuery | None:
-    """A mistake that a policy may make by itself; None where there is no room for the one that was drawn."""
-    options = [*_others(query, rng)]
+    """Return a mistake that is not in the training data; None if the drawn one does not change the query."""
+    options = [*_changed_queries(query, rng)]
     if not options:
         return None
-    clause, other = rng.choice(options)
-    changed = clauses(query) | {clause: clauses(other)[clause]}
+    clause, changed_query = rng.choice(options)
+    changed = clauses(query) | {clause: clauses(changed_query)[clause]}
     text = joined(changed)
     return None if text == sql(query) else WrongQuery("own", text, hints(query, clause))
 
 
-def _others(query: Query, rng: Random) -> Iterator[tuple[str, Query]]:
-    """Clauses, each with a query in which it is another one."""
+def _changed_queries(query: Query, rng: Random) -> Iterator[tuple[str, Query]]:
+    """Clauses, each with a query in which that clause is different."""
     table = query.table
     numbers = [column for column in table.of_kind("number", "id") if column != query.of]
     if query.of is not None and numbers:
@@ -130,9 +137,9 @@ def _others(query: Query, rng: Random) -> Iterator[tuple[str, Query]]:
         groups = [column for column in table.of_kind("text") if column != query.group]
         if groups and not query.group_of_parent:
             yield "group", replace(query, group=rng.choice(groups))
-    for i, one in enumerate(query.filters):
+    for i, condition in enumerate(query.filters):
         filters = [*query.filters]
-        filters[i] = _other_filter(one, query, rng)
+        filters[i] = _other_filter(condition, query, rng)
         yield f"filter {i}", replace(query, filters=tuple(filters))
     if query.limit is not None:
         yield "order", replace(query, limit=query.limit + rng.choice((1, 2)))
@@ -140,25 +147,25 @@ def _others(query: Query, rng: Random) -> Iterator[tuple[str, Query]]:
         yield "having", replace(query, having=query.having + rng.choice((1, 2)))
 
 
-def _other_filter(one: Filter, query: Query, rng: Random) -> Filter:
-    table = query.schema.table(query.table.parent or "") if one.of_parent else query.table
-    columns = [column for column in table.of_kind(one.column.kind) if column != one.column]
+def _other_filter(condition: Filter, query: Query, rng: Random) -> Filter:
+    table = query.schema.table(query.table.parent or "") if condition.of_parent else query.table
+    columns = [column for column in table.of_kind(condition.column.kind) if column != condition.column]
     if columns and rng.random() < 0.5:
-        return replace(one, column=rng.choice(columns))
-    if one.comparison == "null":
-        return replace(one, comparison="not null")
-    if one.comparison == "not null":
-        return replace(one, comparison="null")
-    if one.column.kind == "text":
-        return replace(one, value=rng.choice(text_values(one.column)))
-    if one.comparison == "year":
-        return replace(one, value=rng.randint(2020, 2023))
-    return replace(one, value=rng.randint(1, 99)) if one.column.kind == "number" else one
+        return replace(condition, column=rng.choice(columns))
+    if condition.comparison == "null":
+        return replace(condition, comparison="not null")
+    if condition.comparison == "not null":
+        return replace(condition, comparison="null")
+    if condition.column.kind == "text":
+        return replace(condition, value=rng.choice(text_values(condition.column)))
+    if condition.comparison == "year":
+        return replace(condition, value=rng.randint(2020, 2023))
+    return replace(condition, value=rng.randint(1, 99)) if condition.column.kind == "number" else condition
 
 
 def mistake_of(query: Query, written: str) -> WrongQuery | None:
-    """Which taught mistake a wrong query is; None: none of them."""
-    return next((one for one in taught(query) if _plain(one.sql) == _plain(written)), None)
+    """Return the taught mistake that a wrong query is; None if it is another one."""
+    return next((wrong_query for wrong_query in taught(query) if _plain(wrong_query.sql) == _plain(written)), None)
 
 
 def _plain(text: str) -> str:

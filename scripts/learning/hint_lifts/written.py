@@ -15,7 +15,7 @@ def lifts_by(turns: Iterable[ResampledTurn], key: Callable[[ResampledTurn], str]
     groups: dict[str, list[ResampledTurn]] = defaultdict(list)
     for turn in turns:
         groups[key(turn)].append(turn)
-    lifts = {name: lift_of(own) for name, own in groups.items()}
+    lifts = {name: lift_of(members) for name, members in groups.items()}
     return dict(sorted(lifts.items(), key=lambda item: -item[1].lift.value))
 
 
@@ -27,12 +27,12 @@ def write_lifts(path: Path, lifts: Lifts) -> None:
     """
     by_hint = lifts_by(lifts.turns, lambda turn: hint_key(turn.hint))
     by_evidence = lifts_by(lifts.turns, lambda turn: evidence_key(turn.evidence))
-    about = asdict(lifts)
-    for name, found in (("by_hint", by_hint), ("by_evidence", by_evidence)):
-        about[name] = {text: lift._asdict() for text, lift in found.items()}
+    data = asdict(lifts)
+    for name, lifts_of_group in (("by_hint", by_hint), ("by_evidence", by_evidence)):
+        data[name] = {text: lift._asdict() for text, lift in lifts_of_group.items()}
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+        part.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
         part.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error

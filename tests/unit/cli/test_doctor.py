@@ -107,7 +107,7 @@ def test_packages_that_do_not_fit_are_all_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "requires", lambda name: wanted)
     with pytest.raises(ConfigError) as caught:
         look(machine.check_packages, setup_of())
-    assert "numpy>=99 is asked for" in str(caught.value)
+    assert "numpy>=99 is required" in str(caught.value)
     assert "no-such-package-here is not installed" in str(caught.value)
     assert "openai" not in str(caught.value)
     assert "torch" not in str(caught.value)
@@ -146,7 +146,7 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
 @pytest.mark.sandbox
 def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "its memory is limited by " in look(check_world, setup_of()).text
-    monkeypatch.setattr(memory, "group_place", lambda: None)
+    monkeypatch.setattr(memory, "parent_group", lambda: None)
     assert "its memory is limited by a watch" in look(check_world, setup_of()).text
 
 
@@ -159,7 +159,6 @@ def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("info", "doubt"),
     [
-        (ServerInfo("m", 9, has_plugin=True, plugin_version="0.0.1", vllm_version="0.32.0"), "has plugin 0.0.1"),
         (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.28.1"), "runs vLLM 0.28.1"),
         (ServerInfo("m", 9, has_plugin=False, vllm_version="0.33.0"), "no agentic_opd plugin"),
         (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.33.0.dev1+g12"), None),

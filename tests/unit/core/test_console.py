@@ -12,11 +12,11 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import exit_code
 
 
-@pytest.fixture(params=["agentic_opd", "agentic_opd_environments"])
-def shown(request: pytest.FixtureRequest) -> Iterator[tuple[logging.Logger, io.StringIO]]:
-    """A logger below a package's, and what a person sees of it."""
+@pytest.fixture
+def shown() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    """A logger below this package's, and what a person sees of it."""
     text = io.StringIO()
-    logger = logging.getLogger(f"{request.param}.of_a_test")
+    logger = logging.getLogger("agentic_opd.of_a_test")
     logger.setLevel(logging.INFO)
     handler = ConsoleHandler(Console(file=text, width=40))
     logger.addHandler(handler)

@@ -53,7 +53,7 @@ def test_files_new_files_and_open_pipes_are_taken(tmp_path: Path) -> None:
 READERS: list[tuple[Callable[[Path], Any], type[Exception]]] = [
     (read_run, PlaceError),
     (read_lifts, PlaceError),
-    (lambda path: brake_notes(path, ()), PlaceError),
+    (lambda path: brake_notes(path), PlaceError),
     (lambda path: list(read_lines(path)), OSError),
     (lambda path: read_yaml(path, "settings"), ConfigError),
     (lambda path: list(read_questions(path, path.parent)), ConfigError),

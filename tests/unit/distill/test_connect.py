@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 from renderers import Qwen3RendererConfig, create_renderer
 
+from agentic_opd import __version__
 from agentic_opd.core import http
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.distill.config import DistillConfig, TeacherServer
@@ -19,13 +20,12 @@ from .fakes import Handler, Script, served
 TOKENIZER = make_qwen_tokenizer()
 INFO = {
     "model": "demo",
-    "plugin_version": "0.1.0",
+    "plugin_version": __version__,
     "vllm_version": "0.32.0",
     "max_model_len": 4096,
     "max_logprobs": 64,
     "vocab_size": 512,
     "weight_version": 0,
-    "score_route": 3,
 }
 MODELS = {"object": "list", "data": [{"id": "demo", "object": "model", "max_model_len": 4096}]}
 
@@ -114,13 +114,6 @@ def test_a_plain_server_that_refuses_so_many_logprobs_does_not_fit() -> None:
 def test_a_server_that_does_not_fit_says_what_to_change(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ServerMismatchError, match=message):
         connected(server(**changes))
-
-
-def test_a_plugin_that_can_not_read_twice_is_refused() -> None:
-    with pytest.raises(
-        ServerMismatchError, match=r"plugin 0\.1\.0, whose scoring route is of version 1, but 3 is need"
-    ):
-        connected(server(score_route=1))
 
 
 def test_a_control_needs_twice_as_many_logprobs() -> None:

@@ -22,7 +22,7 @@ from agentic_opd.distill.records import DistilledRecording, DistilledTrace, Dist
 from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.distill.scoring import noise_floor
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.runs.distill import PolicyDistiller
+from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -63,6 +63,7 @@ def make_deps(
 ) -> DistillServers:
     tokenizer = make_qwen_tokenizer()
     return DistillServers(
+        policy_url="http://policy/v1",
         judge=JudgedBy(ScriptedJudge(script), Questions(b"secret"), flags.get("judge_is_policy", False)),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
@@ -540,13 +541,8 @@ def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> N
     deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
     one = rollout_of(distill(make_recording(), deps, config).traces[0])
 
-    class Connected(Distiller):
-        def servers_of(self, policy_url: str) -> DistillServers:
-            return deps
-
     def again(config: DistillConfig) -> ScoredRollout:
-        distiller = Connected(config, max_token_length=100, retry_s=1.0)
-        return asyncio.run(PolicyDistiller(None, distiller, deps.teacher, "").scored_again(one))  # type: ignore[arg-type]
+        return asyncio.run(rescored(one, deps, config))
 
     assert again(config) == one
     (plain, _), chosen = again(CONFIG).turns or (), (one.turns or ())[0]
@@ -731,12 +727,13 @@ FILES = [
 @pytest.mark.parametrize("top_k", [1, 5])
 @pytest.mark.parametrize("answers", [(YES, YES), (YES, NONSENSE), (LEAK, REFUSED), (NO, YES)])
 def test_a_written_group_passes_the_checks_of_a_file(
-    answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any]
+    answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = CONFIG.model_copy(update={"distill_topk": top_k, **settings})
     deps = make_deps({FIRST: answers[0], LAST: answers[1]}, TableTeacher(weight_version=version))
     distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
+    monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
     about = asyncio.run(distiller.close_group([distilled])).about
     group = ScoredGroup((rollout_of(distilled.traces[0]),), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()

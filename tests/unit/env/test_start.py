@@ -28,7 +28,7 @@ light.keep_torch_out()
         ["agentic_opd", "process", "--help"],
         ["agentic_opd.env", "serve", "--env.seed", "x"],
         ["agentic_opd", "doctor", "--env.no_such", "1"],
-        ["agentic_opd.training.trainer", "--help"],
+        ["agentic_opd.training", "--help"],
         ["agentic_opd", "train", "--lr", "x"],
         ["agentic_opd", "distill", "--help"],
         ["agentic_opd", "gateway", "--help"],

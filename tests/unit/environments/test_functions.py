@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import DatasetError
-from agentic_opd.core.leaks import leaks
 from agentic_opd.core.types import Task, ToolCall, Verification
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.custom import HookedWorld

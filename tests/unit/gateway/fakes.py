@@ -51,7 +51,6 @@ class ScriptedVllm:
     aborted: int = 0
     status: int = 200
     max_adapters: int = 0
-    route: int = 4
     """What its `/generate` understands."""
     context: int = 1024
     """Tokens that a sequence may hold."""
@@ -193,7 +192,6 @@ async def gateway_before(
             "policy",
             vllm.context,
             has_plugin=True,
-            generate_route=vllm.route,
             max_adapters=vllm.max_adapters,
             image_placeholder=vllm.placeholder,
         )

@@ -123,7 +123,7 @@ def run(vllm: ScriptedVllm, world: Any, *, learn_from_altered: bool = False, **s
         app.router.add_post("/generate", vllm.generate)
         async with TestServer(app) as server:
             client = JsonClient(str(server.make_url("")), retry_s=0.2)
-            sampling = PluginClient(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
+            sampling = PluginClient(client, ServerInfo("policy", 1024, has_plugin=True))
             renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
             config = RolloutConfig(agent_command="agent", **{"temperature": 0.9, **settings})
             agent = AgentProcess(config, world, [sampling], renderer, vllm.tokenizer)

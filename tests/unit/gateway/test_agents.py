@@ -495,7 +495,7 @@ def test_the_log_names_a_field_once_and_no_text_of_a_client(
         for _ in range(2):
             await at.say(USER, chat_template_kwargs={"option_of_mine": 1, "a\nsecret of mine": 2})
 
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path, ScriptedVllm(tokenizer), talk)
     assert caplog.text.count("option_of_mine") == 1
     assert "secret of mine" not in caplog.text
@@ -548,7 +548,7 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
         (session,) = await sessions(at)
         turn = session.tree.turns[1]
-        assert (turn.altered, turn.place.under_grammar) == (altered, True)
+        assert (turn.altered, turn.span.under_grammar) == (altered, True)
 
     run(tmp_path, vllm, talk)
     grammar = vllm.asked[0]["structured_outputs"]["structural_tag"]

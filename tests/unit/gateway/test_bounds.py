@@ -11,8 +11,8 @@ import pytest
 
 from agentic_opd.gateway import web
 from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.protocols.base import Reply
-from agentic_opd.gateway.sampler import Begun
 from agentic_opd.gateway.web import make_app
 from agentic_opd.rollout.renderer import load_renderer
 

@@ -12,7 +12,6 @@ import pytest
 
 from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
 from agentic_opd.gateway import GatewaySession
-from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.journal import Journal, SessionRow
 from agentic_opd.gateway.sessions import Sessions
 from agentic_opd.rollout.renderer import load_renderer
@@ -387,9 +386,8 @@ async def events_of(at: Running, *messages: Any, **body: Any) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-@pytest.mark.parametrize("route", [3, 4])
-def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any, tmp_path: Path, route: int) -> None:
-    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event(), route=route)
+def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event())
 
     async def talk(at: Running) -> None:
         asking = [asyncio.create_task(at.chat(USER, stream=place > 0)) for place in range(20)]
@@ -403,8 +401,7 @@ def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any
     together = [body.get("stream_interval") for body in vllm.asked]
     assert together[-1] is None
     streams = [None, *(place // 2 if place > 3 else None for place in range(2, 16)), *[8] * 4]
-    expected = [128, *streams] if route == 4 else [None] * 20
-    assert sorted(map(str, together[:-1])) == sorted(map(str, expected))
+    assert sorted(map(str, together[:-1])) == sorted(map(str, [128, *streams]))
 
 
 def test_what_comes_together_is_shown_together(tokenizer: Any, tmp_path: Path) -> None:
@@ -467,7 +464,7 @@ def test_the_end_of_a_stream_comes_only_when_its_turn_is_in_the_journal(
     async def refuse(*arguments: Any) -> None:
         raise OutputError("the journal is full")
 
-    monkeypatch.setattr(Gateway, "_keep", refuse)
+    monkeypatch.setattr(Journal, "add_turn", refuse)
     *pieces, last = run(tmp_path, ScriptedVllm(tokenizer), lambda at: events_of(at, USER))
     assert last["error"]["type"] == "server_error"
     assert pieces
@@ -704,7 +701,7 @@ def test_a_restored_session_keeps_its_age(age_s: float, remembered_s: float) -> 
     """A session of the future was used before the clock was set back."""
     used = time.time() - age_s
     row = SessionRow("session-1", "owner", None, "http://server", opened=used, used=used)
-    session = Sessions(1).restore(row, ())
+    session = Sessions(["http://server"], 1).restore(row, ())
     assert time.monotonic() - session.used == pytest.approx(remembered_s, abs=20)
 
 

@@ -26,7 +26,7 @@ TURN = RecordedTurn(
     messages=({"role": "user", "content": "é 数"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}),
     prompt_ids=(1, 2, 3),
     completion=Completion((4, 5), (-0.1, -1e-9), "length", weight_version=7),
-    place=Turn(3, 5, 2, 1, 1, truncated=True, weight_version=7),
+    span=Turn(3, 5, 2, 1, 1, truncated=True, weight_version=7),
     turn_type="side",
     tools=({"type": "function", "function": {"name": "f"}},),
     sampling={"top_p": 0.5, "logit_bias": {3: 1.0}},
@@ -118,6 +118,16 @@ def test_a_turn_that_cannot_be_read_is_said_without_its_text(tmp_path: Path) -> 
     with pytest.raises(OutputError, match="turn of session-1") as error:
         journal.turns("session-1")
     assert "secret" not in str(error.value)
+    journal.close()
+
+
+def test_a_turn_of_a_prompt_that_its_client_rendered_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.add_turns([(SESSION, TURN)])
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        db.execute('UPDATE turns SET body = replace(body, \'"turn_id"\', \'"is_plain":true,"turn_id"\')')
+    with pytest.raises(OutputError, match="agentic-opd sessions delete session-1"):
+        journal.turns("session-1")
     journal.close()
 
 

@@ -346,56 +346,12 @@ def test_why_a_message_ended(
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
 
 
-# ------------------------------------------------------------------------------------------------------- completions
-
-
-@pytest.mark.parametrize("by_ids", [False, True])
-def test_a_session_of_completions_continues_what_was_read_and_sampled(
-    tokenizer: Any, tmp_path: Path, by_ids: bool
-) -> None:
-    vllm = ScriptedVllm(tokenizer, in_turns("One.", "Two."))
-    first = "<|im_start|>user\nWrite f.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    behind = "<|im_end|>\n<|im_start|>user\nIt fails.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-
-    async def talk(at: Running) -> Any:
-        async with openai_client(at) as client:
-            extra = {"return_token_ids": True}
-            prompt: Any = tokenizer.encode(first) if by_ids else first
-            one = await client.completions.create(model="m", prompt=prompt, extra_body=extra, logprobs=1)
-            choice: Any = one.choices[0]
-            assert (choice.text, choice.finish_reason) == ("One.", "stop")
-            assert choice.logprobs.token_logprobs == [-0.5] * len(choice.token_ids)
-            sampled = [*choice.prompt_token_ids, *choice.token_ids]
-            more = tokenizer.encode(behind.removeprefix("<|im_end|>"))
-            prompt = [*sampled, *more] if by_ids else first + choice.text + behind
-            stream = await client.completions.create(model="m", prompt=prompt, stream=True)
-            assert "".join([chunk.choices[0].text async for chunk in stream]) == "Two."
-        (session,) = at.gateway._sessions
-        await ended(at, session.session_id)
-        return await at.groups()
-
-    is_one_line(vllm, run(tmp_path, vllm, talk))
-
-
-def test_a_completion_of_a_plain_text_is_context(tokenizer: Any, tmp_path: Path) -> None:
-    async def talk(at: Running) -> Any:
-        headers = {"X-Session-Id": "s"}
-        answer = await posted(at, "/v1/completions", {"prompt": "def f("}, headers)
-        assert answer.json()["choices"][0]["text"] == "Said 0."
-        await at.end("s")
-        await at.groups()
-        return (await at.http.get(f"{at.url}/sessions/s")).json()["state"]
-
-    assert run(tmp_path, ScriptedVllm(tokenizer), talk) == "empty", "a hint has no place in it"
-
-
 # ------------------------------------------------------------------------------------------------------------ errors
 
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a"},
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
-    "/v1/completions": {"prompt": "a"},
 }
 """The smallest body of each protocol."""
 WRONG = [{"a": [1]}, [[{}]], "\ud83d", -7.5, "x" * 50]
@@ -430,7 +386,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "stop_sequences",
         "metadata",
     ),
-    "/v1/completions": ("prompt", "n", "max_tokens", "logprobs", "stream", "top_p", "stream_options"),
 }
 
 
@@ -540,9 +495,6 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
             "messages.1.role",
         ),
         ("/v1/messages", {"messages": [user], "max_tokens": 9, "tools": [{"name": "a b"}]}, "tools.0.name"),
-        ("/v1/completions", {"prompt": [99999]}, "prompt"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
-        ("/v1/completions", {"prompt": ""}, "prompt"),
     ]
 
     async def talk(at: Running) -> None:
@@ -601,3 +553,13 @@ def test_errors_of_the_clients_libraries(tokenizer: Any, tmp_path: Path) -> None
             assert [one.id async for one in client.models.list()] == ["policy"]
 
     run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+def test_a_route_that_is_not_there_names_those_that_are(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        return await posted(at, "/v1/completions", {"prompt": "a"})
+
+    answer = run(tmp_path, ScriptedVllm(tokenizer), talk)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "no_route")
+    assert all(path in error["message"] for path in PATHS)

@@ -8,8 +8,9 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.gateway.body import sampling_name
 from agentic_opd.gateway.config import GatewayConfig
-from agentic_opd.gateway.request import sampling_name, without_billing
+from agentic_opd.gateway.request import without_billing
 from agentic_opd.gateway.turns import reply_to
 
 from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm
@@ -227,19 +228,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **{"thinking": {"type": "disabled"}, "service_tier": "auto", "betas": [], "speed": "standard"},
         **{"container": None, "mcp_servers": [], "fallbacks": [], "billing_policy": "x", "n": 1},
     },
-    "/v1/completions": {
-        **{
-            "best_of": 1,
-            "echo": False,
-            "suffix": "",
-            "logprobs": None,
-            "n": 1,
-            "stop": None,
-            "add_special_tokens": True,
-        },
-        **{"use_beam_search": False, "length_penalty": 1, "skip_special_tokens": True, "prompt_embeds": None},
-        **{"response_format": {"type": "text"}, "truncate_prompt_tokens": None, "return_token_ids": None},
-    },
 }
 """Fields at OpenAI's, Anthropic's or vLLM's default values."""
 OF_OTHERS: dict[str, Any] = {
@@ -269,10 +257,10 @@ def test_fields_at_their_defaults_and_fields_that_name_no_sampling_pass(
             answer = await posted(at, path, {**PATHS[path], **body, "session_id": "s"})
             assert answer.status_code == 200, answer.text
         (session,) = await sessions(at)
-        assert [turn.altered for turn in session.tree.turns.values()] == [()] * 3 or path == "/v1/completions"
+        assert [turn.altered for turn in session.tree.turns.values()] == [()] * 3
 
     vllm = ScriptedVllm(tokenizer)
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path, vllm, talk)
     assert vllm.sampled[0] == vllm.sampled[1] == vllm.sampled[2]
     assert not vllm.asked[1].keys() & {*OF_OTHERS} - {"stream_interval"}
@@ -288,7 +276,7 @@ def test_the_log_names_what_is_ignored_also_inside_tools(
         assert answer.status_code == 200, answer.text
 
     vllm = ScriptedVllm(tokenizer)
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path, vllm, talk)
     assert all(name in caplog.text for name in ("field_of_mine", "tools.tool_cached", "retriever"))
     assert "retriever" not in prompts_of(vllm)[0]
@@ -344,12 +332,10 @@ def test_every_parameter_of_vllm_is_read_or_named(tokenizer: Any, tmp_path: Path
     from vllm import SamplingParams
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
     requests: dict[str, Any] = {
         "/v1/chat/completions": ChatCompletionRequest,
-        "/v1/completions": CompletionRequest,
         "/v1/messages": AnthropicMessagesRequest,
         "/v1/responses": ResponsesRequest,
     }
@@ -995,7 +981,7 @@ def test_the_log_says_once_that_a_client_is_not_learned_from(
     settings: dict[str, Any],
     message: str,
 ) -> None:
-    monkeypatch.setattr("agentic_opd.gateway.request._named", set[str]())
+    monkeypatch.setattr("agentic_opd.gateway.body._named", set[str]())
 
     async def talk(at: Running) -> None:
         for name in ("a", "b"):
@@ -1003,7 +989,7 @@ def test_the_log_says_once_that_a_client_is_not_learned_from(
             await at.say(USER, said, MORE, session_id=name, **options)
             await at.end(name)
 
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path, ScriptedVllm(tokenizer), talk, **settings)
     assert caplog.text.count("env.learn_from_altered_sampling") == bool(message)
     assert message in caplog.text
@@ -1013,7 +999,7 @@ def test_the_log_says_once_that_no_turn_has_a_next_state(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DSPy's ReAct writes what happened into the text of a new first message."""
-    monkeypatch.setattr("agentic_opd.gateway.request._named", set[str]())
+    monkeypatch.setattr("agentic_opd.gateway.body._named", set[str]())
     judge: Any = Judge()
 
     async def talk(at: Running) -> None:
@@ -1027,7 +1013,7 @@ def test_the_log_says_once_that_no_turn_has_a_next_state(
         await at.say(USER, said, MORE, session_id="c")
         await at.end("c")
 
-    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+    with caplog.at_level("INFO", "agentic_opd.gateway.body"):
         run(tmp_path / "answered", ScriptedVllm(tokenizer, numbered), answered, distiller=judge)
         assert "no_next_state" not in caplog.text
         run(tmp_path / "react", ScriptedVllm(tokenizer, numbered), talk, distiller=judge)

@@ -13,8 +13,8 @@ from agentic_opd.rollout.conversation import Completion
 def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> RecordedTurn:
     """A turn behind `parent`: two tokens of prompt, two sampled ones; a user's message and the assistant's."""
     path = tree.path(parent) if parent is not None else ()
-    start = (path[-1].place.end if path else 0) + 2
-    index = more.pop("index", (path[-1].place.message_index if path else -1) + 2)
+    start = (path[-1].span.end if path else 0) + 2
+    index = more.pop("index", (path[-1].span.message_index if path else -1) + 2)
     said = more.pop(
         "messages", ({"role": "user", "content": f"u{turn_id}"}, {"role": "assistant", "content": f"a{turn_id}"})
     )
@@ -24,7 +24,7 @@ def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> Recor
         messages=said,
         prompt_ids=(1, 2),
         completion=Completion((10 * turn_id, 10 * turn_id + 1), (-0.5, -0.25)),
-        place=Turn(start, start + 2, start, start - 1, index, weight_version=turn_id),
+        span=Turn(start, start + 2, start, start - 1, index, weight_version=turn_id),
         turn_type=more.pop("turn_type", "main"),
         tools=(),
         sampling={},
@@ -109,7 +109,7 @@ def test_what_the_client_brought_is_context() -> None:
     tree = TurnTree()
     texts = [("user", "u0"), ("assistant", "a0"), ("user", "u1"), ("assistant", "a1")]
     one = turn(tree, 1, None, messages=tuple({"role": role, "content": text} for role, text in texts))
-    tree.turns[1] = replace(one, place=Turn(2, 4, 2, 1, 3))
+    tree.turns[1] = replace(one, span=Turn(2, 4, 2, 1, 3))
     (branch,) = made(tree)
     assert branch.trace.context_turns == (ContextTurn(1, "not_sampled"),)
     assert learned(branch) == [10, 11]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentic_opd import __version__
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.plugin.client import PluginClient
@@ -38,17 +39,25 @@ def plain(http: JsonClient) -> PluginClient:
     return PluginClient(http, ServerInfo("m", 64, has_plugin=False))
 
 
-PLUGIN = {"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3}
+PLUGIN = {
+    **{"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3},
+    "plugin_version": __version__,
+}
 ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
 
 
 def test_the_plugin_says_everything_and_the_model_list_a_little() -> None:
     assert asked("/v1/opd/info", {**PLUGIN, "new": 1}, fetch_info) == ServerInfo(
-        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3
+        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3, plugin_version=__version__
     )
     card = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}]}
     assert asked("/v1/models", card, fetch_info) == ServerInfo("m", 64, has_plugin=False)
     assert asked("/v1/models", card, fetch_model_path) == "org/m"
+
+
+def test_a_plugin_of_another_version_is_refused_with_both_versions_and_what_to_do() -> None:
+    with pytest.raises(ServerMismatchError, match=f"has plugin 0.0.9, and this is agentic_opd {__version__}: install"):
+        asked("/v1/opd/info", {**PLUGIN, "plugin_version": "0.0.9"}, fetch_info)
 
 
 @pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "vocab_size": None}])

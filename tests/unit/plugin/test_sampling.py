@@ -16,7 +16,7 @@ from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.plugin.sampling import Delta, SampledToken
 from tests.unit.distill.fakes import Script, served
 
-INFO = ServerInfo("m", 64, has_plugin=True, generate_route=4)
+INFO = ServerInfo("m", 64, has_plugin=True)
 
 
 def generated(token: int, **changes: Any) -> dict[str, Any]:
@@ -100,12 +100,11 @@ def test_what_arrives_together_is_one_delta_for_each_choice() -> None:
     assert found == [Delta(0, (token, token), "stop", "END", 3), Delta(1, (token,))]
 
 
-@pytest.mark.parametrize(("route", "sent"), [(4, {"stream_interval": 8}), (3, {})])
-def test_several_tokens_an_event_are_asked_of_plugins_that_can(route: int, sent: dict[str, int]) -> None:
+def test_a_stream_asks_for_several_tokens_an_event() -> None:
     script = Script("data: [DONE]\n\n")
-    streamed("", replace(INFO, generate_route=route), script)
+    streamed("", INFO, script)
     about = {"n": 1, "max_tokens": 9, "logprobs": 1, "stream": True, "seed": 3}
-    assert script.bodies == [{"prompt": {"prompt_token_ids": [1]}, **about, **sent}]
+    assert script.bodies == [{"prompt": {"prompt_token_ids": [1]}, **about, "stream_interval": 8}]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,6 @@ def test_a_refusal_holds_its_status() -> None:
     assert caught.value.status == 413
 
 
-@pytest.mark.parametrize("info", [replace(INFO, has_plugin=False), replace(INFO, generate_route=1)])
-def test_a_server_that_can_not_stream_is_refused(info: ServerInfo) -> None:
+def test_a_server_that_can_not_stream_is_refused() -> None:
     with pytest.raises(ServerMismatchError, match="streams through it"):
-        PluginClient(JsonClient("http://policy"), info).check_streams()
+        PluginClient(JsonClient("http://policy"), replace(INFO, has_plugin=False)).check_streams()

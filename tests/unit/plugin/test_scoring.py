@@ -31,7 +31,7 @@ from tests.unit.distill.fakes import (
 )
 
 REQUEST = insert_hint(TOKENS, TURNS[0], 3, (70, 71))
-INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB, score_route=3)
+INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB)
 
 
 @pytest.fixture(autouse=True)

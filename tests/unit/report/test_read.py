@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hint_lifts.written import write_lifts
+from learning.hint_lifts.written import write_lifts
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.report.hints import hinted_turns, rows_by_hint

@@ -12,24 +12,24 @@ def test_texts_are_the_tokenizers(tokenizer: PreTrainedTokenizerBase) -> None:
     text = "def f(x):\n\treturn 'é数'  # 👍"
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert texts.joined(ids) == text
-    assert texts.shown(tokenizer.convert_tokens_to_ids("<|im_end|>")) == "<|im_end|>"
+    assert texts.text(tokenizer.convert_tokens_to_ids("<|im_end|>")) == "<|im_end|>"
 
 
 def test_a_part_of_a_character_is_shown_as_bytes(tokenizer: PreTrainedTokenizerBase) -> None:
     """数 is e6 95 b0, and the test's vocabulary has no token for more than one of them."""
     texts = TokenTexts(tokenizer)
     ids = tokenizer.encode("数", add_special_tokens=False)
-    assert [texts.shown(token_id) for token_id in ids] == ["⟨e6⟩", "⟨95⟩", "⟨b0⟩"]
+    assert [texts.text(token_id) for token_id in ids] == ["⟨e6⟩", "⟨95⟩", "⟨b0⟩"]
     assert texts.joined(ids[:2]) == "⟨e6 95⟩"
     assert texts.joined([*ids, *ids[1:]]) == "数⟨95⟩⟨b0⟩"
 
 
 def test_an_id_that_nobody_knows_is_shown_as_such(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert TokenTexts(None).shown(12) == "⟨12⟩"
+    assert TokenTexts(None).text(12) == "⟨12⟩"
     assert TokenTexts(None).joined([12, 13]) == "⟨12⟩⟨13⟩"
     assert not TokenTexts(None).has_tokenizer
     for token_id in (10**6, 2**40, -1):
-        assert TokenTexts(tokenizer).shown(token_id) == f"⟨{token_id}⟩"
+        assert TokenTexts(tokenizer).text(token_id) == f"⟨{token_id}⟩"
 
 
 class SentencePieces:
@@ -48,8 +48,8 @@ class SentencePieces:
 def test_sentence_pieces_and_their_bytes() -> None:
     texts = TokenTexts(SentencePieces())
     assert texts.joined([0, 1, 2, 3]) == " def数"
-    assert texts.shown(1) == "⟨e6⟩"
-    assert texts.shown(4) == "Ġ"
+    assert texts.text(1) == "⟨e6⟩"
+    assert texts.text(4) == "Ġ"
 
 
 def test_a_tokenizer_that_is_not_there_is_one_clear_error() -> None:

@@ -32,8 +32,8 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
+from agentic_opd.training.advantages import group_advantages
 from agentic_opd.training.batch import make_batch
-from agentic_opd.training.losses import group_advantages
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout

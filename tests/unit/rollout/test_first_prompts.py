@@ -6,7 +6,8 @@ import pytest
 
 from agentic_opd.core.types import Task
 from agentic_opd.rollout.chat_format import ChatFormat
-from agentic_opd.rollout.first_prompts import described, first_messages, too_long
+from agentic_opd.rollout.first_prompts import described, too_long
+from agentic_opd.rollout.loop import first_messages
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.config import WorldConfig

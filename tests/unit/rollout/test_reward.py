@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from agentic_opd.core.types import Reward, Verification, VerifyOutcome
 from agentic_opd.rollout.config import RolloutConfig
-from agentic_opd.rollout.reward import compute_reward
+from agentic_opd.rollout.loop import compute_reward
 
 
 def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, broken: int = 0) -> Reward:

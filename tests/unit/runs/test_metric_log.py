@@ -89,11 +89,14 @@ def test_rollouts_with_hints_come_first_with_their_outcomes() -> None:
     ]
 
 
-@pytest.mark.parametrize(("calls", "warns"), [([0, 0], True), ([0, 1], False), ([], False)])
+@pytest.mark.parametrize(
+    ("calls", "has_tools", "warns"),
+    [([0, 0], True, True), ([0, 1], True, False), ([1, 0], True, False), ([], True, False), ([0, 0], False, False)],
+)
 def test_a_policy_that_never_calls_a_tool_is_said_once(
-    calls: list[int], warns: bool, caplog: pytest.LogCaptureFixture
+    calls: list[int], has_tools: bool, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = RunMetrics(RunConfig(), lambda ids: "", list)
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list, expects_calls=lambda: has_tools)
     for number in calls:
         episode = Episode(TASK, (make_trace(),), StopReason.FINISHED, tool_calls=number)
         metrics.add(FinishedGroup(group(rollout()), (episode,), None))
@@ -108,7 +111,7 @@ def test_a_policy_that_never_calls_a_tool_is_said_once(
 def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
     about = GroupDistillation(distill_topk=2, noise_floor=0.25)
     stats = EpisodeStats(1, (TurnStats(record("a")),))
-    metrics = RunMetrics(RunConfig(), lambda ids: "", list, shown=("opd/hint_rate",))
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list, line_metrics=("opd/hint_rate",))
     metrics.to_file(None, tmp_path)
     metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats,))))
     assert metrics.line() == "0 rollouts since the last one, opd/hint_rate 1"

@@ -66,14 +66,14 @@ def test_everything_is_written_once() -> None:
     summary, written, progress = run(succeed)
     assert sorted(written) == list("abcdef")
     assert sorted(progress.done) == list("abcdef")
-    assert summary == RunSummary(total=6, done=6)
+    assert summary == RunSummary(total=6, written=6)
     assert summary.complete
 
 
 def test_finished_items_are_not_repeated() -> None:
     summary, written, _ = run(succeed, earlier={"a#0", "c#0"})
     assert sorted(written) == list("bdef")
-    assert (summary.skipped, summary.done, summary.complete) == (2, 4, True)
+    assert (summary.skipped, summary.written, summary.complete) == (2, 4, True)
 
 
 def test_concurrency_is_bounded_and_used() -> None:
@@ -122,7 +122,7 @@ def test_a_full_disk_stops_the_run() -> None:
 
     summary, _, _ = run(succeed, write=write)
     assert isinstance(summary.stopped, OutputError)
-    assert summary.done == 0
+    assert summary.written == 0
 
 
 def test_cancellation_ends_in_a_summary() -> None:
@@ -161,7 +161,7 @@ def test_a_group_that_is_being_written_as_the_run_ends_counts() -> None:
         return await running, progress
 
     summary, progress = asyncio.run(main())
-    assert (summary.done, progress.done) == (1, ["a"])
+    assert (summary.written, progress.done) == (1, ["a"])
     assert isinstance(summary.stopped, asyncio.CancelledError)
 
 
@@ -224,7 +224,7 @@ def test_a_run_without_groups_ends_with_its_own_errors_only(
         summary = asyncio.run(process(env, metrics, len(ITEMS)))
     finally:
         metrics.close()
-    assert (summary.done, len(summary.failed)) == (0, len(ITEMS))
+    assert (summary.written, len(summary.failed)) == (0, len(ITEMS))
     said = capsys.readouterr().err
     assert "no such parameter" in said
     assert "report" not in said

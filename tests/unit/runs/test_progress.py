@@ -23,12 +23,12 @@ def counts_of(*groups: ScoredGroup) -> RunCounts:
 
 def test_a_run_that_was_stopped_says_how_to_go_on_and_how_to_look() -> None:
     path = Path("groups.jsonl")
-    whole, begun = RunSummary(8, done=8), RunSummary(8, done=3, stopped=KeyboardInterrupt())
+    whole, begun = RunSummary(8, written=8), RunSummary(8, written=3, stopped=KeyboardInterrupt())
     assert closing_lines(whole, path) == ["8 of 8 groups in groups.jsonl"]
     assert closing_lines(begun, path) == [
         "3 of 8 groups in groups.jsonl",
         "stopped early: interrupted",
-        "what is finished is on disk; run again with --env.resume to complete it",
+        "finished groups are on disk; run again with --env.resume to complete it",
         "to look at it now: agentic-opd report groups.jsonl",
     ]
     assert len(closing_lines(RunSummary(8, stopped=KeyboardInterrupt()), path)) == 3  # There is nothing to look at.

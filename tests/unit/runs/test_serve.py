@@ -85,6 +85,6 @@ def test_nobody_starves(weight: float, unallocated: float) -> None:
 
 def test_the_progress_counts_groups() -> None:
     counts = ServeCounts(sent=12, skipped=Counter(equal_scores=2), failed=1)
-    assert counts.so_far(pending=4, queued=6) == "12 groups sent, 2 skipped, 4 under way, 6 queued"
-    assert ServeCounts().so_far(0, 0) == "0 groups sent, 0 under way, 0 queued"
+    assert counts.progress(pending=4, queued=6) == "12 groups sent, 2 skipped, 4 under way, 6 queued"
+    assert ServeCounts().progress(0, 0) == "0 groups sent, 0 under way, 0 queued"
     assert str(counts) == "12 groups sent (0 twice), 2 skipped (equal_scores), 1 failed, 0 unsent"

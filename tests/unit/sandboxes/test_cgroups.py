@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentic_opd.sandboxes import cgroups
-from agentic_opd.sandboxes.cgroups import GroupPlace, MemoryGroup, group_place, own_groups
+from agentic_opd.sandboxes.cgroups import MemoryGroup, ParentGroup, groups_of_process, parent_group
 
-V1 = GroupPlace(Path("/sys/fs/cgroup/memory/box"), 1)
-V2 = GroupPlace(Path("/sys/fs/cgroup/user.slice/app.scope"), 2)
+V1 = ParentGroup(Path("/sys/fs/cgroup/memory/box"), 1)
+V2 = ParentGroup(Path("/sys/fs/cgroup/user.slice/app.scope"), 2)
 
 PURE = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
 HYBRID = """\
@@ -30,19 +30,19 @@ IN_CONTAINER = "40 39 0:29 /docker/0123 /sys/fs/cgroup/memory ro,nosuid master:1
     ("mountinfo", "cgroup", "places"),
     [
         (PURE, "0::/user.slice/app.scope\n", [V2]),
-        (PURE, "0::/\n", [GroupPlace(Path("/sys/fs/cgroup"), 2)]),
+        (PURE, "0::/\n", [ParentGroup(Path("/sys/fs/cgroup"), 2)]),
         (
             HYBRID,
             "9:name=systemd:/\n4:memory:/box\n1:cpu:/\n0::/\n",
-            [V1, GroupPlace(Path("/sys/fs/cgroup/unified"), 2)],
+            [V1, ParentGroup(Path("/sys/fs/cgroup/unified"), 2)],
         ),
         (IN_CONTAINER, "4:cpu,memory:/docker/0123/box\n", [V1]),
         (IN_CONTAINER, "4:memory:/elsewhere\n0::/\n", []),
         ("", "0::/\n", []),
     ],
 )
-def test_the_groups_of_a_process(mountinfo: str, cgroup: str, places: list[GroupPlace]) -> None:
-    assert list(own_groups(mountinfo, cgroup)) == places
+def test_the_groups_of_a_process(mountinfo: str, cgroup: str, places: list[ParentGroup]) -> None:
+    assert list(groups_of_process(mountinfo, cgroup)) == places
 
 
 def lives(pid: str) -> bool:
@@ -112,14 +112,14 @@ class Kernel:
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel(tmp_path, monkeypatch)
     (tmp_path / "cgroup.procs").write_text("0")
-    places = [GroupPlace(tmp_path, 2)]
-    monkeypatch.setattr(cgroups, "own_groups", lambda *_: places)  # pyright: ignore[reportUnknownLambdaType]
+    places = [ParentGroup(tmp_path, 2)]
+    monkeypatch.setattr(cgroups, "groups_of_process", lambda *_: places)  # pyright: ignore[reportUnknownLambdaType]
     return kernel
 
 
 def made(kernel: Kernel, limit_mb: int = 64) -> tuple[MemoryGroup, Path]:
     """A group of version 2, and its folder."""
-    place = group_place.__wrapped__()
+    place = parent_group.__wrapped__()
     assert place is not None
     before = kernel.groups()
     group = MemoryGroup(place, limit_mb)
@@ -128,18 +128,18 @@ def made(kernel: Kernel, limit_mb: int = 64) -> tuple[MemoryGroup, Path]:
 
 
 def test_this_process_leaves_its_group_of_version_2_which_then_hands_memory_on(kernel: Kernel) -> None:
-    assert group_place.__wrapped__() == GroupPlace(kernel.root, 2)
+    assert parent_group.__wrapped__() == ParentGroup(kernel.root, 2)
     assert kernel.processes(kernel.root) == []
     (own,) = kernel.groups()
     assert kernel.processes(own) == [str(os.getpid())]
     assert (kernel.root / "cgroup.subtree_control").read_text() == "memory"
-    assert group_place.__wrapped__() == GroupPlace(kernel.root, 2)
+    assert parent_group.__wrapped__() == ParentGroup(kernel.root, 2)
     assert kernel.groups() == [own]
 
 
 def test_a_group_of_version_2_that_others_are_in_stays_as_it_is(kernel: Kernel) -> None:
     (kernel.root / "cgroup.procs").write_text("1")
-    assert group_place.__wrapped__() is None
+    assert parent_group.__wrapped__() is None
     assert kernel.processes(kernel.root) == ["1", str(os.getpid())]
     assert kernel.groups() == []
 
@@ -154,7 +154,7 @@ def test_a_limit_of_version_2(kernel: Kernel, swap_is_counted: bool) -> None:
 
 
 def test_a_limit_of_version_1(tmp_path: Path) -> None:
-    assert GroupPlace(tmp_path, 1).limit_files == {
+    assert ParentGroup(tmp_path, 1).limit_files == {
         "memory.limit_in_bytes": "{}",
         "memory.memsw.limit_in_bytes": "{}",  # Never below the first, so it comes after it.
     }
@@ -169,7 +169,7 @@ def events(version: int, kills: int) -> str:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_kill_is_told_once(tmp_path: Path, version: int) -> None:
-    place = GroupPlace(tmp_path, version)
+    place = ParentGroup(tmp_path, version)
     group = MemoryGroup(place, 64)
     (folder,) = tmp_path.iterdir()
     told: list[bool] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.sandboxes.cgroups import group_place
+from agentic_opd.sandboxes.cgroups import parent_group
 from agentic_opd.sandboxes.launcher import launcher
 from agentic_opd.sandboxes.protocol import CommandResult
 from tests.support.memory import LIMIT, TRICKS, UNLINKED, command_of
@@ -86,7 +86,7 @@ def test_a_sandbox_may_open_few_files() -> None:
 
 
 def test_roots_files_lie_in_a_tmpfs_of_their_own_that_nobody_else_sees() -> None:
-    if not launcher().has_own_mounts or group_place() is None:
+    if not launcher().has_own_mounts or parent_group() is None:
         pytest.skip("folders on a disk are used here")
 
     async def use(box: object) -> str:

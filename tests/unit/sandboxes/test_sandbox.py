@@ -291,7 +291,7 @@ def test_missing_and_broken_bwrap_say_what_to_do(monkeypatch: pytest.MonkeyPatch
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(bubblewrap, "build_argv", lambda *args: [str(broken)])  # type: ignore[misc]
+    monkeypatch.setattr(BubblewrapSandbox, "_argv", lambda *args: [str(broken)])  # type: ignore[misc]
     with pytest.raises(SandboxError, match=r"No permissions to create new namespace.*(sysctl|container)"):
         asyncio.run(check_sandbox(BubblewrapSandbox))
 

@@ -20,6 +20,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "argv", ["scripts/bench/losses", "--vocab", "8"])
     return commands
 

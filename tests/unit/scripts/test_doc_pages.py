@@ -74,8 +74,8 @@ def words_of(command: str) -> list[str]:
 
 
 def without_torchrun(command: str) -> str:
-    """`torchrun OPTIONS -m agentic_opd.training.trainer FLAGS` starts what `agentic-opd train FLAGS` does."""
-    return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\.trainer\b", "agentic-opd train", command)
+    """`torchrun OPTIONS -m agentic_opd.training FLAGS` starts what `agentic-opd train FLAGS` does."""
+    return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\b", "agentic-opd train", command)
 
 
 @cache
@@ -83,7 +83,7 @@ def help_of(*argv: str) -> str:
     """As it is shown, without another Python where one can do without: the imports of some take seconds."""
     if argv[0] == "-m":
         return help_of_module(*argv[1:])
-    if module := re.search(r"python\S* -m (\S+) \"\$@\"$", Path(argv[0]).read_text().strip()):
+    if module := re.search(r"/run\.py\S*(?: --needs \S+)? (\S+) \"\$@\"$", Path(argv[0]).read_text().strip()):
         return help_of_module(module[1])
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, timeout=120, check=True)
     return done.stdout

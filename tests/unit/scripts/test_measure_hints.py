@@ -46,7 +46,7 @@ def test_the_settings_are_those_of_the_run(tmp_path: Path, capsys: pytest.Captur
     path = write(tmp_path / "groups.jsonl", group())
     path.with_suffix(".run.json").write_text(json.dumps({"max_turns": "many", "gone_since": 1}))
     assert main([str(path), "--samples", "2"]) == 2
-    assert "holds a setting that is none today (max_turns:" in said(capsys)
+    assert "holds a setting that this version refuses (max_turns:" in said(capsys)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x"])

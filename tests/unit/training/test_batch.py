@@ -9,8 +9,8 @@ from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import LossConfig
+from agentic_opd.training.learner import staleness
 from agentic_opd.training.losses import LossInputs, combined_loss
-from agentic_opd.training.trainer import _staleness
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
@@ -273,5 +273,5 @@ def test_minibatches_hold_every_group_once_and_whole_in_an_order_that_is_told() 
 def test_staleness_is_the_mean_distance_of_the_known_versions() -> None:
     versions = ({"weight_version": 3}, {"weight_version": 4}, None)
     groups = [read_group(make_group(group_overrides=version)) for version in versions]
-    assert _staleness(groups, 5) == {"staleness": 1.5}
-    assert _staleness(groups[2:], 5) == {}
+    assert staleness(groups, 5) == {"staleness": 1.5}
+    assert staleness(groups[2:], 5) == {}

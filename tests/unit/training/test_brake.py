@@ -15,10 +15,10 @@ import torch
 
 from agentic_opd.core.errors import ConfigError, PlaceError, RolledBackError, ServerError
 from agentic_opd.training import trainer as trainer_module
-from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version, compare, kept_of
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version, compare, with_version
 from agentic_opd.training.brake import read_scores as scores_of
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import Trainer, open_trainer
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.served_model import Server
 from tests.support.tiny_model import save_tiny_model
@@ -62,10 +62,10 @@ def test_a_fall_is_measured_task_by_task() -> None:
 def test_the_best_version_and_the_last_ones_are_kept() -> None:
     kept: list[Version] = []
     for number, score in enumerate((0.5, 0.75, 0.25, 0.5, 0.75, 0.5)):
-        kept = kept_of(kept, version(number, score), most=2)
+        kept = with_version(kept, version(number, score), limit=2)
     assert [one.number for one in kept] == [4, 5]
-    assert [one.number for one in kept_of(kept, version(6, 0.25), most=3)] == [4, 5, 6]
-    assert [one.number for one in kept_of(kept, version(6, 0.25), most=1)] == [4]
+    assert [one.number for one in with_version(kept, version(6, 0.25), limit=3)] == [4, 5, 6]
+    assert [one.number for one in with_version(kept, version(6, 0.25), limit=1)] == [4]
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_equal_versions_are_rarely_taken_for_worse_ones(tasks: int, samples: int
             if any(compare(now, then).standard_errors <= -bound for then in kept):
                 alarms += 1
                 break
-            kept = kept_of(kept, now, most=3)
+            kept = with_version(kept, now, limit=3)
     assert alarms / 300 <= most
 
 
@@ -223,7 +223,7 @@ class Run:
 
         async def run() -> Trainer:
             async with served(self.server.handlers) as url:
-                trainer = Trainer(config.model_copy(update={"vllm_urls": [url]}))
+                trainer = open_trainer(config.model_copy(update={"vllm_urls": [url]}))
                 self.trainer = trainer
                 trainer.source = ScriptedClient(config, batches)
                 signed = trainer.config.lr_at
@@ -239,7 +239,7 @@ class Run:
         """Whether the server computes what the trainer's model does."""
         tokens = list(range(300, 330))
         with torch.no_grad():
-            own = trainer.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+            own = trainer.learner.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
         own_T = own[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
         return bool((own_T - self.server.logprobs(tokens)).abs().max() < 1e-4)
 
@@ -269,13 +269,13 @@ def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
     lessons = run.lessons
     good = run.train([lessons])
     assert run.verdicts() == [(0, "good"), (1, "good")]
-    learned, moments = weights(good.model), good.optimizer.state_dict()["state"]
+    learned, moments = weights(good.learner.model), good.learner.optimizer.state_dict()["state"]
     with pytest.raises(RolledBackError, match=r"version 2 was worse .* version 1 are served again, as version 3"):
         run.train([lessons] * 4, reversed_from=1, resume=True)
     assert run.verdicts()[2:] == [(2, "bad"), (3, "rolled_back")]
-    assert same(learned, weights(run.trainer.model))
+    assert same(learned, weights(run.trainer.learner.model))
     assert run.follows(run.trainer)
-    for number, state in run.trainer.optimizer.state_dict()["state"].items():
+    for number, state in run.trainer.learner.optimizer.state_dict()["state"].items():
         assert same(moments[number], state)
     assert run.server.version == 3
     assert run.checkpoints() == [0, 1, 3]
@@ -284,14 +284,14 @@ def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
     assert rows[2]["brake_fall"] >= 3.5
     assert rows[3] == {"step": 3, "rolled_back": 1.0}
     resumed = run.train([[]] * 3 + [lessons[:2]], resume=True)
-    assert (resumed.step, run.verdicts()[4:]) == (4, [(4, "good")])
+    assert (resumed.state.step, run.verdicts()[4:]) == (4, [(4, "good")])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["save_checkpoint", "push"])
 def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
-    learned = weights(run.train([run.lessons]).model)
+    learned = weights(run.train([run.lessons]).learner.model)
     run.server.refused_version = 3 if at == "push" else None
     original = trainer_module.save_checkpoint
 
@@ -308,7 +308,7 @@ def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, mo
     run.server.refused_version = None
     resumed = run.train([[]] * 4, resume=True)
     assert same(learned, weights(run.server.model))
-    assert same(learned, weights(resumed.model))
+    assert same(learned, weights(resumed.learner.model))
     assert run.verdicts()[:4] == [(0, "good"), (1, "good"), (2, "bad"), (3, "rolled_back")]
 
 
@@ -351,7 +351,7 @@ def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
     worse = version(1, *[0.0] * 16)
     assert first.note(worse, first.falls(worse), 1.0) == (1, 0)
     assert resumed("two").rolling == (1, 0)
-    resumed("two").done(resumed("two").rolling or Roll(0, 0), 2)
+    resumed("two").finish(resumed("two").rolling or Roll(0, 0), 2)
     assert [resumed("two").numbers, resumed("one").numbers] == [{2}, set()]
 
 
@@ -364,7 +364,7 @@ def test_after_a_roll_back_what_came_later_is_no_good_version(tmp_path: Path) ->
     worse = version(3, *[0.0] * 16)
     roll = brake.note(worse, brake.falls(worse), 1.0)
     assert roll == (3, 1)
-    brake.done(roll, 4)
+    brake.finish(roll, 4)
     assert brake.numbers == {0, 4}
     assert brake.best == version(4, *[1.0] * 16)
 
@@ -388,7 +388,7 @@ def test_an_evaluation_can_be_interrupted(tmp_path: Path) -> None:
 
     async def train() -> None:
         async with served(run.server.handlers) as url:
-            trainer = Trainer(run.make_config(vllm_urls=[url], brake={"command": command}))
+            trainer = open_trainer(run.make_config(vllm_urls=[url], brake={"command": command}))
             trainer.source = ScriptedClient(trainer.config, [run.lessons])
             running = asyncio.create_task(trainer.run())
             async with asyncio.timeout(60):

@@ -114,6 +114,13 @@ def test_a_checkpoint_is_not_compared_with_settings_that_came_later() -> None:
     assert TrainerConfig(model="m").check_recipe(recipe) == []
 
 
+def test_a_checkpoint_with_a_part_that_has_gone_is_resumed_unless_the_part_had_a_weight() -> None:
+    recipe = {**TrainerConfig(model="m").recipe, "loss.rlsd": 0.0, "loss.rlsd_clip": 0.2}
+    assert TrainerConfig(model="m").check_recipe(recipe) == []
+    with pytest.raises(ConfigError, match=r"loss.rlsd was 1.0 and would be None. Name loss in the settings"):
+        TrainerConfig(model="m").check_recipe({**recipe, "loss.rlsd": 1.0})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -125,6 +132,12 @@ def test_a_checkpoint_is_not_compared_with_settings_that_came_later() -> None:
         ("model: m\nbatch_sice: 4", "did you mean 'batch_size'"),
         ("model: m\nloss: {forward_k: 1}", "loss.forward_k is unknown; did you mean 'loss.forward_kl'"),
         ("model: m\nloss: {grpo: 1, clip_low: 2}", "loss.clip_low: .*got 2"),
+        ("model: m\nloss: {rlsd: 1}", r"rlsd: it is an example now: set loss.custom to \{scripts/.*loss_parts.py:rlsd"),
+        ("model: m\nloss: {rlsd_clip: 1}", r"rlsd_clip: it is a constant of scripts/.*loss_parts.py now"),
+        ("model: m\nloss: {custom: {a.py:b: -1}}", "loss.custom.a.py:b: .* greater than or equal to 0"),
+        ("model: m\nloss: {custom: {a.py:b: 0}}", "one of the loss weights must be above 0"),
+        ("model: m\nloss: {custom: {a.py:b: 1, c.py:b: 1}}", "a.py:b, c.py:b: each part needs a name that no other"),
+        ("model: m\nloss: {custom: {a.py:grpo: 1}}", "a.py:grpo: each part needs a name that no other"),
         ("lr: 1", "model: Field required"),
         ("model: m\nmodel: n", "'model' is set in line 1 and again in line 2"),
     ],
@@ -145,6 +158,8 @@ def test_wrong_settings_are_named(text: str, said: str, tmp_path: Path) -> None:
         (["--loss", "{"], "loss holds settings by name, got '{'"),
         (["--total_step", "3"], "did you mean 'total_steps'"),
         (["--loss.gropo=3"], "did you mean 'loss.grpo'"),
+        (["--loss.sdar=3"], "loss.sdar: it is an example now"),
+        (["--brake.kept=3"], "brake.kept: it is brake.versions_kept now"),
     ],
 )
 def test_wrong_flags_are_named(flags: list[str], said: str) -> None:

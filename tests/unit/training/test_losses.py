@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from agentic_opd.core.types import TurnOutcome
+from agentic_opd.training.advantages import group_advantages
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import PARTS, LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
@@ -29,7 +30,6 @@ from agentic_opd.training.losses import (
     combined_loss,
     contrast_target,
     forward_kl,
-    group_advantages,
     importance_weights,
     jensen_shannon,
     positions,
@@ -529,7 +529,7 @@ def test_every_part_is_divided_by_the_sampled_positions(name: str) -> None:
     }
     wider["advantages_B"] = few.advantages_B
     wider["sampled_BT"] = torch.cat((few.sampled_BT, few.sampled_BT), 1)
-    config = LossConfig(**{name: 1.0}, route_by_turn=False, reject_below=0.9)  # type: ignore[arg-type]
+    config = LossConfig(**{name: 1.0}, route_by_turn=False)  # type: ignore[arg-type]
     once, twice = combined_loss(few, config)[0], combined_loss(LossInputs(**wider), config)[0]
     assert float(once) != 0.0
     if name != "grpo":
@@ -798,7 +798,7 @@ def test_reward_and_hint_at_each_position() -> None:
     x, below = page_inputs(), "reward and hint at position"
     at = positions(CONFIG, x)
     for part in TABLE:
-        if part.name in ("rlsd", "sdar", "rlcsd", "combined", "rejection"):
+        if part.name == "combined":
             check(f"`{part.name}`", below, part.values(x, CONFIG, at[part.where])[0, SPAN])
 
 

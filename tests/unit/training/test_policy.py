@@ -35,7 +35,7 @@ def test_what_begins_alike_stands_in_the_row_once() -> None:
         Span((2 * size + 2, 2 * size + 4), (beginning, middle)),
         Span((2 * size + 4, 2 * size + 5), (beginning,)),
     )
-    for tokens, places in zip(rows, row.places_BT, strict=True):
+    for tokens, places in zip(rows, row.indices_BT, strict=True):
         assert row.tokens_N[places[: len(tokens)]].tolist() == tokens
         assert row.positions_N[places[: len(tokens)]].tolist() == [*range(len(tokens))]
         assert (places[len(tokens) :] == -1).all()

@@ -17,7 +17,7 @@ from agentic_opd.training.model import merged, tied_names
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher
 from agentic_opd.training.rounding import Rounding, as_sent
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import Trainer, open_trainer
 from tests.support.served_model import Server
 from tests.support.tiny_model import save_tiny_model
 from tests.unit.distill.fakes import served
@@ -181,20 +181,20 @@ def test_the_average_of_whole_weights_goes_to_the_servers_that_teach(tmp_path: P
         async with served(sampling.handlers) as url, served(teaching.handlers) as teacher_url:
             places = {"weights_dir": tmp_path / "weights", "output_dir": tmp_path / "train", "device": "cpu"}
             urls = {"vllm_urls": [url], "teacher_urls": [teacher_url]}
-            trainer = Trainer(TrainerConfig(model=str(model), ema_decay=0.9, **places, **urls))  # type: ignore[arg-type]
-            await trainer._push(None)
-            move(trainer.policy, 0.01)
-            assert trainer.average is not None
-            trainer.average.update()
-            trainer.step = 1
-            pushed = await trainer._push(PROBE)  # Both servers are compared with the weights that they were sent.
+            trainer = open_trainer(TrainerConfig(model=str(model), ema_decay=0.9, **places, **urls))  # type: ignore[arg-type]
+            await trainer.push(None)
+            move(trainer.learner.policy, 0.01)
+            assert trainer.learner.average is not None
+            trainer.learner.average.update()
+            trainer.state.step = 1
+            pushed = await trainer.push(PROBE)  # Both servers are compared with the weights that they were sent.
             assert pushed is not None
             await trainer.pusher.close()
             await trainer.teacher_pusher.close()
             return trainer
 
     trainer = asyncio.run(run())
-    trained = dict(trainer.model.state_dict())
+    trained = dict(trainer.learner.model.state_dict())
     for name, value in sampling.model.state_dict().items():
         assert torch.equal(value, trained[name]), name
     for name, value in teaching.model.state_dict().items():

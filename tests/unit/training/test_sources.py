@@ -20,7 +20,7 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.losses import TABLE
 from agentic_opd.training.sources import GroupFiles, open_source, registration
-from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.trainer import open_trainer
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.validation import validate
 from tests.support import commands
@@ -143,7 +143,7 @@ def test_a_loss_of_rows_alone_needs_a_group_with_rows(tmp_path: Path) -> None:
     plain = {**plain, "group_overrides": {"item_id": "a"}, "overrides": [{}] * len(plain["tokens"])}
     path = write(tmp_path / "groups.jsonl", [plain])
     alone = {part.name for part in TABLE if part.where == "scored"}
-    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "sdar", "rejection"}
+    assert alone == {"token_advantage", "forward_kl", "reverse_kl", "jensen_shannon"}
     for part in alone:
         with pytest.raises(ConfigError, match=r"no group has distillation arrays.*agentic-opd distill"):
             GroupFiles(config_of(path, loss={part: 1.0}))
@@ -229,7 +229,7 @@ SHORT: dict[str, Any] = {
 
 
 def own_groups(folder: Path) -> list[ScoredGroup]:
-    model = Trainer(make_config(output_dir=folder / "none", **SHORT)).model
+    model = open_trainer(make_config(output_dir=folder / "none", **SHORT)).learner.model
     return [replace(make_group(model, seed), group_id=str(seed)) for seed in range(4)]
 
 
@@ -244,7 +244,7 @@ def test_a_run_on_files_that_was_stopped_ends_with_the_same_weights(tmp_path: Pa
     shutil.copy(RECORDED, tmp_path / "recorded.jsonl")
     files = [tmp_path / "recorded.jsonl", mine]
     whole = make_config(output_dir=tmp_path / "whole", groups=files, groups_epochs=2, batch_size=4, **SHORT)
-    asyncio.run(Trainer(whole).run())
+    asyncio.run(open_trainer(whole).run())
     lines = read_lines(tmp_path / "whole/metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert sum(line["groups"] for line in lines) == 10
@@ -252,7 +252,7 @@ def test_a_run_on_files_that_was_stopped_ends_with_the_same_weights(tmp_path: Pa
     assert lines[-1]["lr"] == pytest.approx(whole.lr / 6), "the schedule ends with the files"
 
     parts = whole.model_copy(update={"output_dir": tmp_path / "parts"})
-    trainer = Trainer(parts)
+    trainer = open_trainer(parts)
     batch = trainer.source.batch
 
     async def stopped(step: int) -> list[ScoredGroup]:
@@ -266,8 +266,8 @@ def test_a_run_on_files_that_was_stopped_ends_with_the_same_weights(tmp_path: Pa
         asyncio.run(trainer.run())
     packed = tmp_path / "mine.jsonl.gz"
     packed.write_bytes(gzip.compress(mine.read_bytes()))
-    resumed = Trainer(parts.model_copy(update={"resume": True, "groups": [files[0], packed]}))
-    assert resumed.step == 3
+    resumed = open_trainer(parts.model_copy(update={"resume": True, "groups": [files[0], packed]}))
+    assert resumed.state.step == 3
     asyncio.run(resumed.run())
     assert final(tmp_path / "parts") == final(tmp_path / "whole")
     theirs = read_lines(tmp_path / "parts/metrics.jsonl")
@@ -275,7 +275,7 @@ def test_a_run_on_files_that_was_stopped_ends_with_the_same_weights(tmp_path: Pa
 
     mine.write_text(mine.read_text().replace('"scores": [0.0', '"scores": [0.5'))
     with pytest.raises(PlaceError, match=r"mine.jsonl' does not have the contents"):
-        Trainer(parts.model_copy(update={"resume": True}))
+        open_trainer(parts.model_copy(update={"resume": True}))
 
 
 @pytest.mark.slow
@@ -297,15 +297,13 @@ def test_the_command_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     losses: list[list[float]] = []
     for name, start in (("one", ()), ("two", torchrun)):
-        done = commands.run(
-            *start, "agentic_opd.training.trainer", *flags, "--output_dir", str(tmp_path / name), real=True
-        )
+        done = commands.run(*start, "agentic_opd.training", *flags, "--output_dir", str(tmp_path / name), real=True)
         assert done.returncode == 0, done
         losses.append([line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert len(losses[0]) == 2
     mine.write_text("{}\n")
-    module = (*torchrun, "agentic_opd.training.trainer")
+    module = (*torchrun, "agentic_opd.training")
     done = commands.run(*module, *flags, "--output_dir", str(tmp_path / "three"), real=True)
     assert done.returncode != 0
     assert "mine.jsonl' violates the wire format: line 1" in done.stderr

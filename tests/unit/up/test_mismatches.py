@@ -75,7 +75,7 @@ def of_devices(
             "trainer": trainer or {},
         }
     )
-    return list(mismatches(config, TrainerConfig(model=POLICY), {}, num_gpus))
+    return list(mismatches(config, {"trainer": TrainerConfig(model=POLICY)}, num_gpus))
 
 
 def test_parts_that_do_not_fit_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.up import parts as up_parts
 from agentic_opd.up.command import main, read
 from agentic_opd.up.parts import LoopPart, Start, parts_of
 
@@ -59,6 +60,35 @@ def test_flags_win(loop: dict[str, Any], tmp_path: Path) -> None:
     assert made["policy"].arguments[-3:] == ("--", "--seed", "1")
     assert value(made["tasks"], "--env.data_path_to_save_groups") == "null"
     assert value(made["trainer"], "--loss") == '{"forward_kl": 1, "grpo": 0.5}'
+
+
+@pytest.mark.parametrize("spelling", ["served_model_name", "served-model-name"])
+def test_environments_ask_for_the_served_name(spelling: str, loop: dict[str, Any], tmp_path: Path) -> None:
+    loop["servers"]["policy"]["flags"] = {spelling: "policy"}
+    assert value(parts(loop, tmp_path)["tasks"], "--openai.model_name") == "policy"
+
+
+def test_each_command_line_is_read_once(loop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop["environments"]["talk"] = {"mode": "gateway"}
+    loop["brake"] = {"config": "configs/demo.yaml"}
+    loop["trainer"]["flags"] = {"brake.every": 4, "lora_rank": 8}
+    reads: list[str] = []
+
+    def count(name: str) -> None:
+        read = getattr(up_parts, name)
+
+        def counted(argv: Any) -> Any:
+            reads.append(name)
+            return read(argv)
+
+        monkeypatch.setattr(up_parts, name, counted)
+
+    for name in ("read_server", "read_environment", "read_gateway", "read_trainer"):
+        count(name)
+    made = parts(loop, tmp_path)
+    assert sorted(reads) == ["read_environment"] * 2 + ["read_gateway", "read_server", "read_trainer"]
+    assert made["trainer"].settings.lora_rank == 8
+    assert [name for name, part in made.items() if part.settings is None] == ["api"]
 
 
 def test_a_gateway_is_ready_when_it_answers(loop: dict[str, Any], tmp_path: Path) -> None:
@@ -172,7 +202,7 @@ def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Pat
         "--nproc-per-node",
         "2",
         "-m",
-        "agentic_opd.training.trainer",
+        "agentic_opd.training",
     )
     loop["trainer"]["flags"] = {"total_stesp": 3}
     with pytest.raises(ConfigError, match="did you mean 'total_steps'"):

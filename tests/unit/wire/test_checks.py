@@ -314,7 +314,7 @@ NULL = "null, expected a value or no such field"
         ("step_votes", 1, "step_votes: 1, expected a list"),
         ("step_votes", [2], "step_votes[0]: 2, expected 1, 0 or -1"),
         ("step_votes", [True], "step_votes[0]: True, expected a number, not true or false"),
-        ("step_votes", [-1, 0], "step_score: 1, but no vote says so"),
+        ("step_votes", [-1, 0], "step_score: 1, but no vote gives it"),
         ("step_score", None, f"step_score: {NULL}"),
         ("step_score", 2, "step_score: 2, expected 1, 0 or -1"),
         ("step_score", True, "step_score: True, expected a number, not true or false"),

@@ -19,7 +19,7 @@ from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.gateway.agent_process import ProgramWorld
-from agentic_opd.rollout.first_prompts import first_messages
+from agentic_opd.rollout.loop import first_messages
 from agentic_opd.sandboxes.program import Program
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.config import WorldConfig

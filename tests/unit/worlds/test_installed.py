@@ -1,5 +1,6 @@
 """Worlds that installed packages register as entry points."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +61,23 @@ def test_a_registered_class_is_found_by_its_name(register: Register, tmp_path: P
     assert world_class("riddles").__module__ == "riddles_found"
 
 
+def test_the_log_lines_of_a_registered_world_are_shown_as_the_packages_own(
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "riddles_logged.py").write_text(RIDDLES)
+    register("riddles_a", "riddles", "riddles_logged:Riddles")
+    monkeypatch.setattr(logging.getLogger("agentic_opd"), "level", logging.INFO)
+    world_class("riddles")
+    assert logging.getLogger("riddles_logged").level == logging.INFO
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones(register: Register) -> None:
     register("riddles_a", "riddles", "riddles_never:Riddles")
     with pytest.raises(ConfigError) as caught:
         world_class("ridles")
     text = str(caught.value)
     assert text.startswith(
-        "there is no world 'ridles'. There are coding, functions, harbor, replay, riddles, sql. Install"
+        "env.world: there is no world 'ridles'. There are coding, functions, harbor, replay, riddles, sql. Install"
     )
     assert text.endswith(
         "(as an entry point of the group agentic_opd.worlds), or name a class as FILE.py:CLASS or package.module:CLASS"

@@ -23,7 +23,7 @@ from agentic_opd.worlds.coding.hidden_tests.one_process import Values, needs_one
 _MAX_LABEL = 200
 _EXPECTED = ("Json", "Printed")
 """Names of the calls that wrap an expected value."""
-_Place = Literal["script", "check", "test"]
+_Context = Literal["script", "check", "test"]
 _Conditions = Literal["none", "in branches", "certain"]
 _Node = TypeVar("_Node", bound=ast.AST)
 
@@ -150,7 +150,7 @@ def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
         return is_written(ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2])
 
     calls = [_literal_calls(label) for label in labels]
-    return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
+    return frozenset(number for number, of_check in enumerate(calls) if of_check and all(map(is_shown, of_check)))
 
 
 def _squeezed(text: str) -> str:
@@ -204,16 +204,16 @@ class _Transformer(ast.NodeTransformer):
         self._is_file = is_file
         variables = [node for node in values.nodes if isinstance(node, ast.Name)]
         self._loaded = {node.id for node in variables if isinstance(node.ctx, ast.Load)}
-        self._place: _Place = "script"
+        self._context: _Context = "script"
         self._in_branch = False
 
     def calls_of(self, tests: list[CollectedTest], conditions: list[_Conditions]) -> list[ast.stmt]:
         """Return the call that runs the tests of a file, if there are any, and add their labels."""
         rows: list[ast.expr] = []
-        for test, known in zip(tests, conditions, strict=True):
-            row = len(self.labels), test.cases, test.name, test.method, known == "none"
+        for test, in_test in zip(tests, conditions, strict=True):
+            row = len(self.labels), test.cases, test.name, test.method, in_test == "none"
             rows.append(ast.Tuple([*map(ast.Constant, row)], ast.Load()))
-            if known == "in branches":
+            if in_test == "in branches":
                 self.uncertain |= {*range(len(self.labels), len(self.labels) + test.cases)}
             self.labels += test.labels
         return [_call("_opd_tests", *rows)] if rows else []
@@ -227,21 +227,21 @@ class _Transformer(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.stmt | list[ast.stmt]:
         if isinstance(node.test, ast.Constant):
             return node
-        if self._place == "test" and node.msg is not None:
+        if self._context == "test" and node.msg is not None:
             return [_call("_opd_reached"), node]
-        condition, label = _condition(node.test, is_labelled=self._place == "test")
-        return condition if self._place != "script" else self._check(condition, label, is_certain=True)
+        condition, label = _condition(node.test, is_labelled=self._context == "test")
+        return condition if self._context != "script" else self._check(condition, label, is_certain=True)
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
-        return [_call("_opd_reached"), node] if self._place == "test" and _is_condition(node) else node
+        return [_call("_opd_reached"), node] if self._context == "test" and _is_condition(node) else node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if self._is_file:
-            return self._inside(node, place="test")
+            return self._inside(node, context="test")
         return self._inside(node, in_branch=self._in_branch or node.name not in self._loaded)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._inside(node, place="test") if self._is_file else self.generic_visit(node)
+        return self._inside(node, context="test") if self._is_file else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
         is_certain = _always(node.body) and _always(node.orelse)
@@ -255,7 +255,7 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
         handlers = [handler.body for handler in node.handlers]
-        for handler in node.handlers if self._place != "test" else []:
+        for handler in node.handlers if self._context != "test" else []:
             if any(map(_is_condition, ast.walk(handler))):
                 handler.body.insert(0, _call("_opd_alternative"))
         is_certain = bool(handlers) and (_always(node.body) or all(map(_always, handlers)))
@@ -263,19 +263,18 @@ class _Transformer(ast.NodeTransformer):
 
     def _alternatives(self, node: ast.stmt, is_certain: bool, depends_on_solution: bool) -> ast.AST:
         """Make a statement one check if the solution decides which of its asserts are reached."""
-        inner = [*ast.walk(node)]
-        asserts = [one for one in inner if isinstance(one, ast.Assert) and not isinstance(one.test, ast.Constant)]
-        if self._place != "script" or not depends_on_solution or not asserts:
+        asserts = [child for child in ast.walk(node) if isinstance(child, ast.Assert) and _is_condition(child)]
+        if self._context != "script" or not depends_on_solution or not asserts:
             return self._inside(node, in_branch=True)
-        label = " or ".join(dict.fromkeys(_condition(one.test)[1] for one in asserts))
-        return self._check(self._inside(node, place="check"), label[:_MAX_LABEL], is_certain=is_certain)
+        label = " or ".join(dict.fromkeys(_condition(child.test)[1] for child in asserts))
+        return self._check(self._inside(node, context="check"), label[:_MAX_LABEL], is_certain=is_certain)
 
-    def _inside(self, node: _Node, *, place: _Place | None = None, in_branch: bool | None = None) -> _Node:
-        before = self._place, self._in_branch
-        self._place = self._place if place is None else place
+    def _inside(self, node: _Node, *, context: _Context | None = None, in_branch: bool | None = None) -> _Node:
+        before = self._context, self._in_branch
+        self._context = self._context if context is None else context
         self._in_branch = self._in_branch if in_branch is None else in_branch
         self.generic_visit(node)
-        self._place, self._in_branch = before
+        self._context, self._in_branch = before
         return node
 
     def _check(self, body: ast.stmt, label: str, *, is_certain: bool) -> ast.stmt:
@@ -318,7 +317,7 @@ def _is_condition(node: ast.AST) -> bool:
 
 
 def _always(body: list[ast.stmt]) -> bool:
-    """Whether the statements reach a condition with every right solution."""
+    """Return whether the statements reach a condition with every right solution."""
     for node in body:
         match node:
             case ast.If(body=inner, orelse=other):

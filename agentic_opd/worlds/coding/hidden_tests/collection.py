@@ -40,21 +40,21 @@ def collect(tree: ast.Module) -> list[CollectedTest]:
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    found: dict[tuple[str, str | None], CollectedTest] = {}
+    tests: dict[tuple[str, str | None], CollectedTest] = {}
     for node in tree.body:
         if isinstance(node, _Function) and _is_test(node) and node.name not in used:
-            found[node.name, None] = CollectedTest(node.name, None, _cases(node, assigned), node)
+            tests[node.name, None] = CollectedTest(node.name, None, _cases(node, assigned), node)
         if isinstance(node, ast.ClassDef) and is_test_class(node, classes) and not _is_skipped(node):
             cases = _cases(node, assigned)
-            for method in (child for one in _line_of(node, classes)[::-1] for child in one.body):
+            for method in (child for owner in _with_bases(node, classes)[::-1] for child in owner.body):
                 if isinstance(method, _Function) and _is_test(method):
                     test = CollectedTest(node.name, method.name, cases * _cases(method, assigned), method)
-                    found[node.name, method.name] = test
-    return [*found.values()]
+                    tests[node.name, method.name] = test
+    return [*tests.values()]
 
 
 def needs_pytest(tree: ast.Module) -> bool:
-    """Whether a file uses pytest or its features: parameters and decorators of tests, set-up by special names."""
+    """Return whether a file uses pytest or its features: parameters and decorators of tests, special set-up names."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id="pytest") | ast.alias(name="pytest", asname=str()) | ast.ImportFrom(module="pytest"):
@@ -71,33 +71,34 @@ def needs_pytest(tree: ast.Module) -> bool:
 
 
 def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
-    """Whether a class contains tests; `classes` are all classes of the file by name."""
-    for one in _line_of(node, classes):
-        bases = [last_name(base) for base in one.bases]
-        if any(base.endswith("TestCase") for base in bases) or (one.name.startswith("Test") and {*bases} <= {"object"}):
+    """Return whether a class contains tests; `classes` are all classes of the file by name."""
+    for owner in _with_bases(node, classes):
+        bases = [last_name(base) for base in owner.bases]
+        is_named_so = owner.name.startswith("Test") and {*bases} <= {"object"}
+        if is_named_so or any(base.endswith("TestCase") for base in bases):
             return True
     return False
 
 
-def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
+def _with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
     """Return the class and its base classes in the file.
 
     Raises:
-        ValueError: there are more than in any file of tests; each class would be read with all of them.
+        ValueError: there are more than in any real file of tests; the time would grow with their square.
     """
-    line = [node]
-    for one in line:
-        bases = [classes[name] for name in map(last_name, one.bases) if name in classes]
-        line += [base for base in bases if base not in line]
-        if len(line) > _MOST_BASES:
+    owners = [node]
+    for owner in owners:
+        bases = [classes[name] for name in map(last_name, owner.bases) if name in classes]
+        owners += [base for base in bases if base not in owners]
+        if len(owners) > _MOST_BASES:
             raise ValueError(f"have a class {node.name} with more than {_MOST_BASES} base classes in their file")
-    return line
+    return owners
 
 
 def without_runners(tree: ast.Module) -> ast.Module:
     """Return the file without `if __name__ == "__main__":` and runner calls such as `unittest.main()`."""
-    kept = [node for node in tree.body if not (_is_main_block(node) or _is_runner_call(node))]
-    return ast.Module(kept, tree.type_ignores)
+    body = [node for node in tree.body if not (_is_main_block(node) or _is_runner_call(node))]
+    return ast.Module(body, tree.type_ignores)
 
 
 def _is_main_block(node: ast.stmt) -> bool:

@@ -20,7 +20,7 @@ _HARNESS = {"Json", "Printed", "run_program"}
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
-    """Add the imports and the call that `test_code` takes for granted.
+    """Add the imports and the call that `test_code` lacks.
 
     Names that it uses but does not define are imported, from `solution` or as modules. If it defines `check` and never
     calls it (as HumanEval's tests do), `check(entry_point)` is called.
@@ -34,13 +34,13 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
             tree = ast.parse(test_code)
             unused = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} - _loaded(tree)
             is_uncalled = entry_point is not None and "check" in unused
-            whole = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
-            lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
+            completed = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
+            lines = import_lines(*wanted_names(ast.parse(completed), entry_point))
     except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
         raise ValueError(f"are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
         raise ValueError("have no `assert`, and no test of pytest or unittest")
-    return f"{lines}\n{whole}" if lines else whole
+    return f"{lines}\n{completed}" if lines else completed
 
 
 def helpers_of(code: str, entry_point: str) -> str:
@@ -95,7 +95,7 @@ def _literal(value: Any) -> str:
             return f"[{', '.join(map(_literal, cast(list[Any], value)))}]"
         case dict():
             pairs = cast(dict[Any, Any], value).items()
-            return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in pairs)}}}"
+            return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in pairs)}}}"
         case _:
             return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
@@ -136,7 +136,7 @@ def import_lines(names: list[str], modules: list[str]) -> str:
 
 
 def is_star(node: ast.AST) -> bool:
-    """Whether `node` is `from solution import *`."""
+    """Return whether `node` is `from solution import *`."""
     return isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*"
 
 
@@ -170,7 +170,7 @@ def _from_stars(tree: ast.AST) -> set[str]:
                     raise ImportError("it is not of the standard library")
                 module = import_module(f"{node.module}")
             except ImportError as error:
-                what = f"import everything from {node.module!r}, so it is not known what the solution must give"
-                raise ValueError(f"{what}: {error}") from error
+                problem = f"import everything from {node.module!r}, so it is not known what the solution must give"
+                raise ValueError(f"{problem}: {error}") from error
             names |= set(getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]))
     return names

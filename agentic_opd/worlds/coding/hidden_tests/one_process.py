@@ -1,8 +1,11 @@
 """Decide whether hidden tests must share a process with the solution, which makes cheating easier. Pure.
 
-The decision depends on the tests alone, so a solution cannot influence it. Tests run in a separate process if only
-plain data crosses: copies of arguments one way, results and exceptions the other. Tests that cannot be analyzed share
-the process.
+The decision depends on the tests' source alone: a solution can't influence it, and it needs no run. A run of the
+reference solution in a separate process could not decide. `xs = [2, 1]; f(xs); assert xs == [2, 1]` holds there for
+every solution, another right solution may return an endless iterator, and many tasks have no reference solution.
+
+Tests run in a separate process if only plain data crosses: copies of arguments one way, results and exceptions the
+other. Tests that cannot be analyzed share the process.
 
 Variables are identified by name, regardless of scope, and may hold the value of anything that is bound to the name.
 """
@@ -58,9 +61,11 @@ _PLAIN_MODULES = {
     *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
     *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
 }
-"""Modules whose functions return plain data for plain arguments, except those in _OTHERS."""
-_OTHERS = {"count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random",
-           "itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"}  # fmt: skip
+"""Modules whose functions return plain data for plain arguments, except those in _RETURN_OBJECTS."""
+_RETURN_OBJECTS = {
+    *("count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random"),
+    *("itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"),
+}
 
 _CONSTANTS = {
     "sys.maxsize",
@@ -77,14 +82,14 @@ class _Kind(Flag):
     FUNCTION = auto()  # A function of the solution.
     NAMESPACE = auto()  # The solution's module, its class `Solution`, or an instance of that.
     RESULT = auto()  # A return value of a function of the solution, or something computed from it.
-    OTHER = auto()  # Anything else that is not plain data.
+    OBJECT = auto()  # Anything else that is not plain data.
 
 
 _PLAIN = _Kind(0)
 
 
 def needs_one_process(tree: ast.Module, values: "Values", *, imports_solution: bool) -> bool:
-    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals."""
+    """Return whether the tests need the solution's file, objects, changes of arguments, or internals."""
     nodes, names = values.nodes, values.names
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     if any(_reaches_files(node) for node in nodes if id(node) not in docs):
@@ -109,7 +114,7 @@ def _reaches_files(node: ast.AST) -> bool:
 
 
 def _sees_inside(node: ast.AST) -> bool:
-    """Whether plain data over a pipe cannot replace `node`, such as a class of the solution."""
+    """Return whether plain data over a pipe cannot replace `node`, such as a class of the solution."""
     match node:
         case ast.ImportFrom(module="solution", names=aliases):
             return any(_is_class_name(alias.name) for alias in aliases)
@@ -128,13 +133,13 @@ def _sees_inside(node: ast.AST) -> bool:
 
 
 def _is_class_name(name: str) -> bool:
-    """Whether `name` is spelled like a class (`TreeNode`, `P`), unlike `solve`, `LIMIT` and `Do_it`."""
+    """Return whether `name` is spelled like a class (`TreeNode`, `P`), unlike `solve`, `LIMIT` and `Do_it`."""
     name = name.lstrip("_")
     return name != _NAMESPACE and name[:1].isupper() and "_" not in name and (len(name) == 1 or name != name.upper())
 
 
 def _seeds_solution(nodes: list[ast.AST]) -> bool:
-    """Whether the tests seed `random` without drawing from it themselves."""
+    """Return whether the tests seed `random` without drawing from it."""
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "random"} == {
         "seed"
@@ -173,8 +178,8 @@ class Values:
         for name, value in (pair for node in nodes for pair in self._bindings(node)):
             self.bound[name].append(value)
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
-            self._kinds[name] |= _Kind.OTHER
-        self._known = dict[ast.expr, _Kind]()
+            self._kinds[name] |= _Kind.OBJECT
+        self._kinds_by_node = dict[ast.expr, _Kind]()
         for kinds in (_Kind.FUNCTION | _Kind.NAMESPACE, ~_PLAIN):  # What a call gives depends on what is called.
             self._spread(kinds)
 
@@ -184,7 +189,7 @@ class Values:
         passes = _passes()
         while before != (before := {**self._kinds}):
             next(passes)
-            self._known.clear()
+            self._kinds_by_node.clear()
             for name, values in self.bound.items():
                 for value in values:
                     self._kinds[name] |= self.kind(value) & kinds
@@ -233,7 +238,7 @@ class Values:
     def _parameters(self, node: _Function) -> Iterator[tuple[str, ast.expr]]:
         """Yield the parameters of a test with rows of `parametrize`, what its fixtures return, and defaults."""
         for arg in node.args.args:
-            for call in (one for one in node.decorator_list if isinstance(one, ast.Call)):
+            for call in (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call)):
                 yield from ((arg.arg, row) for row in call.args[1:])
             if node.name.startswith("test") and arg.arg in self._local:
                 yield arg.arg, ast.Call(ast.Name(arg.arg, ast.Load()), [], [])
@@ -241,27 +246,27 @@ class Values:
             yield arg.arg, default
 
     def is_plain(self, node: ast.expr) -> bool:
-        """Whether the value of an expression can cross between the processes."""
+        """Return whether the value of an expression can cross between the processes."""
         return self.kind(node) in _Kind.RESULT
 
     def kind(self, node: ast.expr) -> _Kind:
         """Return what the value of an expression may be."""
-        if node not in self._known:
-            self._known[node] = self._kind_of(node)
-        return self._known[node]
+        if node not in self._kinds_by_node:
+            self._kinds_by_node[node] = self._kind_of(node)
+        return self._kinds_by_node[node]
 
     def _kind_of(self, node: ast.expr) -> _Kind:
         match node:
             case ast.Constant(value=value):
-                return _Kind.OTHER if value is ... else _PLAIN
+                return _Kind.OBJECT if value is ... else _PLAIN
             case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
-                return _Kind.OTHER
+                return _Kind.OBJECT
             case ast.Call():
                 return self._kind_of_call(node)
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
-                return _PLAIN if f"{self._imported[name]}.{attr}" in _CONSTANTS else _Kind.OTHER
+                return _PLAIN if f"{self._imported[name]}.{attr}" in _CONSTANTS else _Kind.OBJECT
             case ast.Name(id=name) if name in self._imported:
-                return _PLAIN if self._imported[name] in _CONSTANTS else _Kind.OTHER
+                return _PLAIN if self._imported[name] in _CONSTANTS else _Kind.OBJECT
             case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
                 return self._kinds[_key_of(node) or ""]
             case ast.Attribute(value=value, attr=attr):
@@ -269,21 +274,21 @@ class Values:
                 if _Kind.NAMESPACE in owner:
                     return _Kind.NAMESPACE if attr == _NAMESPACE else _Kind.FUNCTION
                 is_number = attr in ("real", "imag", "numerator", "denominator")
-                return owner & _Kind.RESULT | (_PLAIN if is_number else _Kind.OTHER)
+                return owner & _Kind.RESULT | (_PLAIN if is_number else _Kind.OBJECT)
             case _:
-                found = self._join(_operands(node))
-                return found & _Kind.RESULT if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
+                kinds = self._join(_operands(node))
+                return kinds & _Kind.RESULT if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else kinds
 
     def _join(self, nodes: Iterator[ast.expr]) -> _Kind:
-        found = _PLAIN
+        kinds = _PLAIN
         for node in nodes:
-            found |= self.kind(node)
-        return found
+            kinds |= self.kind(node)
+        return kinds
 
     def _kind_of_call(self, node: ast.Call) -> _Kind:
         func, parts = node.func, [*_parts(node)]
         arguments = self._join(part for part in parts if not self._is_callback(part))
-        other = arguments & _Kind.RESULT | _Kind.OTHER
+        an_object = arguments & _Kind.RESULT | _Kind.OBJECT
         match func:
             case ast.Attribute(value=ast.Name(id="pytest"), attr="param"):
                 return arguments
@@ -292,9 +297,9 @@ class Values:
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
                 return self._kinds[f"{name}()"] | arguments & _Kind.RESULT
             case ast.Name(id=name) if name in self._imported:
-                return arguments if _returns_plain(self._imported[name]) else other
+                return arguments if _returns_plain(self._imported[name]) else an_object
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
-                return arguments if _returns_plain(f"{self._imported[name]}.{attr}") else other
+                return arguments if _returns_plain(f"{self._imported[name]}.{attr}") else an_object
             case _:
                 pass
         called = self.kind(func)
@@ -305,24 +310,24 @@ class Values:
         if isinstance(func, ast.Attribute):
             owner = self.kind(func.value)
             is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _Kind.RESULT
-            return (arguments | owner) & _Kind.RESULT | (_PLAIN if is_plain else _Kind.OTHER)
-        return arguments if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
+            return (arguments | owner) & _Kind.RESULT | (_PLAIN if is_plain else _Kind.OBJECT)
+        return arguments if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else an_object
 
     def _is_callback(self, node: ast.expr) -> bool:
-        """Whether an argument is a function of the tests or a built-in one, such as a key of sorted()."""
+        """Return whether an argument is a function of the tests or a built-in one, such as a key of sorted()."""
         is_named = isinstance(node, ast.Name) and (node.id in self._local or callable(getattr(builtins, node.id, None)))
         return is_named or isinstance(node, ast.Lambda)
 
     def is_call(self, node: ast.AST) -> bool:
-        """Whether a node calls a function of the solution."""
+        """Return whether a node calls a function of the solution."""
         return isinstance(node, ast.Call) and _Kind.FUNCTION in self.kind(node.func)
 
     def is_result(self, node: ast.expr) -> bool:
-        """Whether an expression involves a result, and is plain data if that is."""
-        return _Kind.RESULT in self.kind(node) and _Kind.OTHER not in self.kind(node)
+        """Return whether an expression involves a result, and is plain data if that is."""
+        return _Kind.RESULT in self.kind(node) and _Kind.OBJECT not in self.kind(node)
 
     def involves_result(self, node: ast.expr) -> bool:
-        """Whether an expression is computed from a return value of a function of the solution."""
+        """Return whether an expression is computed from a return value of a function of the solution."""
         return _Kind.RESULT in self.kind(node)
 
 
@@ -337,16 +342,16 @@ def _passes() -> Iterator[None]:
 
 
 def _returns_plain(name: str) -> bool:
-    """Whether an imported function, such as `math.sqrt`, returns plain data for plain arguments."""
+    """Return whether an imported function, such as `math.sqrt`, returns plain data for plain arguments."""
     module, _, function = name.rpartition(".")
-    return module in _PLAIN_MODULES and function not in _OTHERS
+    return module in _PLAIN_MODULES and function not in _RETURN_OBJECTS
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     """Yield the variables of a target, each with its part of a displayed tuple, or else with the whole value."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for one, part in zip(target.elts, value.elts, strict=True):
-            yield from _unpacked(one, part)
+        for variable, part in zip(target.elts, value.elts, strict=True):
+            yield from _unpacked(variable, part)
         return
     for node in ast.walk(target):
         if isinstance(getattr(node, "ctx", None), ast.Store) and (name := _key_of(node)) is not None:
@@ -371,7 +376,7 @@ def _parts(call: ast.Call) -> Iterator[ast.expr]:
 
 
 def _needs_objects(node: ast.AST, values: Values) -> bool:
-    """Whether an argument, a result, or a value compared with a result is more than plain data."""
+    """Return whether an argument, a result, or a value compared with a result is more than plain data."""
     match node:
         case ast.Attribute(value=value, attr=name):
             return _Kind.FUNCTION in values.kind(value) or (values.is_result(value) and name not in _PLAIN_ATTRIBUTES)
@@ -381,7 +386,7 @@ def _needs_objects(node: ast.AST, values: Values) -> bool:
             func=ast.Name(id="isinstance" | "issubclass") | ast.Attribute(attr="assertIsInstance"),
             args=[value, kinds, *_],
         ):
-            names = [ast.unparse(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+            names = [ast.unparse(kind) for kind in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
             return values.is_result(value) and not {*names} <= _PLAIN_NAMES
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
             return _compares_objects(sides[:2], values, by_identity=name in ("assertIs", "assertIsNot"))
@@ -398,44 +403,48 @@ def _needs_objects(node: ast.AST, values: Values) -> bool:
 
 
 def _compares_objects(sides: list[ast.expr], values: Values, *, by_identity: bool) -> bool:
-    others = [side for side in sides if not values.is_result(side)]
-    if len(others) == len(sides):
+    expected = [side for side in sides if not values.is_result(side)]
+    if len(expected) == len(sides):
         return False
-    return not all(isinstance(side, ast.Constant) if by_identity else values.is_plain(side) for side in others)
+    return not all(isinstance(side, ast.Constant) if by_identity else values.is_plain(side) for side in expected)
 
 
 # ---------------------------------------------------------------------------------------------------- changes in place
 
 
 def _sees_changes(values: Values) -> bool:
-    """Whether a condition depends on an argument after its call and not on a result: `f(xs); assert xs == [1]`."""
+    """Return whether a condition depends on an argument after its call, not on a result: `f(xs); assert xs == [1]`."""
     changed = dict[str, tuple[int, int]]()
     for call in (node for node in values.nodes if isinstance(node, ast.Call) and values.is_call(node)):
-        for name in (name for part in _parts(call) for name in _held(part)):
-            changed[name] = min(changed.get(name, _place(call)), _place(call))
-    bound = [(name, value) for name, found in values.bound.items() for value in found if not name.endswith("()")]
-    known, passes = -1, _passes()
-    while known != (known := len(changed)):
+        for name in (name for part in _parts(call) for name in _objects_in(part)):
+            changed[name] = min(changed.get(name, _position(call)), _position(call))
+    bound = [
+        (name, value) for name, expressions in values.bound.items() for value in expressions if not name.endswith("()")
+    ]
+    count, passes = -1, _passes()
+    while count != (count := len(changed)):
         next(passes)
         for name, value in bound:
             if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
-                changed |= {other: changed[name] for other in _held(value) if other not in changed}
+                changed |= {element: changed[name] for element in _objects_in(value) if element not in changed}
             elif not values.involves_result(value):
-                later = [changed[other] for other in _held(value) if other in changed]
-                later += [at for at in _mentioned(value, changed) if _place(value) > at]
+                later = [changed[element] for element in _objects_in(value) if element in changed]
+                later += [position for position in _mentioned(value, changed) if _position(value) > position]
                 changed |= {name: min(later)} if later else {}
     conditions = (condition for node in values.nodes for condition in _conditions(node, values))
-    return any(_place(condition) > at for condition in conditions for at in _mentioned(condition, changed))
+    return any(
+        _position(condition) > position for condition in conditions for position in _mentioned(condition, changed)
+    )
 
 
-def _held(node: ast.expr) -> Iterator[str]:
+def _objects_in(node: ast.expr) -> Iterator[str]:
     """Yield the variables that a value is or contains: `xs`, and `row` of `[row, [1]]` and `grid[0]`."""
     match node:
         case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Dict(values=items):
             for item in items:
-                yield from _held(item)
+                yield from _objects_in(item)
         case ast.Starred(value=value) | ast.Subscript(value=value):
-            yield from _held(value)
+            yield from _objects_in(value)
         case _:
             if (name := _key_of(node)) is not None:
                 yield name
@@ -448,7 +457,7 @@ def _conditions(node: ast.AST, values: Values) -> Iterator[ast.expr]:
             yield from _without_result(test, values)
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert") and sides:
             yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), values)
-        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.involves_result(value):
+        case ast.Return(value=ast.expr() as value) if any(_objects_in(value)) and not values.involves_result(value):
             yield value
         case _:
             pass
@@ -458,7 +467,7 @@ def _without_result(test: ast.expr, values: Values) -> Iterator[ast.expr]:
     """Yield the parts of a condition that can hold or fail separately and do not involve a result."""
     match test:
         case ast.BoolOp(values=parts):
-            yield from (found for part in parts for found in _without_result(part, values))
+            yield from (condition for part in parts for condition in _without_result(part, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _without_result(operand, values)
         case ast.Compare(left=ast.Tuple(elts=parts) | ast.List(elts=parts)):
@@ -466,7 +475,8 @@ def _without_result(test: ast.expr, values: Values) -> Iterator[ast.expr]:
         case ast.Compare(left=left, comparators=others) if values.involves_result(test):
             sides = [left, *others]  # `k = f(xs); assert xs[:k] == [1]` is about xs, `f(f(xs)) == xs` is not.
             for side in sides:
-                if any(_held(side)) and not any(values.involves_result(other) for other in sides if other is not side):
+                rest = [expression for expression in sides if expression is not side]
+                if any(_objects_in(side)) and not any(map(values.involves_result, rest)):
                     yield side
         case _ if not values.involves_result(test):
             yield test
@@ -479,5 +489,5 @@ def _mentioned(node: ast.expr, changed: Mapping[str, tuple[int, int]]) -> list[t
     return [changed[name] for child in ast.walk(node) if (name := _key_of(child)) in changed and name is not None]
 
 
-def _place(node: ast.expr) -> tuple[int, int]:
+def _position(node: ast.expr) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -173,6 +174,7 @@ def test_a_file_with_a_byte_order_mark_is_read(shops: Path) -> None:
 def test_a_query_that_cuts_a_tie_is_named_or_left_out(
     shops: Path, has_more: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     if not has_more:
         (shops / "databases/shop/shop_2.sqlite").unlink()
     cut = {"db_id": "shop", "question": "Any two?", "query": "SELECT name FROM shops LIMIT 2"}

@@ -36,11 +36,11 @@ def test_the_same_seed_gives_the_same_questions(training: list[Question]) -> Non
 
 
 def test_nothing_held_out_is_in_training(training: list[Question], held_out: list[Question]) -> None:
-    nouns = {table.thing for one in training for table in one.query.schema.tables}
+    nouns = {table.noun for one in training for table in one.query.schema.tables}
     parts = frozenset[str]().union(*(one.query.parts for one in training))
     assert not any(one.query.is_held_out for one in training)
     assert frozenset[str]().union(*HELD_OUT) <= parts, "each part of what is held out was seen"
-    new_schema = [one for one in held_out if not nouns & {table.thing for table in one.query.schema.tables}]
+    new_schema = [one for one in held_out if not nouns & {table.noun for table in one.query.schema.tables}]
     new_combination = [one for one in held_out if one.query.is_held_out]
     assert len(new_schema) > COUNT / 2
     assert len(new_combination) > COUNT / 2
@@ -49,7 +49,7 @@ def test_nothing_held_out_is_in_training(training: list[Question], held_out: lis
 
 def test_each_answer_is_right_on_all_databases_which_differ(training: list[Question], held_out: list[Question]) -> None:
     for one in (*training, *held_out):
-        results = [run_query(image, sql(one.query)) for image in (one.shown, *one.hidden)]
+        results = [run_query(image, sql(one.query)) for image in (one.visible, *one.hidden)]
         assert all(result.rows for result in results)
         assert len({result.rows for result in results}) > 2
 
@@ -59,7 +59,7 @@ def test_a_query_that_is_right_by_accident_fails(training: list[Question]) -> No
     for one in training:
         for wrong in taught(one.query):
             tries += 1
-            shown += _agrees(one, wrong.sql, one.shown)
+            shown += _agrees(one, wrong.sql, one.visible)
             hidden += all(_agrees(one, wrong.sql, image) for image in one.hidden)
     assert shown > 0.03 * tries, "some are right on the shown database"
     assert hidden < 0.01 * tries
@@ -95,7 +95,7 @@ def test_a_question_says_what_its_query_needs(training: list[Question]) -> None:
     for one in training:
         for value in (str(filter.value) for filter in one.query.filters if filter.value is not None):
             assert value in one.text
-        assert one.query.table.thing in one.text
+        assert one.query.table.noun in one.text
         assert one.query.of is None or one.query.of.name in one.text
         assert one.query.limit in (None, 1) or str(one.query.limit) in one.text
 
@@ -121,7 +121,7 @@ def test_habits_are_taught_mistakes_of_some_queries(training: list[Question], he
 
 def test_images_are_databases(training: list[Question]) -> None:
     connection = sqlite3.connect(":memory:")
-    connection.deserialize(training[0].shown)
+    connection.deserialize(training[0].visible)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 from learning.__main__ import parse_args
-from learning.person import ASKED, CONTENT, MEASURED, person_tasks, questions, reply, score
+from learning.person import CONTENT, MEASURED, TRAINED, person_tasks, questions, reply, score
 
 QUESTION = "What does a bee do all day?"
 SHORT = "Bees collect nectar. They make honey from it."
@@ -29,7 +29,7 @@ def test_a_rule_that_is_broken_is_named_and_costs_a_quarter(answer: str, kept: i
 
 
 def test_no_measured_question_is_asked_in_a_session() -> None:
-    asked, measured = questions(ASKED), questions(MEASURED)
+    asked, measured = questions(TRAINED), questions(MEASURED)
     assert (len({*asked}), len({*measured})) == (36, 40)
     assert not {*asked} & {*measured}
     assert [task.prompt for task in person_tasks()] == asked

@@ -42,7 +42,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentic_opd.core.leaks import leaks
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 HINTS = Path(__file__).parent / "leak_hints"

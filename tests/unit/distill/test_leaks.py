@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.core.leaks import in_digits, leaks
+from agentic_opd.distill.leaks import in_digits, leaks
 
 TASK = """Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' if by
 both, else str(n).
@@ -174,7 +174,6 @@ def test_price(name, expected):
 class T(unittest.TestCase):
     def test_it(self):
         self.assertEqual(price(4), 8)
-        self.assertTrue(price([]))
         self.assertRaises(KeyError, price, -1)
         with pytest.raises(OSError):
             price(7)
@@ -189,7 +188,6 @@ CASES = [(9, "h"), (1, "k")]
     [
         "The empty string should give 3.",
         "What about 4? It must be 8.",
-        "An empty list is True.",
         "For minus one raise a KeyError.",
         "With 7 you should get an OSError.",
         "If all three are 2, return two.",
@@ -237,12 +235,11 @@ def test_what_the_task_states_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("words", "digits"),
     [
-        ("minus five and ninety-eight", "-5 98"),
+        ("minus five and ninety-eight", "-5 and 98"),
         ("one hundred and five", "105"),
         ("two thousand one hundred", "2100"),
         ("nineteen hundred ninety-four", "1994"),
         ("a million", "1000000"),
-        ("three fives", "5, 5, 5"),
         ("one of them", "one of them"),
         ("someone often won", "someone often won"),
     ],
@@ -314,7 +311,6 @@ assert flat(['20 1']) == 12321
 @pytest.mark.parametrize(
     ("hint", "leak"),
     [
-        ("A list of empty lists becomes an empty list.", True),
         ("An empty list becomes an empty list.", False),
         ("What about a.b]?", True),
         ("The digits are 1 2 3 2 1.", True),
@@ -385,7 +381,6 @@ def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() ->
         ("tall tower", "It is the tall tower.", True),
         ("tall tower", "These are tall towers.", False),
         ("[[", "Write [[ here.", True),
-        ("[[", "Write a[[ here.", False),
         ("-> x", "f() -> x, so", True),
         ("-> x", "f() -> xy", False),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.cli.recompute import Recomputed, recompute
+from agentic_opd import __version__
 from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
@@ -16,6 +16,7 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, written_rows
 from agentic_opd.distill.rows import overlap, rounded, rows_of, with_support
+from agentic_opd.runs.rescore import Deviation, compare
 from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
@@ -31,7 +32,7 @@ from tests.unit.distill.fakes import (
 )
 
 NEWER = VERSION + 1
-INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "score_route": 3}
+INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "plugin_version": __version__}
 
 
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
@@ -64,21 +65,24 @@ def recomputed(
     base: int = VERSION,
     kind: str | None = None,
     named_ids: bool = False,
-) -> Recomputed:
+    max_model_len: int = 1000,
+) -> Deviation:
     """Compare with a server that has these weights; those of its base are the version `base`."""
 
     def score(body: dict[str, Any]) -> dict[str, Any]:
         return {**plugin(body, base if body.get("read_by") == "base" else version), "weight_version": version}
 
-    async def run() -> Recomputed:
+    async def run() -> Deviation:
         routes = {
-            "/v1/opd/info": Script({**INFO, "weight_version": version, "named_ids": named_ids}),
+            "/v1/opd/info": Script(
+                {**INFO, "weight_version": version, "named_ids": named_ids, "max_model_len": max_model_len}
+            ),
             "/v1/opd/score": Script(score),
         }
         async with served(routes) as url:
             client = JsonClient(url, retry_s=0.2)
             try:
-                return await recompute(groups, client, 9, teacher=teacher, kind=kind)
+                return await compare(groups, client, 9, teacher=teacher, kind=kind)
             finally:
                 await client.close()
 
@@ -148,6 +152,15 @@ def test_rows_of_the_students_tokens_are_compared_at_their_ids(named_ids: bool) 
     one = replace(one, rollouts=(replace(one.rollouts[0], rows=arrays),))
     found = recomputed(VERSION, one, named_ids=named_ids)
     assert (found.missing, found.in_rows.largest < 1e-4) == (0, True)
+
+
+def test_a_server_that_reads_too_few_tokens_is_refused() -> None:
+    with pytest.raises(ServerMismatchError, match="10 tokens, the teacher reads at most 9"):
+        recomputed(VERSION, group(), max_model_len=10)
+    hints = tuple(HintReading(f"{HINT} {n}", ids, 3, 0.5, 0.0, 1.0) for n, ids in enumerate(((70, 71), (72,))))
+    several = group(hints=hints, hint=hints[1].hint, hint_token_ids=(72,))
+    with pytest.raises(ServerMismatchError, match="reads too few tokens"):
+        recomputed(VERSION, several, max_model_len=10)
 
 
 def test_a_turn_scored_without_a_hint_is_read_without_one() -> None:

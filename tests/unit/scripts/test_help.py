@@ -1,0 +1,86 @@
+"""Every executable below scripts/ explains itself with --help, and starts, loads and writes nothing for it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+MARK = "AGENTIC_OPD_TEST_OF_HELP"
+USAGE_LINES = 3
+"""Of a program that says nothing but the names of its options."""
+
+
+def executables(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and os.access(path, os.X_OK))
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def processes_marked(mark: str) -> list[str]:
+    variable, commands = f"{MARK}={mark}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable in (process / "environ").read_bytes().split(b"\0"):
+                commands.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # It has ended.
+            continue
+    return commands
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout without an environment, in which whatever a script writes is seen."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("*.safetensors", "__pycache__"))
+    for name in ("agentic_opd", "configs", "environments", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("home", "tmp"):
+        (folder / name).mkdir()
+    return folder
+
+
+def problems_of(checkout: Path, program: Path) -> list[str]:
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(checkout),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPROFILEIMPORTTIME": "1",
+        "HOME": str(checkout / "home"),
+        "TMPDIR": str(checkout / "tmp"),
+        MARK: str(checkout),
+    }
+    done = subprocess.run(
+        [program, "--help"], env=variables, cwd=checkout / "tmp", capture_output=True, text=True, check=False
+    )
+    imports, problems = set(re.findall(r"(?m)^import time: .*\| +(\S+)$", done.stderr)), list[str]()
+    if done.returncode:
+        problems.append(f"exit code {done.returncode}: {done.stderr[-500:]}")
+    if not re.match(rf"usage: \S*\b{program.name}\b", done.stdout):
+        problems.append(f"does not begin with its usage: {done.stdout[:80]!r}")
+    if len(done.stdout.splitlines()) <= USAGE_LINES:
+        problems.append("says too little")
+    if heavy := imports & {"torch", "vllm"}:
+        problems.append(f"imports {', '.join(sorted(heavy))}")
+    return [f"{program.relative_to(checkout)}: {problem}" for problem in problems]
+
+
+def test_help_of_every_executable_helps_and_does_nothing_else(checkout: Path) -> None:
+    programs, before = executables(checkout / "scripts"), files_below(checkout)
+    assert len(programs) > 20
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = [*chain.from_iterable(pool.map(partial(problems_of, checkout), programs))]
+    assert problems == []
+    assert files_below(checkout) == before
+    assert processes_marked(str(checkout)) == []
