@@ -284,9 +284,9 @@ def _kill(process: Process) -> None:
 
 
 def check_score(task: object, score: object, where: str) -> None:
-    """Refuse a task's id that is no text, and a score that is no number in [0, 1], where rewards are.
+    """Check that a task's id is a text, and its score a number in [0, 1], as rewards are.
 
-    Any other number would decide the mean, or make every comparison with it false.
+    A number outside of it would decide the mean, and NaN would make every comparison false.
 
     Raises:
         EvaluationFailedError: the message names the task.

@@ -100,14 +100,14 @@ class TrainedPolicy(nn.Module):
         for ways in dict.fromkeys((Ways(is_packed=False), before)):
             self.ways = ways
             try:
-                apart = float((self(*inputs).chosen_BTK - expected).abs().max())
+                difference = float((self(*inputs).chosen_BTK - expected).abs().max())
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
                 why = f"it can't be computed in the shorter way ({error})"
                 continue
-            if apart < _TOLERANCE:
+            if difference < _TOLERANCE:
                 correct = ways
             else:
-                why = f"its logprobs are {apart:.2g} nats apart in the shorter way"
+                why = f"its logprobs are {difference:.2g} nats apart in the shorter way"
         if correct != before:
             how = "padded, not packed" if correct.by_head else "padded, with all logits at once"
             logger.warning("sequences of %s are %s: %s", type(self._causal).__name__, how, why)

@@ -1,6 +1,6 @@
 """A vLLM server with the demo policy, a gateway, four sessions as any agent would hold them, and their groups, checked.
 
-Takes about a minute on two cores. Further options go to `agentic-opd gateway`.
+Takes three minutes on two busy cores. Further options go to `agentic-opd gateway`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """mini-swe-agent, its code as it is, on the eight built-in tasks, four times each, with a policy that knows its format.
 
-The program starts once for each episode, in the sandbox (env.agent_command). The groups are checked in the end. Takes
-about five minutes on two cores. Further options go to `agentic-opd process`.
+The program starts once for each episode, in the sandbox (env.agent_command). The groups are checked in the end.
+Further options go to `agentic-opd process`.
 """
 
 import json

@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
-
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 MARK = "AGENTIC_OPD_TEST_OF_HELP"
@@ -76,6 +75,8 @@ def problems_of(checkout: Path, program: Path) -> list[str]:
     return [f"{program.relative_to(checkout)}: {problem}" for problem in problems]
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_help_of_every_executable_helps_and_does_nothing_else(checkout: Path) -> None:
     programs, before = executables(checkout / "scripts"), files_below(checkout)
     assert len(programs) > 20
@@ -84,3 +85,9 @@ def test_help_of_every_executable_helps_and_does_nothing_else(checkout: Path) ->
     assert problems == []
     assert files_below(checkout) == before
     assert processes_marked(str(checkout)) == []
+
+
+def test_ruff_reads_every_python_executable() -> None:
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
+    in_python = [path for path in executables(ROOT / "scripts") if b"python" in path.read_bytes().split(b"\n", 1)[0]]
+    assert [path for path in in_python if not any(path.match(pattern) for pattern in included)] == []
