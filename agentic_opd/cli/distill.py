@@ -30,7 +30,6 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
-from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
     from agentic_opd.wire.files import GroupFile
 
-_SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"} | RendererConfig.model_fields.keys()) | {
-    *("tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
+_SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"}) | {
+    *("renderer", "tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
     *("base_url", "api_key"),
 }
 """Settings that have an effect here; others are accepted, because files of settings have them."""
@@ -87,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
             raise ConfigError("distill reads with one policy server: name one below openai")
-        if missing := {"sibling", "reference"} & {*settings.env.hint_source}:
-            raise ConfigError(f"env.hint_source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
+        if missing := {"sibling", "reference"} & {*settings.env.hint.source}:
+            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
@@ -118,7 +117,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     connected = PolicyDistiller.connected(
         server.base_url,
         config,
-        config,
+        config.renderer,
         api_key=server.api_key or None,
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         retry_s=config.server_retry_s,
@@ -140,7 +139,7 @@ async def _probe(config: Any, server: Any) -> None:
     """Check that each server listens, so that a wrong address ends the command within seconds."""
     from agentic_opd.core.http import JsonClient
 
-    for url in filter(None, (server.base_url, config.judge_base_url, config.teacher_base_url)):
+    for url in filter(None, (server.base_url, config.judge.base_url, config.teacher.base_url)):
         async with JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s)) as client:
             with suppress(ServerRequestError):  # It answers, but wants its key or has no such route.
                 await client.get("/v1/models")

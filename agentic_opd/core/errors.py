@@ -25,7 +25,7 @@ class WorldError(OPDError):
 
 
 class AgentError(OPDError):
-    """The program of `agent_command` produced nothing to learn from."""
+    """The program of `agent.command` produced nothing to learn from."""
 
 
 class RendererError(OPDError):

@@ -3,7 +3,7 @@
 judge: question -> answers -> votes -> quorum --.
 feedback, reference, sibling -------------------+-> the first text without data of hidden tests -> Hint
 
-With `hint_selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
+With `hint.selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Hint:
     judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
     others: tuple[AcceptedHint, ...] = ()
-    """The turn's other accepted hints, which the teacher reads too (`hint_selection: overlap`)."""
+    """The turn's other accepted hints, which the teacher reads too (`hint.selection: overlap`)."""
 
     @property
     def text(self) -> str:
@@ -225,7 +225,7 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
         return NoHint(TurnOutcome.NO_NEXT_STATE)
     judgement = Judgement()
     failed: list[NoHint] = []
-    for source in config.sources:
+    for source in config.hint.sources:
         if source == "judge":
             judgement, found = await _judge_hint(context, judge, config)
         else:
@@ -254,9 +254,9 @@ def _as_read(
     judgement: Judgement,
 ) -> Hint | NoHint:
     """Return the hint, with the settings' replacement for what the teacher reads."""
-    if config.replacement is None:
+    if config.hint.replacement is None:
         return Hint(accepted, accepted, source, judgement, others)
-    if config.replacement == "none":
+    if config.hint.replacement == "none":
         return Hint(accepted, None, "none", judgement)
     other = pool.of_other_task(accepted)
     if other is None:
@@ -345,8 +345,8 @@ async def _judge_hint(
 ) -> tuple[Judgement, tuple[str, ...] | NoHint]:
     question = judge.questions.question(context.pair)
     asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
-    if config.step_votes:
-        asked.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
+    if config.judge.step_votes:
+        asked.append(judge.client.ask(judge.questions.step_messages(question), config.judge.step_votes))
     try:
         hints, *steps = await gather_all(asked)
     except ServerError as error:
@@ -360,7 +360,7 @@ async def _judge_hint(
 
 
 def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> tuple[str, ...] | NoHint:
-    """Return the hint that the votes accept, or with `hint_selection: overlap` all distinct ones, the longest first.
+    """Return the hint that the votes accept, or with `hint.selection: overlap` all distinct ones, the longest first.
 
     Missing votes and abstentions count against a majority of `prm_votes`. A vote with a leaking hint counts as
     positive, because the judge found a mistake, but its hint can't be chosen. Of equally long hints the first is.
@@ -368,11 +368,11 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
     if all(vote.decision is None for vote in votes):
         return NoHint(TurnOutcome.JUDGE_ERROR, "no vote could be read")
     hints = [vote.hint for vote in votes if vote.hint is not None]
-    if len(hints) < (config.prm_votes // 2 + 1 if config.hint_vote_rule == "majority" else 1):
+    if len(hints) < (config.prm_votes // 2 + 1 if config.hint.vote_rule == "majority" else 1):
         return NoHint(TurnOutcome.VOTE_FAILED)
-    hints.sort(key=len, reverse=config.hint_selection != "shortest")
+    hints.sort(key=len, reverse=config.hint.selection != "shortest")
     distinct: dict[str, str] = {}
-    for hint in _clean(hints, context, len(hints) if config.hint_selection == "overlap" else 1):
+    for hint in _clean(hints, context, len(hints) if config.hint.selection == "overlap" else 1):
         distinct.setdefault(AcceptedHint(context.recording.name, hint).words, hint)
     return tuple(distinct.values()) or NoHint(TurnOutcome.LEAKED)
 

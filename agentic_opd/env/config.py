@@ -36,12 +36,12 @@ class AgentEnvConfig(RunConfig, RolloutConfig, WorldConfig, IdleEnvSettings):
 
     @model_validator(mode="after")
     def _check_eval_dataset(self) -> "AgentEnvConfig":
-        if self.eval_dataset_name is None and self.eval_dataset_split is None:
+        if self.eval.dataset_name is None and self.eval.dataset_split is None:
             return self
         if not isinstance(self.world, CodingSettings):
-            raise ValueError(f"eval_dataset_* are settings of the world coding, and the world is {self.world.type}")
-        if self.eval_dataset_name is None and self.world.dataset_name is None:
-            raise ValueError("eval_dataset_split is set, but neither eval_dataset_name nor world.dataset_name is")
+            raise ValueError(f"eval.dataset_* are settings of the world coding, and the world is {self.world.type}")
+        if self.eval.dataset_name is None and self.world.dataset_name is None:
+            raise ValueError("eval.dataset_split is set, but neither eval.dataset_name nor world.dataset_name is")
         return self
 
 
@@ -53,8 +53,8 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 
     @model_validator(mode="after")
     def _check_siblings(self) -> "AgenticOPDEnvConfig":
-        if "sibling" in self.hint_source and self.group_size == 1:
-            raise ValueError("hint_source sibling needs other rollouts of the task: set group_size above 1")
+        if "sibling" in self.hint.source and self.group_size == 1:
+            raise ValueError("hint.source sibling needs other rollouts of the task: set group_size above 1")
         return self
 
 

@@ -95,14 +95,14 @@ async def check_tasks(setup: Setup) -> Note:
         origin = settings.dataset_name or "the built-in ones"
     text = f"{len(setup.tasks)} tasks of {origin}, {len(setup.eval_tasks)} to evaluate on"
     if not setup.tasks or not setup.eval_tasks:
-        return Note(f"{text}: mind env.eval_fraction ({config.eval_fraction:g})", Status.WARNING)
+        return Note(f"{text}: mind env.eval.fraction ({config.eval.fraction:g})", Status.WARNING)
     return Note(text)
 
 
 async def check_world(setup: Setup) -> Note:
     """Check that the world's sessions work on this machine."""
     await setup.world.check()
-    backend = setup.config.sandbox_backend
+    backend = setup.config.sandbox.type
     limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
     return Note(f"{backend} works{limit}")
 
@@ -162,7 +162,7 @@ async def check_tokens(setup: Setup) -> Note:
 
 async def check_renderer(setup: Setup) -> Note:
     """Create the renderer, and check that it parses a tool call back from the ids that it renders."""
-    renderer = configured_renderer(setup.tokenizer, setup.config)
+    renderer = configured_renderer(setup.tokenizer, setup.config.renderer)
     chat = ChatFormat(renderer, setup.tokenizer, setup.world.tools)
     check_round_trip(chat)
     setup.chat = chat
@@ -173,7 +173,7 @@ async def check_prompts(setup: Setup) -> Note:
     """Check that every task's first prompt leaves room for an answer; leave out the others if the settings say so."""
     config, limit = setup.config, setup.config.max_token_length
     every = {task.task_id: task for task in (*setup.tasks, *setup.eval_tasks)}
-    by_program = config.agent_command is not None
+    by_program = config.agent.command is not None
     chat = setup.known_chat()
     long = await asyncio.to_thread(too_long, every.values(), setup.world, chat, limit, by_program=by_program)
     if not long:

@@ -21,7 +21,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[
 """An origin as browsers send it."""
 
 
-class GatewayConfig(DistillConfig, RendererConfig):
+class GatewayConfig(DistillConfig):
     """All settings of the gateway except those of the policy's servers."""
 
     model_config = ConfigDict(frozen=True)
@@ -31,6 +31,8 @@ class GatewayConfig(DistillConfig, RendererConfig):
         "`agentic-opd process`, `serve` and `evaluate`",
     )
     """Command of each setting that other commands have; these come with a task."""
+
+    renderer: RendererConfig = RendererConfig()
 
     tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
@@ -114,8 +116,8 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
     @model_validator(mode="after")
     def _check_sources(self) -> "GatewayConfig":
-        if missing := {"sibling", "reference"} & {*self.hint_source}:
-            raise ValueError(f"hint_source {', '.join(sorted(missing))}: a conversation has none; leave it out")
+        if missing := {"sibling", "reference"} & {*self.hint.source}:
+            raise ValueError(f"hint.source {', '.join(sorted(missing))}: a conversation has none; leave it out")
         return self
 
     @field_validator("cors_origins")

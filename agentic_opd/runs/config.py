@@ -4,9 +4,11 @@ import math
 from enum import Enum
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 
 from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, FIRST, LOGGING, RUN, RUN_ONLY, TRAINER, WORLD
+from agentic_opd.settings.old_names import RootSettings
+from agentic_opd.worlds.config import EvalConfig
 
 
 class EvalHandling(Enum):
@@ -22,18 +24,14 @@ class EvalHandling(Enum):
         return cls(value.value) if isinstance(value, Enum) else None
 
 
-class RunConfig(BaseModel):
+class RunConfig(RootSettings):
     """Settings of a run and its outputs."""
 
     setting_group: ClassVar = RUN
 
+    eval: EvalConfig = EvalConfig()
+
     seed: Annotated[int, WORLD] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
-    eval_samples: Annotated[int, EVALUATION, RUN_ONLY] = Field(
-        default=1, ge=1, description="Number of samples per task in an evaluation, for pass@k."
-    )
-    eval_temperature: Annotated[float, EVALUATION, RUN_ONLY] = Field(
-        default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
-    )
     max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY, FIRST] = Field(
         default=64,
         ge=1,
@@ -80,7 +78,7 @@ class RunConfig(BaseModel):
         description="serve: groups that training may start during an evaluation: none (STOP_TRAIN), the share "
         "eval_limit_ratio of them (LIMIT_TRAIN), or all (NONE). Groups that have already started are finished.",
     )
-    use_wandb: Annotated[bool, FIRST, RUN_ONLY] = Field(default=False, description="Log metrics to Weights & Biases.")
+    use_wandb: Annotated[bool, LOGGING, RUN_ONLY] = Field(default=False, description="Log metrics to Weights & Biases.")
     ensure_scores_are_not_same: Annotated[bool, TRAINER] = Field(
         default=False,
         description="Drop groups whose scores are all equal, although such a group may have hints to learn from.",
@@ -142,11 +140,3 @@ class RunConfig(BaseModel):
     def groups_at_a_time(self) -> int:
         """Concurrent groups in `process`, enough that new episodes start as soon as others end."""
         return self.max_concurrent_groups or math.ceil(1.5 * self.max_concurrent_episodes / self.group_size)
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> "RunConfig":
-        if self.eval_samples > 1 and self.eval_temperature == 0.0:
-            raise ValueError(
-                "eval_samples above 1 needs an eval_temperature above 0: at temperature 0 all samples are the same"
-            )
-        return self

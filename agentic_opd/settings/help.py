@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from agentic_opd.core.text import text_lines
 from agentic_opd.settings.fields import CUSTOM, NO_EFFECT, Mode, SettingGroup
-from agentic_opd.settings.listing import Setting, settings_in, value_kind
+from agentic_opd.settings.listing import Setting, settings_in
 
 _RULES = """\
 Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
@@ -88,7 +88,7 @@ def _shown(rows: Iterable[Setting]) -> str:
         if row.group is not group:
             group = row.group
             lines += ["", f"{group.title}:"]
-        value = value_kind(row.info.annotation)
+        value = row.placeholder()
         several = f" [{value} ...]" if row.info.annotation == list[Path] else ""
         lines.append(f"  --{row.flag} {value}{several}")
         if text := row.described():

@@ -4,7 +4,7 @@ A later layer replaces single settings, however deeply nested. Where a later lay
 settings that all types share are kept of the earlier ones. Names that are no settings are collected as sentences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -36,6 +36,18 @@ def flags_layer(flags: Sequence[FlagText], prefix: str) -> Layer:
                 tree = _FlagTree({part: tree})
             layer.append(tree)
     return layer
+
+
+def nested_layer(settings: Mapping[str, Any], model: type[BaseModel], without: Collection[str] = ()) -> Layer:
+    """Return settings with dotted names as a layer, without those of `without` and those that are not in `model`."""
+    outer = model.model_fields.keys() - {*without}
+    return [_tree(name, value) for name, value in settings.items() if name.partition(".")[0] in outer]
+
+
+def _tree(name: str, value: Any) -> Mapping[str, Any]:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
 
 
 def set_values(config: BaseModel) -> dict[str, Any]:
@@ -154,7 +166,10 @@ class Merge:
         section, _, name = path.rpartition(".")
         outermost = old_names.RENAMED.get(below, below).partition(".")[0]
         elsewhere: Mapping[str, str] = getattr(self._root, "settings_elsewhere", {})
-        if outermost in elsewhere and outermost not in self._root.model_fields:
+        removed: Mapping[str, str] = getattr(model, "removed_settings", {})
+        if name in removed:
+            self._wrong.append(f"{path}: {removed[name]}")
+        elif outermost in elsewhere and outermost not in self._root.model_fields:
             self._elsewhere.setdefault(elsewhere[outermost], []).append(path)
         elif self._prefix == "env" and (renamed := old_names.answer(below)) is not None:
             self._wrong.append(f"{path} {renamed}")

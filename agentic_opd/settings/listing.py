@@ -30,6 +30,8 @@ class Setting:
     group: SettingGroup
     type_name: str | None = None
     """Type of the section that has the setting; None: the section has one type, or all have the setting."""
+    types: tuple[str, ...] = ()
+    """Of the setting `type` of a section: the types that there are."""
 
     @property
     def info(self) -> FieldInfo:
@@ -39,6 +41,10 @@ class Setting:
     def is_first(self) -> bool:
         """Whether the short help shows the setting."""
         return has_mark(self.model, self.name, FIRST)
+
+    def placeholder(self) -> str:
+        """Return the placeholder for the setting's value."""
+        return f"{{{','.join(self.types)}}}" if self.types else value_kind(self.info.annotation)
 
     def described(self) -> str:
         """Return the description and the default."""
@@ -83,6 +89,7 @@ def _rows(
     all_types: bool,
     outer: SettingGroup = CUSTOM,
     type_name: str | None = None,
+    types: tuple[str, ...] = (),
 ) -> Iterator[Setting]:
     declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
     for name in filter(model.model_fields.__contains__, declared):
@@ -92,11 +99,13 @@ def _rows(
             default = info.get_default(call_default_factory=True)
         section, kinds = section_of(info), kinds_of(info)
         if section is None:
-            yield Setting(dotted(prefix, name), model, name, default, group, type_name)
+            yield Setting(dotted(prefix, name), model, name, default, group, type_name, types if name == "type" else ())
             continue
-        yield from _rows(dotted(prefix, name), section if kinds else type(default), default, all_types, group)
+        group = getattr(section, "setting_group", group)  # Models of single types inherit it.
         if kinds is None:
+            yield from _rows(dotted(prefix, name), type(default), default, all_types, group)
             continue
+        yield from _rows(dotted(prefix, name), section, default, all_types, group, types=tuple(kinds.names()))
         for kind in kinds.names() if all_types else (default.type,):
             own = kinds.model_of(kind)
             of_kind = default if isinstance(default, own) else None

@@ -82,6 +82,7 @@ class LossConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     setting_group: ClassVar = SettingGroup(1, "loss", "Parts of the loss")
+    removed_settings: ClassVar = MOVED
 
     forward_kl: Annotated[float, FIRST] = _weight("KL(teacher || student) over the top K")
     reverse_kl: Annotated[float, FIRST] = _weight("KL(student || teacher) over the top K")
@@ -105,7 +106,7 @@ class LossConfig(BaseModel):
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, "
+        description="Learn what the hint says beyond a control hint (env.hint.control). The gap of token_advantage, "
         "combined and custom parts uses the control's reading as its baseline, and the divergences use a target that "
         "moves the policy by the difference of both readings.",
     )
@@ -233,6 +234,7 @@ class BrakeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     setting_group: ClassVar = SettingGroup(2, "brake", "Brake")
+    removed_settings: ClassVar = {"kept": "it is brake.versions_kept now"}
 
     command: Annotated[str | None, FIRST] = Field(
         default=None,
@@ -410,11 +412,11 @@ class TrainerConfig(BaseModel):
         lt=1,
         description="Share that a moving average of the trained weights keeps of itself at each step. With adapters it "
         "is the average of their factors (an average of their products would have a higher rank), and it is pushed as "
-        "the teacher of env.teacher ema. Whole weights are pushed to teacher_urls.",
+        "the teacher of env.teacher.weights ema. Whole weights are pushed to teacher_urls.",
     )
     teacher_urls: list[Url] = Field(
         default_factory=list[Url],
-        description="vLLM servers that receive the moving average of whole weights, for env.teacher_base_url. Their "
+        description="vLLM servers that receive the moving average of whole weights, for env.teacher.base_url. Their "
         "--weights-root must hold weights_dir/teacher.",
     )
     gradient_checkpointing: bool = Field(

@@ -139,7 +139,7 @@ class ControlReading:
 
 @dataclass(frozen=True, slots=True)
 class HintReading:
-    """One of the hints that were compared for a turn (`hint_selection: overlap`); figures are means over its tokens."""
+    """One of the hints that were compared for a turn (`hint.selection: overlap`); figures are means over its tokens."""
 
     hint: str
     hint_token_ids: tuple[Index, ...]
@@ -190,7 +190,7 @@ class TurnRecord:
     """Version of the weights that produced the rows."""
     hint_source: Annotated[HintSource | None, _IF_KNOWN] = None
     scored_from: Annotated[Index | None, _IF_KNOWN] = None
-    """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
+    """First position with a row; None: the start of the span. `teacher.score_reasoning: answer` skips the reasoning."""
     hints: Annotated[tuple[HintReading, ...], _IF_ANY] = ()
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     hint_of_row: Annotated[tuple[Index, ...] | None, _IF_KNOWN] = None
@@ -293,7 +293,7 @@ class ScoredRollout:
     first_turn: Index | None = None
     """Number of the sequence's first turn in its rollout, from 0, in a group that lacks sequences of the rollout."""
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
-    """Exit of the `agent_command` program, if such a program ran the conversation."""
+    """Exit of the `agent.command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -123,7 +123,7 @@ class CustomWorld:
         raise NotImplementedError
 
     def eval_tasks(self) -> Iterable[Task] | None:
-        """Return the tasks to evaluate on. None holds out `env.eval_fraction` of `tasks`."""
+        """Return the tasks to evaluate on. None holds out `env.eval.fraction` of `tasks`."""
         return None
 
     def start(self, task: Task, *args: Any, **by_name: Any) -> Any:
@@ -247,7 +247,7 @@ class HookedWorld:
         )
         self.runs_programs = self.has_sandbox or self.takes("verify", "files")
         if self.has_sandbox:
-            sandbox_factory(config)
+            sandbox_factory(config.sandbox)
 
     @property
     def has_close(self) -> bool:
@@ -272,7 +272,7 @@ class HookedWorld:
             self.tools = tasks[0].tools  # What the checks at start-up render.
         if held_out is not None:
             return tasks, held_out
-        return split_tasks(tasks, self.config.eval_fraction, self.config.eval_seed)
+        return split_tasks(tasks, self.config.eval.fraction, self.config.eval.seed)
 
     async def _tasks_of(self, name: str) -> list[Task] | None:
         def listed() -> list[Any] | None:
@@ -285,10 +285,10 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
-            backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            backend = self.config.sandbox.type if self.has_sandbox else "none"
             if task.image is not None and backend != "docker":
                 raise ConfigError(
-                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
+                    f"task {task.task_id!r} has an image, which needs env.sandbox.type docker, not {backend}"
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
@@ -330,9 +330,9 @@ class HookedWorld:
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator["HookedSession"]:
         """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
-        limits = {name: task.limits[name] for name in ("sandbox_memory_mb",) if name in task.limits}
-        image = {"sandbox_image": task.image} if task.image is not None else {}
-        async with sandbox_factory(self.config.model_copy(update={**limits, **image}), mounts)() as sandbox:
+        memory = {"memory_mb": task.limits["sandbox_memory_mb"]} if "sandbox_memory_mb" in task.limits else {}
+        image = {} if task.image is None else {"image": task.image}
+        async with sandbox_factory(self.config.sandbox.model_copy(update={**memory, **image}), mounts)() as sandbox:
             await put_files(sandbox, task.files)
             async with self._opened(task, sandbox) as session:
                 yield session
@@ -396,7 +396,7 @@ class HookedWorld:
     async def check(self) -> None:
         """See `core.types.World`."""
         if self.has_sandbox:
-            await check_sandbox(sandbox_factory(self.config))
+            await check_sandbox(sandbox_factory(self.config.sandbox))
 
     async def call(self, name: str, running: set[asyncio.Future[Any]], /, *args: Any, **by_name: Any) -> Any:
         """Call a hook with `args`, and with those of `by_name` for which it has a parameter.

@@ -69,12 +69,12 @@ class Replay(CustomWorld):
         self._path, self._num_turns = Path(journal), turns
         if not self._path.is_file():
             raise ConfigError(f"env.world.journal: there is no journal {journal!r}")
-        if not (isinstance(config, DistillConfig) and config.judge_base_url and config.judge_model_name):
+        if not (isinstance(config, DistillConfig) and config.judge.base_url and config.judge.model_name):
             raise ConfigError(
-                "the world replay is graded by a judge whose weights stay the same: set env.judge_base_url and "
-                "env.judge_model_name"
+                "the world replay is graded by a judge whose weights stay the same: set env.judge.base_url and "
+                "env.judge.model_name"
             )
-        self._config, self._url, self._model = config, config.judge_base_url, config.judge_model_name
+        self._config, self._url, self._model = config, config.judge.base_url, config.judge.model_name
         self._questions = Questions(secrets.token_bytes(16), step_prompt=GRADE_PROMPT, template=GRADE_QUESTION)
 
     def tasks(self) -> Sequence[Task]:
@@ -106,7 +106,7 @@ class Replay(CustomWorld):
         task_text = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"
         pair = HindsightPair(0, task_text, turn_text(turn) if turn else "[empty turn]", recorded.reply)
         question = await asyncio.to_thread(self._questions.question, pair)
-        judge = OpenAIJudge(self._url, self._model, self._config.judge_api_key, self._config)
+        judge = OpenAIJudge(self._url, self._model, self._config.judge.api_key, self._config.judge)
         try:
             for _ in range(_ROUNDS):
                 reply = await judge.ask(self._questions.step_messages(question), self._config.prm_votes)
@@ -118,7 +118,7 @@ class Replay(CustomWorld):
         raise ServerMismatchError(
             f"the judge {self._model} gave no \\boxed{{1}}, \\boxed{{0}} or \\boxed{{-1}} on {task.task_id} in "
             f"{_ROUNDS * self._config.prm_votes} answers: set another judge, a larger env.prm_votes, or a larger "
-            "env.judge_max_tokens"
+            "env.judge.max_tokens"
         )
 
 

@@ -23,6 +23,7 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OutputError, Sand
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.config import SANDBOX_KINDS
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.wire.files import JsonLines
@@ -56,8 +57,8 @@ _FLAGS = {
     "world.folder": "FILE",
     "world.network": "--network",
     "world.variables": "--variables",
-    "sandbox_backend": "--sandbox",
-    "sandbox_container_command": "--engine",
+    "sandbox.type": "--sandbox",
+    "sandbox.container_command": "--engine",
     "world.verify_timeout_s": "--timeout",
 }
 """Settings of the package -> this command's names for them."""
@@ -92,7 +93,7 @@ async def _check(arguments: argparse.Namespace) -> int:
         solutions, unknown = _reference_solutions(tasks), list[str]()
     else:
         solutions, unknown = read_solutions(solutions_file, {task.task_id for task in all_tasks})
-    new_sandbox = sandbox_factory(config)
+    new_sandbox = sandbox_factory(config.sandbox)
 
     async def checked(task: Task) -> CheckedTask:
         start = time.perf_counter()
@@ -169,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         "without any work; 2: the dataset, the solutions or the settings are wrong, or the sandbox does not work.",
         allow_abbrev=False,
     )
-    settings = {**CodingSettings.model_fields, **WorldConfig.model_fields}
+    settings = CodingSettings.model_fields
     add = parser.add_argument
     add(
         "dataset",
@@ -193,11 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
     limit = "processor seconds for the tests of one task (default: %(default)g)"
     add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
-    backend = settings["sandbox_backend"].default
     of_harbor = "docker with --format harbor"
-    add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
-    engine = settings["sandbox_container_command"].default
-    add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
+    add("--sandbox", metavar="TYPE", help=f"env.sandbox.type (default: {SANDBOX_KINDS.default}; {of_harbor})")
+    add("--engine", metavar="COMMAND", help="env.sandbox.container_command (default: docker)")
     add("--network", action="store_true", help="harbor: network of tasks that do not mention it")
     values = "harbor: values of ${NAME} in task.toml"
     add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
@@ -230,8 +229,7 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
         )
     variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
     wrong: list[str] = []
-    sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
-    config = validated(WorldConfig, "", [[sandbox]], wrong)
+    config = validated(WorldConfig, "", [[{"sandbox": _sandbox(arguments, "docker")}]], wrong)
     refuse(wrong)
     return HarborWorld(
         config,
@@ -243,25 +241,25 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
     )
 
 
+def _sandbox(arguments: argparse.Namespace, default: str) -> dict[str, str]:
+    engine = {} if arguments.engine is None else {"container_command": arguments.engine}
+    return {"type": arguments.sandbox or default, **engine}
+
+
 def _settings(arguments: argparse.Namespace) -> tuple[CodingSettings, WorldConfig]:
-    fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
     settings: dict[str, Any] = {
         "dataset_name": arguments.dataset,
         "dataset_split": arguments.split,
         "dataset_format": arguments.format,
-        "dataset_fields": fields,
+        "dataset_fields": _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question"),
         "skip_broken": arguments.skip_broken,
         # Solutions may refer to tasks beyond the limit, so all ids are loaded.
         "limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
     }
-    sandbox = {
-        "sandbox_backend": arguments.sandbox or WorldConfig.model_fields["sandbox_backend"].default,
-        "sandbox_container_command": arguments.engine,
-    }
     wrong: list[str] = []
     coding = validated(CodingSettings, "world", [[settings]], wrong)
-    config = validated(WorldConfig, "", [[sandbox]], wrong)
+    config = validated(WorldConfig, "", [[{"sandbox": _sandbox(arguments, SANDBOX_KINDS.default)}]], wrong)
     refuse(wrong)
     return coding, config
 

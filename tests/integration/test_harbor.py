@@ -171,8 +171,8 @@ def test_a_program_solves_a_task_as_the_task_s_user(fake_server: FakePlugin, tmp
     (tmp_path / "agent").mkdir(mode=0o755)
     (tmp_path / "agent" / "agent.py").write_text(AGENT)
     out, agent = tmp_path / "groups.jsonl", tmp_path / "agent"
-    given = flags(TASKS / "notes", group_size=1, total_steps=1, agent_command=f"python3 {agent}/agent.py")
-    done = process(fake_server.base_url, out, *given, "--env.agent_mounts", json.dumps([str(agent)]))
+    given = flags(TASKS / "notes", group_size=1, total_steps=1, agent={"command": f"python3 {agent}/agent.py"})
+    done = process(fake_server.base_url, out, *given, "--env.agent.mounts", json.dumps([str(agent)]))
     assert done.returncode == 0, done.stderr
     (group,) = read_lines(out)
     (rollout,) = group["overrides"]

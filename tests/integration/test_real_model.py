@@ -88,8 +88,8 @@ def test_a_client_of_the_gateway_gets_a_true_tool_call(real: Real, tmp_path: Pat
     task = asyncio.run(world.train_and_eval_tasks())[0][0]
     start = [{"role": "system", "content": world.system_prompt}, *task.examples]
     start.append({"role": "user", "content": task.prompt})
-    flags = ("--env.renderer", "default", "--env.renderer_options", "{tool_parser: pythonic}")
-    flags += ("--env.tool_format", "text", "--env.hint_source", "feedback", "--env.tokenizer_name", str(MODEL))
+    flags = ("--env.renderer.name", "default", "--env.renderer.options", "{tool_parser: pythonic}")
+    flags += ("--env.renderer.tool_format", "text", "--env.hint.source", "feedback", "--env.tokenizer_name", str(MODEL))
     flags += ("--openai.model_name", str(MODEL))
     with served(real.server.base_url, tmp_path, *flags) as gateway:
         names = {tool["function"]["name"] for tool in world.tools}

@@ -28,8 +28,8 @@ def why_no_containers() -> str | None:
 
 def settings(tasks: Path, **changes: Any) -> dict[str, Any]:
     return {
-        **{"world": {"type": "harbor", "folder": str(tasks)}, "eval_fraction": 0.0},
-        **{"sandbox_backend": "docker", "sandbox_container_command": ENGINE},
+        **{"world": {"type": "harbor", "folder": str(tasks)}, "eval": {"fraction": 0.0}},
+        **{"sandbox": {"type": "docker", "container_command": ENGINE}},
         **changes,
     }
 

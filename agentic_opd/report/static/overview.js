@@ -2,8 +2,8 @@
 
 const MAIN_SETTINGS = [
   'policy_model', 'tokenizer_name', 'world.type', 'world.dataset_name', 'group_size', 'temperature', 'max_turns', 'max_token_length', 'distill_topk',
-  'hint_placement', 'hint_vote_rule', 'hint_selection', 'prm_votes', 'judge_model_name', 'judge_base_url', 'judge_temperature',
-  'teacher_base_url', 'sandbox_backend', 'seed',
+  'hint.placement', 'hint.vote_rule', 'hint.selection', 'prm_votes', 'judge.model_name', 'judge.base_url', 'judge.temperature',
+  'teacher.base_url', 'sandbox.type', 'seed',
 ];
 
 function settingsList(run, names) {

@@ -126,7 +126,7 @@ class CodingWorld:
         """Start nothing. Without `settings` the tasks are the built-in ones."""
         self.system_prompt = system_prompt or SYSTEM_PROMPT
         self._config, self._settings = config, settings or CodingSettings()
-        self._new_sandbox = sandbox_factory(config)
+        self._new_sandbox = sandbox_factory(config.sandbox)
 
     def session(self, task: Task) -> AbstractAsyncContextManager[CodingSession]:
         """Open a session in a fresh sandbox that holds the task's files."""
@@ -135,7 +135,7 @@ class CodingWorld:
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[CodingSession]:
         """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
-        async with sandbox_factory(self._config, mounts)() as sandbox:
+        async with sandbox_factory(self._config.sandbox, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, self._config, task)
 

@@ -23,6 +23,7 @@ from typing import Any
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
 from agentic_opd.core.types import Message, NoVerdict, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes import pool
+from agentic_opd.sandboxes.config import DockerConfig
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
@@ -170,35 +171,38 @@ class HarborWorld:
         Raises:
             ConfigError: the sandbox backend has no containers on this machine.
         """
-        if config.sandbox_backend != "docker":
+        sandbox = config.sandbox
+        if not isinstance(sandbox, DockerConfig):
             raise ConfigError(
-                f"the world harbor runs tasks in containers of docker or podman on this machine: set sandbox_backend "
-                f"docker (and sandbox_container_command), got {config.sandbox_backend}"
+                "the world harbor runs tasks in containers of docker or podman on this machine: set env.sandbox.type "
+                f"docker (and env.sandbox.container_command for podman), got {sandbox.type}"
             )
         self.config = config
         self._folder, self._network, self._variables = folder, network, dict(variables or {})
         self._keep_processes, self._limit, self._skip_broken = keep_processes, limit, skip_broken
         self.system_prompt: str = getattr(config, "system_prompt", None) or SYSTEM_PROMPT
         self.tools: Sequence[dict[str, Any]] = _tools()
-        self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
-        self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
+        agent = getattr(config, "agent", None)
+        self.agent_timeout_s: float = _AGENT_TIMEOUT_S if agent is None else agent.timeout_s
+        self._sandbox = sandbox
+        self._engine = Engine(tuple(shlex.split(sandbox.container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train and to evaluate on.
 
-        With `eval_fraction` between 0 and 1, at least one task is held out and at least one is not: if the split by
+        With `eval.fraction` between 0 and 1, at least one task is held out and at least one is not: if the split by
         hash leaves a side empty, the task nearest to that side is moved there. A task alone is on both, with a warning.
         """
-        tasks, share, seed = await self.read_tasks(), self.config.eval_fraction, self.config.eval_seed
+        tasks, share, seed = await self.read_tasks(), self.config.eval.fraction, self.config.eval.seed
         train, evaluation = split_tasks(tasks, share, seed)
         if not 0 < share < 1 or (train and evaluation):
             return train, evaluation
         if len(tasks) == 1:
             logger.warning(
-                "env.world.folder has one task, so env.eval_fraction %g can't hold one out: it is trained and "
-                "evaluated on. Set env.eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
+                "env.world.folder has one task, so env.eval.fraction %g can't hold one out: it is trained and "
+                "evaluated on. Set env.eval.fraction to 0 to train on it only, or to 1 to evaluate on it only.",
                 share,
             )
             return tasks, tasks
@@ -241,8 +245,8 @@ class HarborWorld:
             variables=data.variables,
             folders=folders,
         )
-        command = self.config.sandbox_container_command
-        in_use = pool.in_use(self.config.sandbox_max_concurrent)
+        command = self._sandbox.container_command
+        in_use = pool.in_use(self.config.sandbox.max_concurrent)
         async with in_use, TaskContainer(command, image.name, limits, container_settings, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)

@@ -82,7 +82,7 @@ def hinted_turns(groups: Iterable[tuple[int, ScoredGroup]]) -> Iterator[HintedTu
         for index, rollout in enumerate(group.rollouts):
             if rollout.program is not None:
                 raise PlaceError(
-                    f"line {line} is of a program (env.agent_command): only it knows what its turns do, so they can't "
+                    f"line {line} is of a program (env.agent.command): only it knows what its turns do, so they can't "
                     "be sampled again. Choose a file of the package's own loop"
                 )
             if any(turn.why == "shared" for turn in rollout.context_turns):

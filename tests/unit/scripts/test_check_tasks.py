@@ -84,7 +84,7 @@ def test_all_lines_about_a_failed_build_are_shown() -> None:
         ("Skip such tasks with env.world.skip_broken.", "Skip such tasks with --skip-broken."),
         ("Set env.world.skip_broken to leave such rows out.", "Set --skip-broken to leave such rows out."),
         ("set env.world.variables to {KEY: ...}; b", "give one with --variables KEY=VALUE; b"),
-        ("set sandbox_backend docker (and sandbox_container_command)", "set --sandbox docker (and --engine)"),
+        ("set env.sandbox.type docker (and env.sandbox.container_command)", "set --sandbox docker (and --engine)"),
         ("in '/data/world.folder' and my_world.limit", "in '/data/world.folder' and my_world.limit"),
     ],
 )

@@ -229,5 +229,5 @@ def test_a_dead_server_or_an_interruption_keeps_what_is_measured(tokenizer: Any,
 def test_what_a_program_did_is_not_acted_out(tokenizer: Any) -> None:
     group = file_of(tokenizer)
     rollouts = tuple(replace(one, program=ProgramRun(0, None, "")) for one in group.rollouts)
-    with pytest.raises(PlaceError, match=r"line 3 is of a program \(env.agent_command\)"):
+    with pytest.raises(PlaceError, match=r"line 3 is of a program \(env.agent.command\)"):
         list(hinted_turns([(3, replace(group, rollouts=rollouts))]))

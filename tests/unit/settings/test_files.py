@@ -97,7 +97,7 @@ def test_settings_of_tasks_are_not_the_gateways_and_the_reverse(tmp_path: Path) 
         read_settings(parse(gateway_parser(), ["--config", str(path)]), default_config(), [PolicyServerConfig()])
     tasks, unknown = str(error.value).splitlines()[1:]
     assert tasks.startswith("  - env.max_turns, env.world: known to `agentic-opd process`")
-    assert unknown.startswith("  - env.hint_sauce is unknown; did you mean 'env.hint_source'")
+    assert unknown.startswith("  - env.hint_sauce is unknown; did you mean 'env.hint.source'")
     path.write_text(yaml.safe_dump({"env": {"port": 8080, "session_idle_s": 60}}))
     with pytest.raises(ConfigError, match=r"env\.port, env\.session_idle_s: known to `agentic-opd gateway`, and not"):
         read_as("environment", path)

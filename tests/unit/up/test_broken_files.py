@@ -90,8 +90,8 @@ BROKEN: dict[str, tuple[Loop, str]] = {
         "server policy reads 512 (max_model_len)",
     ),
     "a moving average without adapters": (
-        {"environments": {"tasks": {"flags": {"env.teacher": "ema"}}}},
-        "env.teacher ema needs a policy that is trained with adapters",
+        {"environments": {"tasks": {"flags": {"env.teacher.weights": "ema"}}}},
+        "env.teacher.weights ema needs a policy that is trained with adapters",
     ),
     "more processes than devices": (
         {"trainer": {"devices": "0", "processes": 2}},

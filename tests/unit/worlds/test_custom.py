@@ -22,7 +22,7 @@ from agentic_opd.gateway.agent_process import ProgramWorld
 from agentic_opd.rollout.loop import first_messages
 from agentic_opd.sandboxes.program import Program
 from agentic_opd.worlds.choose import make_world
-from agentic_opd.worlds.config import WorldConfig
+from agentic_opd.worlds.config import EvalConfig, WorldConfig
 from agentic_opd.worlds.custom import (
     Checks,
     CustomWorld,
@@ -64,7 +64,9 @@ def acted(
 
 
 def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
-    world = make_world(AgentEnvConfig(world=documented(tmp_path, 1), eval_fraction=0.0, system_prompt="Sell."))
+    world = make_world(
+        AgentEnvConfig(world=documented(tmp_path, 1), eval=EvalConfig(fraction=0.0), system_prompt="Sell.")
+    )
     tasks, held_out = asyncio.run(world.train_and_eval_tasks())
     assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
     assert world.system_prompt == "Sell."
@@ -103,7 +105,7 @@ def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=StandIn))  # type: ignore[arg-type]
     name = documented(tmp_path, 0)
     assert len((tmp_path / "documented.py").read_text().splitlines()) <= 37
-    config = AgentEnvConfig(world={"type": name, "size": 5, "seed": 3}, eval_fraction=0.0)
+    config = AgentEnvConfig(world={"type": name, "size": 5, "seed": 3}, eval=EvalConfig(fraction=0.0))
     world = make_world(config)
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     assert (len(tasks), list(world.tools), tasks[0].limits) == (5, [], {"max_turns": 1})
@@ -629,7 +631,7 @@ class Room(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_verdict_may_read_the_sandbox_and_the_conversation() -> None:
-    world = HookedWorld(Room(), WorldConfig(eval_fraction=0.0))
+    world = HookedWorld(Room(), WorldConfig(eval=EvalConfig(fraction=0.0)))
     assert world.runs_programs
 
     async def episode() -> Verification:
@@ -668,7 +670,7 @@ def test_messages_stand_for_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs sandbox_backend docker, not none"),
+        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs env.sandbox.type docker, not none"),
         (Task("t", "p", tools=[{"name": "go"}]), "two tools of one name"),
         (Task("t", "p", tools=[{"name": "fly"}]), "has tools, but the world has no hook call"),
         (Task("t", "p", tools=[{"description": "?"}]), "tools raised ValueError: a function without a name"),

@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 def load_train_and_eval(settings: CodingSettings, config: WorldConfig) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on and those to evaluate on; only the built-in tasks are in both.
 
-    With a dataset to evaluate on (`env.eval_dataset_name` or `env.eval_dataset_split`), all tasks of the other one are
-    for training. Otherwise `env.eval_fraction` of the dataset's tasks is held out. Without any dataset, both lists hold
+    With a dataset to evaluate on (`env.eval.dataset_name` or `env.eval.dataset_split`), all tasks of the other one are
+    for training. Otherwise `env.eval.fraction` of the dataset's tasks is held out. Without any dataset, both lists hold
     the built-in tasks.
 
-    The evaluation list is empty at `env.eval_fraction` 0. It can be empty for a small dataset too, which is logged as a
+    The evaluation list is empty at `env.eval.fraction` 0. It can be empty for a small dataset too, which is logged as a
     warning. The training list is empty at 1. `in_process` applies only to the training list.
 
     Raises:
@@ -41,25 +41,25 @@ def load_train_and_eval(settings: CodingSettings, config: WorldConfig) -> tuple[
             `in_process` refuses tasks, or leaves no task.
     """
     tasks = load_tasks(settings)
-    if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
+    if config.eval.dataset_name is not None or config.eval.dataset_split is not None:
         evaluation = load_tasks(_eval_settings(settings, config))
         _check_disjoint(tasks, evaluation)
         return _without_shared_process(tasks, settings), evaluation
     if settings.dataset_name is None:
         return tasks, tasks
-    train, evaluation = split_tasks(tasks, config.eval_fraction, config.eval_seed)
-    if not train and config.eval_fraction < 1:
+    train, evaluation = split_tasks(tasks, config.eval.fraction, config.eval.seed)
+    if not train and config.eval.fraction < 1:
         raise DatasetError(
-            f"dataset {settings.dataset_name!r}: with env.eval_fraction {config.eval_fraction:g} and env.eval_seed "
-            f"{config.eval_seed} all of its {len(tasks)} tasks are held out for evaluation. Set env.eval_fraction to 0 "
+            f"dataset {settings.dataset_name!r}: with env.eval.fraction {config.eval.fraction:g} and env.eval.seed "
+            f"{config.eval.seed} all of its {len(tasks)} tasks are held out for evaluation. Set env.eval.fraction to 0 "
             "to train on all of them."
         )
-    if not evaluation and config.eval_fraction > 0:
+    if not evaluation and config.eval.fraction > 0:
         _log.warning(
-            "dataset %r: with env.eval_fraction %g none of its %d tasks is held out, so there is nothing to evaluate "
-            "on. Set a larger env.eval_fraction, or env.eval_dataset_name.",
+            "dataset %r: with env.eval.fraction %g none of its %d tasks is held out, so there is nothing to evaluate "
+            "on. Set a larger env.eval.fraction, or env.eval.dataset_name.",
             settings.dataset_name,
-            config.eval_fraction,
+            config.eval.fraction,
             len(tasks),
         )
     return _without_shared_process(train, settings), evaluation
@@ -166,12 +166,12 @@ def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
 
 def _eval_settings(settings: CodingSettings, config: WorldConfig) -> CodingSettings:
     """Return settings with which `load_tasks` loads the dataset to evaluate on."""
-    is_same = config.eval_dataset_format == "same"
+    is_same = config.eval.dataset_format == "same"
     changes = {
-        "dataset_name": config.eval_dataset_name or settings.dataset_name,
-        "dataset_split": config.eval_dataset_split or settings.dataset_split,
-        "dataset_format": settings.dataset_format if is_same else config.eval_dataset_format,
-        "dataset_fields": {**(settings.dataset_fields if is_same else {}), **config.eval_dataset_fields},
+        "dataset_name": config.eval.dataset_name or settings.dataset_name,
+        "dataset_split": config.eval.dataset_split or settings.dataset_split,
+        "dataset_format": settings.dataset_format if is_same else config.eval.dataset_format,
+        "dataset_fields": {**(settings.dataset_fields if is_same else {}), **config.eval.dataset_fields},
     }
     return settings.model_copy(update=changes)
 
@@ -183,7 +183,7 @@ def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
     if shared:
         raise DatasetError(
             f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({_listed(shared)}). "
-            "Name another env.eval_dataset_name or env.eval_dataset_split; or unset both, and env.eval_fraction holds "
+            "Name another env.eval.dataset_name or env.eval.dataset_split; or unset both, and env.eval.fraction holds "
             "tasks out."
         )
 

@@ -15,6 +15,7 @@ from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.config import EvalConfig
 from agentic_opd.worlds.custom import HookedWorld
 
 GOLD = "SELECT name FROM shops WHERE price > 2"
@@ -51,7 +52,7 @@ def write(folder: Path, entries: Any) -> None:
 
 def of_files(folder: Path, *, eval_fraction: float = 0.0, **settings: Any) -> HookedWorld:
     files = {"file": str(folder / "questions.json"), "databases": str(folder / "databases")}
-    config = AgenticOPDEnvConfig(world={"type": "sql", **files, **settings}, eval_fraction=eval_fraction)  # type: ignore[arg-type]
+    config = AgenticOPDEnvConfig(world={"type": "sql", **files, **settings}, eval=EvalConfig(fraction=eval_fraction))  # type: ignore[arg-type]
     made = make_world(config)
     assert isinstance(made, HookedWorld)
     return made

@@ -13,7 +13,7 @@ from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks, load_train_and_eval
-from agentic_opd.worlds.config import WorldConfig
+from agentic_opd.worlds.config import EvalConfig, WorldConfig
 
 ROW = {"task_id": "a", "prompt": "Add.", "test_code": "assert add(1, 2) == 3", "entry_point": "add"}
 HUMANEVAL_ROW = {
@@ -140,7 +140,7 @@ SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert
 def train_and_eval(path: Path, **settings: Any) -> tuple[list[str], list[str]]:
     held_out = write(path.with_name("eval.jsonl"), {**SHARED, "task_id": "e", "prompt": "Another."})
     coding = CodingSettings(dataset_name=str(path), **settings)
-    train, evaluation = load_train_and_eval(coding, WorldConfig(eval_dataset_name=str(held_out)))
+    train, evaluation = load_train_and_eval(coding, WorldConfig(eval=EvalConfig(dataset_name=str(held_out))))
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
 
@@ -281,22 +281,22 @@ def test_a_part_of_a_dataset_is_held_out_whatever_the_order_and_the_limit(tmp_pa
     assert (sorted(turned[0]), sorted(turned[1])) == (sorted(train), sorted(evaluation))
     few = split(tmp_path / "a.jsonl", limit=100)
     assert few == ([one for one in train if int(one) < 100], [one for one in evaluation if int(one) < 100])
-    assert split(tmp_path / "a.jsonl", eval_seed=1)[1] != evaluation
+    assert split(tmp_path / "a.jsonl", eval={"seed": 1})[1] != evaluation
 
 
 def test_all_or_nothing_can_be_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", *rows(3))
-    assert split(path, eval_fraction=0) == (["0", "1", "2"], [])
-    assert split(path, eval_fraction=1) == ([], ["0", "1", "2"])
+    assert split(path, eval={"fraction": 0}) == (["0", "1", "2"], [])
+    assert split(path, eval={"fraction": 1}) == ([], ["0", "1", "2"])
     assert caplog.text == ""
 
 
 def test_small_datasets_never_lose_a_side_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", *rows(2))
-    assert split(path, eval_fraction=0.001) == (["0", "1"], [])
-    assert "with env.eval_fraction 0.001 none of its 2 tasks is held out" in caplog.text
-    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set env.eval_fraction to 0"):
-        split(path, eval_fraction=0.9, limit=1)
+    assert split(path, eval={"fraction": 0.001}) == (["0", "1"], [])
+    assert "with env.eval.fraction 0.001 none of its 2 tasks is held out" in caplog.text
+    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set env.eval.fraction to 0"):
+        split(path, eval={"fraction": 0.9}, limit=1)
 
 
 def test_the_built_in_tasks_are_for_both() -> None:
@@ -308,32 +308,32 @@ def test_the_built_in_tasks_are_for_both() -> None:
 def test_a_dataset_of_its_own_to_evaluate_on(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", *rows(3))
     other = write(tmp_path / "b.jsonl", *({**row, "prompt": f"other {row['prompt']}"} for row in rows(2)))
-    assert split(train, eval_dataset_name=str(other)) == (["0", "1", "2"], ["0", "1"])
+    assert split(train, eval={"dataset_name": str(other)}) == (["0", "1", "2"], ["0", "1"])
     mbpp = write(tmp_path / "c.jsonl", {"task_id": 7, "body": "T", "code": "", "test_list": ["assert f(1)"]})
-    settings = {"eval_dataset_format": "mbpp", "eval_dataset_fields": {"text": "body"}}
-    assert split(train, eval_dataset_name=str(mbpp), **settings) == (["0", "1", "2"], ["7"])
-    assert split(None, eval_dataset_name=str(other))[1] == ["0", "1"]
+    settings = {"dataset_name": str(mbpp), "dataset_format": "mbpp", "dataset_fields": {"text": "body"}}
+    assert split(train, eval=settings) == (["0", "1", "2"], ["7"])
+    assert split(None, eval={"dataset_name": str(other)})[1] == ["0", "1"]
 
 
 def test_another_split_to_evaluate_on(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", *rows(3, "a"))
     write(tmp_path / "test.jsonl", *rows(2, "b"))
-    assert split(tmp_path, eval_dataset_split="test") == (["a0", "a1", "a2"], ["b0", "b1"])
+    assert split(tmp_path, eval={"dataset_split": "test"}) == (["a0", "a1", "a2"], ["b0", "b1"])
 
 
 def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *rows(7))
     other = write(tmp_path / "b.jsonl", *({**row, "task_id": f"x{row['task_id']}"} for row in rows(7)))
     with pytest.raises(DatasetError, match=r"7 tasks .* also in the one to train on \('x0', .*'x4', \.\.\.\)"):
-        split(path, eval_dataset_name=str(other))
+        split(path, eval={"dataset_name": str(other)})
 
 
 def test_a_split_of_no_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"neither eval_dataset_name nor world\.dataset_name"):
-        AgentEnvConfig(eval_dataset_split="test")
+    with pytest.raises(ValueError, match=r"neither eval\.dataset_name nor world\.dataset_name"):
+        AgentEnvConfig(eval=EvalConfig(dataset_split="test"))
 
 
-@pytest.mark.parametrize("settings", [{"eval_dataset_name": "tasks.jsonl"}, {"eval_dataset_split": "test"}])
+@pytest.mark.parametrize("settings", [{"eval": {"dataset_name": "tasks.jsonl"}}, {"eval": {"dataset_split": "test"}}])
 def test_a_dataset_to_evaluate_on_is_for_the_coding_world(settings: Any) -> None:
     world = {"type": "sql", "file": "questions.json", "databases": "databases"}
     with pytest.raises(ValueError, match="settings of the world coding, and the world is sql"):
