@@ -218,4 +218,4 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
     if not settings_path(file).exists():
         return ()
 
-    return make_world(config.world, config, config.system_prompt).tools
+    return make_world(config).tools

@@ -216,8 +216,8 @@ class TeacherConfig(Section):
     by_kind: dict[str, TeacherServer] = Field(
         default_factory=dict,
         description="Servers that score the tasks of one kind, by the tasks' `kind` (the dataset's column of that "
-        "name, or dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, with "
-        "model_name and api_key as here. Tasks of all other kinds are scored by the usual teacher.",
+        "name, or world.dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, "
+        "with model_name and api_key as here. Tasks of all other kinds are scored by the usual teacher.",
     )
     gap_baseline: Literal["student", "teacher"] = Field(
         default="student",

@@ -105,7 +105,7 @@ class AgentEnv(BaseEnv):
 
     def make_world(self) -> World:
         """Return the world in which the agent acts."""
-        return make_world(self.config.world, self.config, self.config.system_prompt)
+        return make_world(self.config)
 
     def make_distiller(self) -> Distiller | None:
         """Return the distiller of the episodes; None: episodes are not distilled."""

@@ -21,6 +21,7 @@ from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, 
 from agentic_opd.sandboxes.memory import memory_limited
 from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.custom import HookedWorld
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Setup:
 
     @cached_property
     def world(self) -> World:
-        return make_world(self.config.world, self.config, self.config.system_prompt)
+        return make_world(self.config)
 
     def known_chat(self) -> ChatFormat:
         """Return the chat that the renderer's check creates."""
@@ -89,7 +90,9 @@ async def check_tasks(setup: Setup) -> Note:
     """Load the tasks."""
     config = setup.config
     setup.tasks, setup.eval_tasks = await setup.world.train_and_eval_tasks()
-    origin = (config.dataset_name or "the built-in ones") if config.world == "coding" else config.world
+    settings, origin = config.world, config.world.type
+    if isinstance(settings, CodingSettings):
+        origin = settings.dataset_name or "the built-in ones"
     text = f"{len(setup.tasks)} tasks of {origin}, {len(setup.eval_tasks)} to evaluate on"
     if not setup.tasks or not setup.eval_tasks:
         return Note(f"{text}: mind env.eval.fraction ({config.eval.fraction:g})", Status.WARNING)
@@ -106,7 +109,7 @@ async def check_world(setup: Setup) -> Note:
 
 async def check_session(setup: Setup) -> Note:
     """Open a session of the first task, which starts the world's state of an episode and closes it; read its tools."""
-    if setup.config.world == "harbor":
+    if setup.config.world.type == "harbor":
         return Note("the image of a Harbor task is built in the run", Status.SKIPPED)
     if not setup.tasks:
         return Note("there is no task", Status.SKIPPED)
@@ -176,10 +179,8 @@ async def check_prompts(setup: Setup) -> Note:
     if not long:
         return Note(f"the first prompts of all {len(every)} tasks fit {limit} tokens")
     what = described(long, len(every), limit)
-    if not config.dataset_skip_too_long or len(long) == len(every):
-        raise DatasetError(
-            f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long."
-        )
+    if not config.skip_too_long or len(long) == len(every):
+        raise DatasetError(f"{what}. Raise env.max_token_length, or leave such tasks out with env.skip_too_long.")
     is_same = setup.eval_tasks is setup.tasks
     setup.tasks = [task for task in setup.tasks if task.task_id not in long]
     setup.eval_tasks = setup.tasks if is_same else [task for task in setup.eval_tasks if task.task_id not in long]

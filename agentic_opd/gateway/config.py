@@ -11,7 +11,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig, RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
 """Environment variable with the clients' key, for settings without `api_keys`. Other users can read a command line."""
@@ -27,7 +27,7 @@ class GatewayConfig(DistillConfig):
     model_config = ConfigDict(frozen=True)
     setting_group: ClassVar = GATEWAY
     settings_elsewhere: ClassVar = dict.fromkeys(
-        {*RunConfig.model_fields, *RolloutConfig.model_fields, *CodingConfig.model_fields, "world", "world_options"},
+        {*RunConfig.model_fields, *RolloutConfig.model_fields, *WorldConfig.model_fields, "world", "skip_too_long"},
         "`agentic-opd process`, `serve` and `evaluate`",
     )
     """Command of each setting that other commands have; these come with a task."""

@@ -88,7 +88,11 @@ class SettingsParser(argparse.ArgumentParser):
     def show_group(self, name: str) -> NoReturn:
         """Print one group of settings, or `all`, and exit."""
         assert self.settings is not None
-        if (text := self.settings.of_group(name)) is None:
+        try:
+            text = self.settings.of_group(name)
+        except ValueError as error:  # A type of a section whose settings can't be read.
+            self.exit(EXIT_USAGE, f"error: --help {name}: {error}\n")
+        if text is None:
             groups = ", ".join((*self.settings.groups(), "all"))
             self.exit(EXIT_USAGE, f"error: --help {name}: there is no such group of settings; there are {groups}\n")
         print(text)

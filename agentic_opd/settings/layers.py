@@ -5,6 +5,7 @@ settings that all types share are kept of the earlier ones. Names that are no se
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -181,4 +182,8 @@ class Merge:
             self._wrong.append(f"{path} is unknown{nearest(below, names, self._prefix)}")
 
     def _owners(self, name: str, kinds: Kinds) -> list[str]:
-        return [kind for kind in kinds.names() if name in kinds.model_of(kind).model_fields]
+        owners: list[str] = []
+        for kind in kinds.names():
+            with suppress(ValueError):  # A type whose settings can't be read is no answer to a name of another one.
+                owners += [kind] if name in kinds.model_of(kind).model_fields else []
+        return owners

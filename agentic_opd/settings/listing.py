@@ -94,7 +94,9 @@ def _rows(
     declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
     for name in filter(model.model_fields.__contains__, declared):
         info, group = model.model_fields[name], group_of(model, name, outer)
-        default = getattr(defaults, name) if defaults is not None else info.get_default(call_default_factory=True)
+        default: Any = getattr(defaults, name) if defaults is not None else None
+        if defaults is None and not info.is_required():
+            default = info.get_default(call_default_factory=True)
         section, kinds = section_of(info), kinds_of(info)
         if section is None:
             yield Setting(dotted(prefix, name), model, name, default, group, type_name, types if name == "type" else ())

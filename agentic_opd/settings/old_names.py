@@ -9,6 +9,22 @@ from typing import Any, cast
 from pydantic import BaseModel, model_validator
 
 RENAMED: Mapping[str, str] = {
+    "builtin_examples": "world.builtin_examples",
+    "dataset_fields": "world.dataset_fields",
+    "dataset_format": "world.dataset_format",
+    "dataset_in_process": "world.in_process",
+    "dataset_limit": "world.limit",
+    "dataset_name": "world.dataset_name",
+    "dataset_skip_broken": "world.skip_broken",
+    "dataset_skip_too_long": "skip_too_long",
+    "dataset_split": "world.dataset_split",
+    "sql_databases": "world.databases",
+    "sql_file": "world.file",
+    "tasks_dir": "world.folder",
+    "tasks_keep_processes": "world.keep_processes",
+    "tasks_network": "world.network",
+    "tasks_variables": "world.variables",
+    "verify_timeout_s": "world.verify_timeout_s",
     "judge_base_url": "judge.base_url",
     "judge_model_name": "judge.model_name",
     "judge_api_key": "judge.api_key",
@@ -72,6 +88,7 @@ RENAMED: Mapping[str, str] = {
 _SWEREX = "the sandbox is bubblewrap or docker; an engine on another machine is DOCKER_HOST or CONTAINER_HOST"
 REMOVED: Mapping[str, str] = {
     "hint_overlap": "hint.selection overlap chooses one hint for a turn, as hint_overlap sequence did",
+    "world_options": "its entries are settings of env.world, such as env.world.questions",
     "sandbox_swerex_url": _SWEREX,
     "sandbox_swerex_token": _SWEREX,
     "sandbox_swerex_servers": _SWEREX,

@@ -539,5 +539,7 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *wrong])) from error
     config = validated(TrainerConfig, "", [[values], flags_layer(arguments.flags, "")], wrong)
-    refuse(wrong)
+    moved = {f"loss.{name}": text for name, text in MOVED.items()} | {"brake.kept": "it is brake.versions_kept now"}
+    names = [line.partition(" is unknown")[0] for line in wrong]
+    refuse([f"{name}: {moved[name]}" if name in moved else line for name, line in zip(names, wrong, strict=True)])
     return config

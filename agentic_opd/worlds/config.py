@@ -31,19 +31,20 @@ class EvalConfig(Section):
         default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
     )
     dataset_name: str | None = Field(
-        default=None, description="Dataset for evaluation, in the form of dataset_name; with it, no tasks are held out."
+        default=None,
+        description="Dataset for evaluation, in the form of world.dataset_name; with it, no tasks are held out.",
     )
     dataset_split: str | None = Field(
         default=None,
-        description="Split for evaluation, of eval.dataset_name (unset: dataset_split), or of dataset_name if "
-        "eval.dataset_name is unset.",
+        description="Split for evaluation, of eval.dataset_name (unset: world.dataset_split), or of world.dataset_name "
+        "if eval.dataset_name is unset.",
     )
     dataset_format: Literal["same", DatasetFormat] = Field(
         default="same",
-        description="Preset of the dataset for evaluation; same: dataset_format and dataset_fields apply.",
+        description="Preset of the dataset for evaluation; same: world.dataset_format and world.dataset_fields apply.",
     )
     dataset_fields: dict[str, str] = Field(
-        default_factory=dict, description="Overrides of eval.dataset_format, in the form of dataset_fields."
+        default_factory=dict, description="Overrides of eval.dataset_format, in the form of world.dataset_fields."
     )
 
     @model_validator(mode="after")

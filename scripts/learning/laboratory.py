@@ -527,8 +527,7 @@ class Laboratory:
             "max_concurrent_groups": run.setting.batch_size // self.group_size,
             "seed": run.seed,
             "steps_per_eval": 0,
-            "builtin_examples": str(self.examples).lower(),
-            **({"world_options": json.dumps(options)} if (options := self.world_options()) else {}),
+            **{f"world.{name}": value for name, value in self.world_settings().items() if name != "type"},
             **self.subject.env,
             **self._distilling(run),
         }
@@ -538,11 +537,13 @@ class Laboratory:
         config += ["--openai.base_url", f"{self.vllm.base_url}/v1", "--openai.model_name", str(self.model)]
         return [*script, *config, *flags]
 
-    def world_options(self) -> dict[str, object]:
-        """Return the configured options of the world, with the split in a file beside the results."""
-        settings = yaml.safe_load((ROOT / "configs" / self.subject.config).read_text())["env"]
-        options = settings.get("world_options", {})
-        return {**options, "split_file": str(self.out / "split.json")} if options else {}
+    def world_settings(self) -> dict[str, object]:
+        """Return the configured settings of the world, with a split in a file beside the results."""
+        world = yaml.safe_load((ROOT / "configs" / self.subject.config).read_text())["env"].get("world", "coding")
+        settings = {"type": world} if isinstance(world, str) else dict(world)
+        if settings["type"] == "coding":
+            return {**settings, "builtin_examples": str(self.examples).lower()}
+        return {**settings, "split_file": str(self.out / "split.json")} if settings["type"] == "functions" else settings
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
         """Return the gateway's flags: each session is a group."""
@@ -608,15 +609,14 @@ class Examiner:
     def __init__(self, laboratory: Laboratory) -> None:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
-        settings |= laboratory.subject.exam
-        if options := laboratory.world_options():
-            settings["world_options"] = options
+        settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam}
         from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
 
-        sampling = {"samples": laboratory.eval_samples, "temperature": laboratory.subject.exam_temperature}
-        settings |= {"data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None}
-        settings |= {"builtin_examples": laboratory.examples, "eval": {**settings.get("eval", {}), **sampling}}
-        config = AgenticOPDEnvConfig.model_validate(settings)
+        config = AgenticOPDEnvConfig(
+            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
+            eval_samples=laboratory.eval_samples,
+            eval_temperature=laboratory.subject.exam_temperature,
+        )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
         self.env = AgenticOPDEnv(config, [server])
 

@@ -56,7 +56,7 @@ def as_a_set(values: list[Any]) -> list[str]:
 
 def demo_tools() -> list[dict[str, Any]]:
     env, _ = default_settings()
-    return list(make_world(env.world, env, env.system_prompt).tools)
+    return list(make_world(env).tools)
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_processes_of_the_agent_are_ended_before_the_tests_unless_they_may_stay(
     (tmp_path / "tests" / "test.sh").write_text("grep -q '^server$' /proc/[0-9]*/comm\n")
 
     async def passed(*, stay: bool) -> int:
-        tried = world(tmp_path, tasks_keep_processes=stay)
+        tried = world(tmp_path, world={"type": "harbor", "folder": str(tmp_path), "keep_processes": stay})
         (task,) = await tried.read_tasks()
         async with tried.session(task) as session:
             start = {"command": "cp /bin/sleep server; ./server 60 &"}

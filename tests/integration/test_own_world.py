@@ -166,7 +166,7 @@ def test_function_calls_are_answered_judged_and_distilled(tmp_path: Path) -> Non
         return [POSITIVE] * body["n"]
 
     with fake_plugin(says=calls) as server, judge_server(judged) as judge:
-        flags = ("--env.world", "functions", "--env.world_options", json.dumps(options), "--env.total_steps", "2")
+        flags = ("--env.world", json.dumps({"type": "functions", **options}), "--env.total_steps", "2")
         done = process(server.base_url, out, *flags, "--env.group_size", "2", "--env.judge.base_url", judge)
     assert done.returncode == 0, done
     groups = read_lines(out)

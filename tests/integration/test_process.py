@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_where_it_was(
         (("--env.max_token_length", "100000"), 1, "--max-model-len 100000"),
         (("--env.tokenizer_name", "/nowhere"), 2, "env.tokenizer_name"),
         (("--env.renderer.name", "qwen33"), 2, "qwen33"),
-        (("--env.dataset_name", "nowhere.jsonl"), 2, "nowhere.jsonl"),
+        (("--env.world.dataset_name", "nowhere.jsonl"), 2, "nowhere.jsonl"),
         (("--env.prm_votes", "0", "--env.group_size", "x"), 2, "env.prm_votes"),
         (("--env.data_path_to_save_groups", "/dev/null/groups.jsonl"), 2, "data_path_to_save_groups"),
     ],
@@ -193,7 +193,7 @@ def test_bad_datasets_say_what_is_there(
     odd = tmp_path / "odd.jsonl"
     odd.write_text(json.dumps({"question": "Write f.", "test_code": "assert True"}) + "\n")
     for file, message in ((empty, "empty"), (odd, "question")):
-        complains(fake_server, tmp_path, capsys, ("--env.dataset_name", str(file)), 2, message)
+        complains(fake_server, tmp_path, capsys, ("--env.world.dataset_name", str(file)), 2, message)
 
 
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
@@ -201,7 +201,7 @@ def test_humaneval_runs_to_its_end(fake_server: FakePlugin, tmp_path: Path) -> N
     out = tmp_path / "groups.jsonl"
     done = commands.run(
         *("agentic_opd.env", "process", "--config", "configs/humaneval.yaml"),
-        *("--openai.base_url", f"{fake_server.base_url}/v1", "--env.dataset_name", str(HUMANEVAL)),
+        *("--openai.base_url", f"{fake_server.base_url}/v1", "--env.world.dataset_name", str(HUMANEVAL)),
         *("--env.data_path_to_save_groups", str(out)),
         HF_HUB_OFFLINE="1",
     )

@@ -20,9 +20,9 @@ from agentic_opd.sandboxes.folders import PREFIX, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.door import Door, door
 from tests.support.sandbox_backends import (
     BACKENDS,
@@ -361,8 +361,8 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
     ]
 
     async def use(box: Sandbox) -> list[str]:
-        patient = CodingConfig(tool_timeout_s=60.0, tool_output_max_chars=400)
-        hasty = CodingConfig(tool_timeout_s=2.0, tool_output_max_chars=400)
+        patient = WorldConfig(tool_timeout_s=60.0, tool_output_max_chars=400)
+        hasty = WorldConfig(tool_timeout_s=2.0, tool_output_max_chars=400)
         limits = [*[patient] * (len(calls) - 1), hasty]
         return [
             (await run_tool(ToolCall("c", *call, raw=""), box, config)).content

@@ -289,7 +289,7 @@ def test_each_kind_of_task_is_scored_by_its_own_teacher(
             *(vllm_server, judge),
             **{
                 "teacher": {"by_kind": teachers},
-                "dataset_name": str(dataset),
+                "world": {"dataset_name": str(dataset)},
                 "eval": {"fraction": 0.0},
                 "group_size": 2,
             },

@@ -1,17 +1,18 @@
-"""Settings of the coding world: its tasks, its tools and its hidden tests."""
+"""Settings of the coding world: its tasks and its hidden tests."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from agentic_opd.settings.fields import FIRST, REWARD, WORLD
-from agentic_opd.worlds.config import DatasetFormat, WorldConfig
+from agentic_opd.settings.fields import FIRST, REWARD
+from agentic_opd.worlds.config import DatasetFormat
+from agentic_opd.worlds.settings import WorldSettings
 
 
-class CodingConfig(WorldConfig):
-    """Where coding tasks come from, what the agent's tools may do, and how long the hidden tests may take."""
+class CodingSettings(WorldSettings):
+    """The source of coding tasks, and the limit of their hidden tests."""
 
-    setting_group: ClassVar = WORLD
+    type: Literal["coding"] = "coding"  # type: ignore[mutable-override]
 
     dataset_name: Annotated[str | None, FIRST] = Field(
         default=None,
@@ -19,7 +20,7 @@ class CodingConfig(WorldConfig):
         "saved by `datasets`), or a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG). Unset: the built-in tasks.",
     )
     dataset_split: str = Field(default="train", description="Split to load, if the dataset has splits.")
-    dataset_format: DatasetFormat = Field(
+    dataset_format: Annotated[DatasetFormat, FIRST] = Field(
         default="generic",
         description="Preset that maps the fields of a row; apps also fits LiveCodeBench and other datasets of "
         "inputs and outputs.",
@@ -29,20 +30,16 @@ class CodingConfig(WorldConfig):
         description="Overrides of the preset, from the package's field name to the row's, for example {prompt: "
         "question, test_code: reward_model.ground_truth}; a.b is the field b of the object a.",
     )
-    dataset_limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
+    limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
     builtin_examples: bool = Field(
         default=True,
         description="Show examples, and a file that runs them, in the built-in tasks. Off: only the hidden tests, "
         "after the episode, tell whether a solution is right.",
     )
-    dataset_skip_broken: bool = Field(
+    skip_broken: bool = Field(
         default=False, description="Skip rows that cannot become tasks, and report their number, instead of failing."
     )
-    dataset_skip_too_long: bool = Field(
-        default=False,
-        description="Skip tasks whose first prompt does not fit max_token_length, and report them, instead of failing.",
-    )
-    dataset_in_process: Literal["keep", "skip", "refuse"] = Field(
+    in_process: Literal["keep", "skip", "refuse"] = Field(
         default="skip",
         description="Training tasks whose hidden tests run in the solution's process, where cheating is easier: "
         "keep them with a warning, skip them, or refuse to start. Evaluation keeps them, marks them and counts them.",
@@ -53,9 +50,3 @@ class CodingConfig(WorldConfig):
         description="Limit for the hidden tests of one episode in seconds of processor time, independent of other "
         "load. The limit by the clock is at most twenty times as many seconds, plus ten.",
     )
-
-    @model_validator(mode="after")
-    def _check_eval_split(self) -> "CodingConfig":
-        if self.eval.dataset_split is not None and self.eval.dataset_name is None and self.dataset_name is None:
-            raise ValueError("eval.dataset_split is set, but neither eval.dataset_name nor dataset_name is")
-        return self

@@ -29,9 +29,9 @@ from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
 from agentic_opd.sandboxes.workdir import unpacked
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.split import split_position, split_tasks
 from agentic_opd_environments.harbor.images import Images
 from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
@@ -78,11 +78,11 @@ def _tools() -> list[dict[str, Any]]:
     tools = deepcopy(TOOL_SPECS)
     for tool in tools:
         function = tool["function"]
-        for name, about in function["parameters"]["properties"].items():
+        for name, schema in function["parameters"]["properties"].items():
             if name == "path":
-                about["description"] = "Path of the file, absolute or relative to the current directory."
+                schema["description"] = "Path of the file, absolute or relative to the current directory."
             if name == "command":
-                about["description"] = "The command line, for example: ls -la"
+                schema["description"] = "The command line, for example: ls -la"
         if function["name"] == "terminal":
             function["description"] = (
                 "Run a shell command with bash in the current directory and return what it prints, stdout and stderr "
@@ -147,7 +147,7 @@ class HarborWorld:
 
     def __init__(
         self,
-        config: CodingConfig,
+        config: WorldConfig,
         folder: Path,
         network: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -165,7 +165,7 @@ class HarborWorld:
                 never read.
             keep_processes: Let the agent's processes run on while the tests run, for tasks about servers. Off: they
                 are killed before, since such a process can forge the verdict.
-            limit: Use only the first N tasks.
+            limit: Use only the first N tasks. Unset: all.
             skip_broken: Skip tasks that cannot be run, with a warning, instead of failing.
 
         Raises:
@@ -201,8 +201,8 @@ class HarborWorld:
             return train, evaluation
         if len(tasks) == 1:
             logger.warning(
-                "tasks_dir has one task, so eval.fraction %g can't hold one out: it is trained and evaluated on. Set "
-                "eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
+                "env.world.folder has one task, so env.eval.fraction %g can't hold one out: it is trained and "
+                "evaluated on. Set env.eval.fraction to 0 to train on it only, or to 1 to evaluate on it only.",
                 share,
             )
             return tasks, tasks
@@ -237,7 +237,7 @@ class HarborWorld:
         assert isinstance(data, HarborTask)
         image = await self._images.of(data)
         limits = Limits(memory_mb=data.memory_mb, disk_mb=data.disk_mb, processes=_PROCESSES)
-        place = TaskPlace(
+        container_settings = TaskPlace(
             workdir=data.workdir or image.workdir,
             user=data.agent_user,
             cpus=data.cpus,
@@ -245,8 +245,9 @@ class HarborWorld:
             variables=data.variables,
             folders=folders,
         )
-        command, in_use = self._sandbox.container_command, pool.in_use(self._sandbox.max_concurrent)
-        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
+        command = self._sandbox.container_command
+        in_use = pool.in_use(self.config.sandbox.max_concurrent)
+        async with in_use, TaskContainer(command, image.name, limits, container_settings, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container

@@ -205,7 +205,7 @@ class Resampler:
         if turn.task_id not in self.tasks:
             raise DatasetError(
                 f"the task {turn.task_id!r} of line {turn.line} is not among the {len(self.tasks)} of the settings: "
-                "name the dataset that the file was made from (env.dataset_name)"
+                "name the dataset that the file was made from (env.world.dataset_name)"
             )
         arms = await gather_all(self._sampled(prompt) for prompt in (turn.with_hint, turn.without_hint))
         different = {*arms[0], *arms[1]}

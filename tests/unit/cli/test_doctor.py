@@ -19,7 +19,7 @@ from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.sandboxes import memory
 from agentic_opd.settings.listing import settings_in
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.fake_plugin import fake_plugin
 from tests.unit.distill.fakes import Script, served
 
@@ -141,7 +141,7 @@ def test_places_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_tasks_and_sandbox(tmp_path: Path) -> None:
     assert "8 tasks" in look(check_tasks, setup_of()).text
     with pytest.raises(OPDError, match="no such file"):
-        look(check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
+        look(check_tasks, setup_of(world={"dataset_name": str(tmp_path / "none.jsonl")}))
 
 
 @pytest.mark.sandbox
@@ -225,7 +225,7 @@ def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixt
 
 def test_it_takes_every_setting_of_a_run() -> None:
     flags = {row.flag for row in settings_in(build_parser().models)}
-    assert {row.flag for row in settings_in({"env": CodingConfig()})} <= flags
+    assert {row.flag for row in settings_in({"env": WorldConfig()})} <= flags
 
 
 def test_one_line_a_check() -> None:

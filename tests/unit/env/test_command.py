@@ -52,8 +52,6 @@ def test_flags_go_over_yaml_and_yaml_over_defaults(tmp_path: Path) -> None:
         (["--env.resume"], "resume", True),
         (["--env.resume", "false"], "resume", False),
         (["--env.opd_enabled=false"], "opd_enabled", False),
-        (["--env.dataset_fields", "{prompt: question}"], "dataset_fields", {"prompt": "question"}),
-        (["--env.dataset_name", "null"], "dataset_name", None),
         (["--env.hint.placement", "last_user"], "hint.placement", "last_user"),
     ],
 )

@@ -112,9 +112,9 @@ def test_what_is_missing_is_named(journal: Path, tmp_path: Path) -> None:
 
 
 def test_its_name_is_replay(journal: Path) -> None:
-    options = {"world": "replay", "world_options": {"journal": str(journal)}}
+    options = {"world": {"type": "replay", "journal": str(journal)}}
     settings = AgenticOPDEnvConfig.model_validate({**JUDGE, **options})
-    world = make_world("replay", settings, None)
+    world = make_world(settings)
     assert isinstance(world, HookedWorld)
     assert not world.has_sandbox
     assert isinstance(world.hooks, Replay)

@@ -10,16 +10,16 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.config import DockerConfig
 from agentic_opd.sandboxes.factory import sandbox_factory
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 
 
 def test_bubblewrap_is_the_default() -> None:
-    assert isinstance(sandbox_factory(CodingConfig().sandbox)(), BubblewrapSandbox)
+    assert isinstance(sandbox_factory(WorldConfig().sandbox)(), BubblewrapSandbox)
 
 
 def test_unknown_types_are_refused() -> None:
     with pytest.raises(ValidationError, match="expected bubblewrap, docker, got 'chroot'"):
-        CodingConfig.model_validate({"sandbox": "chroot"})
+        WorldConfig.model_validate({"sandbox": "chroot"})
 
 
 def enter_docker(command: str) -> str:

@@ -54,12 +54,12 @@ BROKEN: dict[str, tuple[Loop, str]] = {
         "'configs/demo.yaml' holds the settings of an environment or a gateway",
     ),
     "a task file that does not exist": (
-        {"environments": {"tasks": {"flags": {"env.dataset_name": "none.jsonl"}}}},
+        {"environments": {"tasks": {"flags": {"env.world.dataset_name": "none.jsonl"}}}},
         "tasks: dataset 'none.jsonl': there is no such file",
     ),
     "a world that does not exist": (
         {"environments": {"tasks": {"flags": {"env.world": "worlds/none.py:World"}}}},
-        "tasks: env.world: there is no file",
+        "env.world.type: there is no file",
     ),
     "an unknown flag of an environment": (
         {"environments": {"tasks": {"flags": {"env.gruop_size": 4}}}},

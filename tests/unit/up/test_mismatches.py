@@ -150,7 +150,7 @@ def test_a_dry_run_and_doctor_load_the_tasks_and_open_a_session(
     )
     file = tmp_path / "up.yaml"
     for flags, problem in (
-        ({"env.dataset_name": "nothing.jsonl"}, "tasks: dataset 'nothing.jsonl': there is no such file"),
+        ({"env.world.dataset_name": "nothing.jsonl"}, "tasks: dataset 'nothing.jsonl': there is no such file"),
         ({"env.world": f"{world}:Broken"}, "no state"),
     ):
         loop["environments"]["tasks"]["flags"] = flags

@@ -44,8 +44,8 @@ class Script:
 
 
 def loaded(folder: Path, place: int, **options: Any) -> tuple[HookedWorld, list[Task]]:
-    config = AgentEnvConfig(world=documented(folder, place), world_options=options, eval=EvalConfig(fraction=0.0))
-    world = make_world(config.world, config, None)
+    config = AgentEnvConfig(world={"type": documented(folder, place), **options}, eval=EvalConfig(fraction=0.0))
+    world = make_world(config)
     assert isinstance(world, HookedWorld)
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     return world, tasks

@@ -17,7 +17,7 @@ SHARES = (0.001, 0.1, 0.34, 0.5, 0.9, 0.999)
 
 def split(folder: Path, **settings: Any) -> tuple[list[str], list[str]]:
     """Return the ids of the tasks to train and to evaluate on."""
-    config = AgentEnvConfig(world="harbor", tasks_dir=folder, sandbox=DockerConfig(), **settings)
+    config = AgentEnvConfig(sandbox=DockerConfig(), **settings)
     train, evaluation = asyncio.run(HarborWorld(config, folder).train_and_eval_tasks())
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
@@ -56,4 +56,4 @@ def test_a_task_alone_is_trained_and_evaluated_on_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert split(make(tmp_path, 1), eval={"fraction": 0.5}) == (["t0"], ["t0"])
-    assert "tasks_dir has one task, so eval_fraction 0.5 can't hold one out" in caplog.text
+    assert "env.world.folder has one task, so env.eval.fraction 0.5 can't hold one out" in caplog.text

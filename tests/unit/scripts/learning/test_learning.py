@@ -163,7 +163,7 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     assert commands["next-state"] == [*plain, "--env.hindsight.evidence", "next_state"]
     assert commands["contrast"] == [*plain, "--env.hint.control", "neutral"]
     assert commands["sibling"] == [*plain, "--env.hint.source", "sibling"]
-    assert plain[plain.index("--env.builtin_examples") + 1] == "true"
+    assert plain[plain.index("--env.world.builtin_examples") + 1] == "true"
     urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
     assert urls == {
         "--openai.base_url": "http://127.0.0.1:2/v1",
@@ -217,7 +217,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
         return {name.lstrip("-").removeprefix("env."): words[i + 1] for i, name in enumerate(words) if name[:2] == "--"}
 
     commands = {mode: command(mode) for mode in subject.modes}
-    assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
+    assert commands["opd"]["world.split_file"] == "out/split.json"
     expected = {
         "feedback": "feedback",
         "opd": "judge",
