@@ -84,7 +84,7 @@ class _Piece(OpenModel):
         return self
 
     def read(self, *path: str | int) -> str | ImageUri:
-        """Return the text or the picture; `field_name` is the name of the block."""
+        """Return the text or the picture; `path` is the path of the block."""
         if self.source is None:
             return self.text or ""
         name = ".".join(map(str, (*path, "source")))
