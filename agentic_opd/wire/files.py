@@ -17,6 +17,7 @@ from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, printable, read_json
+from agentic_opd.settings.old_names import current_names
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -261,7 +262,7 @@ class GroupFile:
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
             check_regular(self._settings_path)
-            earlier = read_json(self._settings_path.read_text())
+            earlier = current_names(read_json(self._settings_path.read_text()))
         except (FileNotFoundError, ValueError) as error:
             raise PlaceError(
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
