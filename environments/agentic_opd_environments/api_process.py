@@ -55,7 +55,7 @@ def main() -> None:
         os._exit(0)
     report("loaded")
     if "turns" in job:
-        report("judged", **judge(instances, load(job["apis"]), job["turns"]))
+        report("judged", **judge(job["apis"], job["turns"]))
     else:
         functions = methods(instances)
         for call in job["calls"]:
@@ -110,26 +110,24 @@ def as_text(result: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------ verdict
 
 
-def judge(made: Apis, right: Apis, turns: list[dict[str, Any]]) -> dict[str, Any]:
+def judge(apis: list[dict[str, Any]], turns: list[dict[str, Any]]) -> dict[str, Any]:
     """Judge user turns, each with the calls `made`, the number of those `without_effect`, and the `right` ones.
 
     Args:
-        made: The APIs in their initial states, on which the calls of the agent are run.
-        right: The same, for the right calls.
+        apis: The APIs.
         turns: The user turns, in order.
 
     Returns:
         `right`: number of turns with right calls that are right, up to the first wrong one. `wrong`: that turn and the
         reason in words, without any expected value; None if there is none.
     """
+    made, right = load(apis), load(apis)
     made_methods, right_methods = methods(made), methods(right)
-    changes = _Changes(made)
     seen: list[tuple[str, bool]] = []
     num_right = 0
     for index, turn in enumerate(turns):
         for call in turn["made"]:
             seen.append(run(made_methods, call))
-            changes.look(index, call)
         needed = [run(right_methods, call) for call in turn["right"]]
         if not needed:
             continue
@@ -137,7 +135,9 @@ def judge(made: Apis, right: Apis, turns: list[dict[str, Any]]) -> dict[str, Any
             return _wrong(num_right, index, "No function was called.")
         for name, instance in made.items():
             if differing := _differing(instance, right[name]):
-                return _wrong(num_right, index, _state_in_words(name, instance, right[name], differing, changes))
+                last_changes = _last_changes(apis, turns[: index + 1])
+                text = _state_in_words(name, instance, right[name], differing, last_changes)
+                return _wrong(num_right, index, text)
         unseen = _unseen(needed, seen)
         if unseen:
             owners = {_owner(right, turn["right"][position]) for position in unseen}
@@ -177,32 +177,32 @@ def _owner(apis: Apis, call: Call) -> str:
     return next(name for name, instance in reversed([*apis.items()]) if call[0] in methods({name: instance}))
 
 
-class _Changes:
-    """Which call changed which attribute last."""
+def _last_changes(apis: list[dict[str, Any]], turns: list[dict[str, Any]]) -> dict[tuple[str, str], str]:
+    """Return, for the attributes of APIs that calls changed, a sentence about the last such call.
 
-    def __init__(self, apis: Apis) -> None:
-        self._apis = apis
-        self._last: dict[tuple[str, str], str] = {}
-        self._states = self._read()
+    The calls are run again, on new instances.
+    """
+    instances = load(apis)
+    functions, states = methods(instances), _states(instances)
+    last = {}
+    for index, turn in enumerate(turns):
+        for call in turn["made"]:
+            run(functions, call)
+            before, states = states, _states(instances)
+            for key, state in states.items():
+                if before.get(key) != state:
+                    last[key] = f"The call {in_words(call)} in user turn {index + 1} was the last one that changed it."
+    return last
 
-    def _read(self) -> dict[tuple[str, str], str]:
-        return {
-            (api, name): _json(_plain(value))
-            for api, instance in self._apis.items()
-            for name, value in vars(instance).items()
-            if not name.startswith("_")
-        }
 
-    def look(self, turn: int, call: Call) -> None:
-        """Compare the state after a call with the state before it."""
-        states = self._read()
-        for key, state in states.items():
-            if self._states.get(key) != state:
-                self._last[key] = f"The call {in_words(call)} in user turn {turn + 1} was the last one that changed it."
-        self._states = states
-
-    def last(self, api: str, name: str) -> str:
-        return self._last.get((api, name), "No call changed it.")
+def _states(instances: Apis) -> dict[tuple[str, str], str]:
+    """Return the public attributes of the APIs as text."""
+    return {
+        (api, name): _json(_plain(value))
+        for api, instance in instances.items()
+        for name, value in vars(instance).items()
+        if not name.startswith("_")
+    }
 
 
 def in_words(call: Call) -> str:
@@ -212,7 +212,9 @@ def in_words(call: Call) -> str:
     )
 
 
-def _state_in_words(api: str, instance: Any, right: Any, differing: list[str], changes: _Changes) -> str:
+def _state_in_words(
+    api: str, instance: Any, right: Any, differing: list[str], last_changes: dict[tuple[str, str], str]
+) -> str:
     parts = []
     for name in differing:
         if hasattr(instance, name):
@@ -222,7 +224,7 @@ def _state_in_words(api: str, instance: Any, right: Any, differing: list[str], c
             shown = " ".join(sentences[:_DIFFERENCES]) + (f" {more} more differences." if more > 0 else "")
         else:
             shown = f"{name} is missing."
-        parts.append(f"{shown} {changes.last(api, name)}")
+        parts.append(f"{shown} {last_changes.get((api, name), 'No call changed it.')}")
     return f"The state of {api} is wrong: {' '.join(parts)}"
 
 

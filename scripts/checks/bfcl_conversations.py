@@ -74,7 +74,7 @@ def compare_conversations(
         for call in (call for turn in case.turns for call in turn):
             pool[call.name].append(call)
     cases = [*right, *(changed(dice.choice(right), pool, dice, altered) for _ in range(num_changed))]
-    verdicts = asyncio.run(_judge(site, cases))
+    verdicts = asyncio.run(_judge(site.resolve(), cases))
     counts = Counter[str]()
     for case, (ours, theirs) in zip(cases, verdicts, strict=True):
         if isinstance(theirs, str):
@@ -185,11 +185,8 @@ def _line(case: Judged) -> str:
 
 async def _judge(site: Path, cases: Sequence[Judged]) -> list[tuple[Any, Any]]:
     """Return the verdicts of both checkers on each case."""
-    mounts = [
-        Mount(site.resolve(), "/run/site"),
-        Mount(Path(api_process.__file__).resolve(), "/run/check/api_process.py"),
-        Mount(Path(__file__).resolve().with_name("bfcl_worker.py"), "/run/check/bfcl_worker.py"),
-    ]
+    programs = [Path(api_process.__file__), Path(__file__).with_name("bfcl_worker.py")]
+    mounts = [Mount(site, "/run/site"), *(Mount(path, f"/run/check/{path.name}") for path in programs)]
     slots, num_judged = asyncio.Semaphore(_PROCESSES), 0
 
     async def judge(part: Sequence[Judged]) -> list[tuple[Any, Any]]:

@@ -20,16 +20,15 @@ from typing import Any, Callable  # noqa: UP035 - Python 3.8 or later
 
 sys.path[:0] = [str(Path(__file__).parent), "/run/site"]
 
-import api_process
-from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+import api_process  # noqa: E402
+from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker  # noqa: E402
 
 _LIMIT_S = 20
 
 
 def ours(job: dict[str, Any]) -> int | None:
     """Return the verdict of this package."""
-    apis = job["apis"]
-    wrong = api_process.judge(api_process.load(apis), api_process.load(apis), job["turns"])["wrong"]
+    wrong = api_process.judge(job["apis"], job["turns"])["wrong"]
     return None if wrong is None else wrong["turn"]
 
 
