@@ -48,6 +48,9 @@ def main() -> None:
         output.flush()
 
     sys.path.insert(0, job["packages"])
+    if not os.access(job["packages"], os.R_OK | os.X_OK):
+        report("failed", error="the sandbox's user can't read the folder; `chmod -R o+rX` allows it")
+        os._exit(0)
     try:
         instances = load(job["apis"])
     except BaseException as error:  # noqa: BLE001 - the code of an API may raise anything, SystemExit too
