@@ -43,10 +43,10 @@ def log_console() -> Console:
     return console if console.is_terminal else PrintableConsole(stderr=True, width=120)
 
 
-def start_screen(what: str, places: Mapping[str, str]) -> Text:
+def start_screen(title: str, addresses: Mapping[str, str]) -> Text:
     """Return the start screen: the run in words, then a line per entry of `places` (name -> server or file)."""
-    width = max(map(len, places))
-    lines = [f"agentic_opd {__version__}: {what}", *(f"  {name:<{width}}  {text}" for name, text in places.items())]
+    width = max(map(len, addresses))
+    lines = [f"agentic_opd {__version__}: {title}", *(f"  {name:<{width}}  {text}" for name, text in addresses.items())]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
@@ -67,12 +67,12 @@ class LiveBar:
     The progress displays of modes and commands use it; they print lines if it is not `is_live`.
     """
 
-    def __init__(self, things: str, total: int | None, completed: int = 0, console: Console | None = None) -> None:
+    def __init__(self, unit: str, total: int | None, completed: int = 0, console: Console | None = None) -> None:
         """Prepare a bar that starts at `completed`. The default console is `log_console()`."""
         self.console = console = console or log_console()
         self.is_live = console.is_terminal
         self._bar = _TwoLines(
-            TextColumn(things),
+            TextColumn(unit),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -82,7 +82,7 @@ class LiveBar:
             disable=not self.is_live,
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._task = self._bar.add_task(things, total=total, completed=completed)
+        self._task = self._bar.add_task(unit, total=total, completed=completed)
 
     def show(self, completed: int, counts: str, total: int | None = None) -> None:
         """Show the number of completed things; a `total` replaces the earlier one."""
@@ -104,6 +104,8 @@ class LiveBar:
 
 
 _STYLES = {logging.WARNING: ("warning: ", "yellow"), logging.ERROR: ("error: ", "red")}
+_PACKAGES = ("agentic_opd", "agentic_opd_environments")
+"""Packages whose log lines are shown; the second one is installed with this one."""
 _SAYS_IT_ONCE = "agentic_opd.core.notices"
 """Logger that handles repetition itself: its warnings are printed every time."""
 
@@ -126,7 +128,7 @@ class ConsoleHandler(logging.Handler):
     def __init__(self, console: Console, *, with_names: bool = False) -> None:
         super().__init__()
         self._console, self._with_names = console, with_names
-        self._seen: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         return self._with_names or record.name.startswith("agentic_opd") or record.levelno >= logging.ERROR
@@ -135,8 +137,8 @@ class ConsoleHandler(logging.Handler):
         message, times = printable(record.getMessage()), ""
         if record.levelno == logging.WARNING and record.name != _SAYS_IT_ONCE:
             key = f"{record.name} {re.sub(r'[0-9]+', '#', message)}"
-            self._seen[key] += 1
-            count = self._seen[key]
+            self._counts[key] += 1
+            count = self._counts[key]
             if set(str(count)[1:]) - {"0"} or not str(count).startswith("1"):
                 return
             times = f" ({count} times so far)" if count > 1 else ""
@@ -155,7 +157,8 @@ def set_up_logging(*, verbose: bool) -> None:
         handlers=[ConsoleHandler(log_console(), with_names=verbose)],
         force=True,
     )
-    logging.getLogger("agentic_opd").setLevel(logging.INFO)
+    for package in _PACKAGES:
+        logging.getLogger(package).setLevel(logging.INFO)
     logging.captureWarnings(True)
     if not verbose:
         for library in ("transformers", "huggingface_hub"):

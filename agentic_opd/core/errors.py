@@ -24,8 +24,12 @@ class WorldError(OPDError):
     """A hook of a custom world raised, or returned an invalid value; the message names the hook."""
 
 
+class HintSourceError(OPDError):
+    """A hint source of a user's file raised, or returned an invalid value; the message names the source."""
+
+
 class AgentError(OPDError):
-    """The program of `agent_command` produced nothing to learn from."""
+    """The program of `agent.command` produced nothing to learn from."""
 
 
 class RendererError(OPDError):

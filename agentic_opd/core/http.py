@@ -32,7 +32,7 @@ ModelT = TypeVar("ModelT")
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the previous one, with jitter."""
-_DONE = b"[DONE]"
+_LAST_EVENT = b"[DONE]"
 """The data of a stream's last event."""
 _QUIET_S = 2.0
 """Shortest outage, in seconds, that is logged."""
@@ -124,8 +124,8 @@ class RetryWindow:
                 "%s: a pause of %.0f s may be a mistake; it ends after %.0f s", self._server, pause_s, LONGEST_PAUSE_S
             )
         # A server that asks for a millisecond again and again is asked less and less often.
-        least = min((now - self._limited_since) / 2 + _BACKOFF_S[0], _BACKOFF_S[1])
-        self._resumes_at = max(self._resumes_at, now + min(max(pause_s, least), LONGEST_PAUSE_S))
+        shortest_s = min((now - self._limited_since) / 2 + _BACKOFF_S[0], _BACKOFF_S[1])
+        self._resumes_at = max(self._resumes_at, now + min(max(pause_s, shortest_s), LONGEST_PAUSE_S))
 
 
 def may_pass(status: int) -> bool:
@@ -150,7 +150,7 @@ def key_advice(status: int, answer: str, has_key: bool, setting: str) -> str:
     return f" An API key was sent, and this server does not accept it: check {setting}." if status == 401 else ""
 
 
-def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> ModelT:
+def read_answer(model: type[ModelT], answer: object, url: str, expected: str) -> ModelT:
     """Validate the JSON response of `url` as a pydantic model or dataclass.
 
     `what` names the expected kind of response in the message.
@@ -161,8 +161,8 @@ def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> Mod
     try:
         return TypeAdapter(model).validate_python(answer)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
-        raise ServerMismatchError(f"{url} is not {what}: it answered {str(answer)[:200]!r} ({wrong})") from error
+        wrong = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3])
+        raise ServerMismatchError(f"{url} is not {expected}: it answered {str(answer)[:200]!r} ({wrong})") from error
 
 
 @dataclass
@@ -250,9 +250,9 @@ class JsonClient:
                 async for chunk in answer.content.iter_any():
                     *lines, unfinished = (unfinished + chunk).split(b"\n")
                     events = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
-                    is_done = _DONE in events
+                    is_done = _LAST_EVENT in events
                     if is_done:
-                        del events[events.index(_DONE) :]
+                        del events[events.index(_LAST_EVENT) :]
                     if events:
                         yield events
                     if is_done:
@@ -337,11 +337,11 @@ class JsonClient:
         await self.close()
 
 
-def _on_a_line(text: str, most: int) -> str:
+def _on_a_line(text: str, max_chars: int) -> str:
     """Return a response's text on one line, at most `most` characters; a web page is only named."""
     if text.lstrip()[:15].lower().startswith(("<!doctype html", "<html")):
         return "a web page"
-    return " ".join(text.split())[:most]
+    return " ".join(text.split())[:max_chars]
 
 
 async def _may_connect(_session: object, context: Any, _params: object) -> None:

@@ -15,11 +15,11 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class JsonRow:
-    """A value of the file; `place` is its location for messages, for example `line 3`."""
+    """A value of the file; `location` is where it stands, for messages, for example `line 3`."""
 
     number: int
     """Number of the line or of the element, from 1."""
-    place: str
+    location: str
     value: Any
 
 

@@ -9,16 +9,16 @@ class Notices:
     """Remembers the active warnings."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._active: set[str] = set()
 
-    def say_once(self, what: str, why: str = "") -> None:
+    def say_once(self, condition: str, why: str = "") -> None:
         """Warn of `what`, unless it is active already."""
-        if what not in self._said:
-            self._said.add(what)
-            logger.warning("%s%s", what, f": {why}" if why else "")
+        if condition not in self._active:
+            self._active.add(condition)
+            logger.warning("%s%s", condition, f": {why}" if why else "")
 
-    def forget(self, what: str) -> None:
+    def forget(self, condition: str) -> None:
         """Log the end of `what`, if it was active."""
-        if what in self._said:
-            self._said.discard(what)
-            logger.warning("no longer %s", what)
+        if condition in self._active:
+            self._active.discard(condition)
+            logger.warning("no longer %s", condition)

@@ -53,7 +53,7 @@ def tolerance_for(*precisions: str | None, largest: float | None = None) -> Nois
     """
     if largest is not None:
         return Noise(rms=math.inf, largest=largest)
-    return max((TOLERANCES.get(name or "", TOLERANCES["bfloat16"]) for name in precisions), key=lambda one: one.rms)
+    return max((TOLERANCES.get(name or "", TOLERANCES["bfloat16"]) for name in precisions), key=lambda noise: noise.rms)
 
 
 def coarsest(precisions: Iterable[str | None]) -> str | None:

@@ -19,7 +19,7 @@ def end_of(log: Path, lines: int = 40) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
-            said = text_lines(file.read().decode(errors="replace"))
+            log_lines = text_lines(file.read().decode(errors="replace"))
     except OSError:
         return ""
-    return "\n".join([line for line in said if line.strip()][-lines:])
+    return "\n".join([line for line in log_lines if line.strip()][-lines:])

@@ -48,17 +48,17 @@ Index = Annotated[int, Field(strict=True, ge=0, le=MOST_ID)]
 """A position, a count or a token id, as pydantic reads it from JSON."""
 
 
-def check_lengths(what: str, **lengths: int) -> None:
+def check_lengths(subject: str, **lengths: int) -> None:
     """Raise AlignmentError unless all `lengths` are equal; the message holds each length."""
     if len(set(lengths.values())) > 1:
         pairs = ", ".join(f"{name}={length}" for name, length in lengths.items())
-        raise AlignmentError(f"{what}: lengths differ ({pairs})")
+        raise AlignmentError(f"{subject}: lengths differ ({pairs})")
 
 
-def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return the length of the longest common beginning of two sequences or texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
@@ -90,7 +90,7 @@ class Task:
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
     user message. `tools` are the schemas of the functions of this task in OpenAI's format; None: those of the world.
     `data` is for the world's hooks alone. `limits` (see `TASK_LIMITS`) replace the settings of the same names, `image`
-    replaces `sandbox_image`.
+    replaces `sandbox.image`.
     """
 
     task_id: str
@@ -116,13 +116,13 @@ class Task:
         for name in ("examples", "messages"):
             messages = unpadded_messages(getattr(self, name), self.tools)
             object.__setattr__(self, name, _complete_messages(self.task_id, name, messages))
-        said = [message["content"] for message in self.messages if message["role"] == "user"]
-        object.__setattr__(self, "prompt", self.prompt or (said[-1] if said else ""))
+        user_texts = [message["content"] for message in self.messages if message["role"] == "user"]
+        object.__setattr__(self, "prompt", self.prompt or (user_texts[-1] if user_texts else ""))
         for name, value in self.limits.items():
             if name not in TASK_LIMITS or isinstance(value, bool) or not value > 0:
-                known = ", ".join(TASK_LIMITS)
+                names = ", ".join(TASK_LIMITS)
                 raise AlignmentError(
-                    f"task {self.task_id!r}: limit {name}={value!r}, expected a positive one of {known}"
+                    f"task {self.task_id!r}: limit {name}={value!r}, expected a positive one of {names}"
                 )
         needed = {"task_id": self.task_id}
         if self.hidden_tests is not None:
@@ -132,13 +132,13 @@ class Task:
                 raise AlignmentError(f"task {self.task_id!r}: {name} is empty")
 
 
-def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tuple[Message, ...]:
+def _complete_messages(task_id: str, field: str, messages: Sequence[Any]) -> tuple[Message, ...]:
     """Return examples or messages in full: call ids, arguments as JSON text, and a content everywhere."""
-    done: list[Message] = []
+    complete: list[Message] = []
     open_calls: list[dict[str, Any]] = []
-    for index, one in enumerate(messages):
+    for index, raw in enumerate(messages):
         try:
-            message: Message = {"content": "", **{key: value for key, value in one.items() if not is_null(value)}}
+            message: Message = {"content": "", **{key: value for key, value in raw.items() if not is_null(value)}}
             role = message["role"]
             if role == "assistant" and message.get("tool_calls"):
                 calls = [_complete_call(call, f"call_{index}_{n}") for n, call in enumerate(message["tool_calls"])]
@@ -148,20 +148,22 @@ def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tupl
                 call = next((call for call in open_calls if call["id"] == call_id), None) or open_calls[0]
                 open_calls.remove(call)
                 message = {"tool_call_id": call["id"], "name": call["function"]["name"], **message}
-            elif role not in ("user", "assistant") and not (role == "system" and what == "messages" and index == 0):
+            elif role not in ("user", "assistant") and not (role == "system" and field == "messages" and index == 0):
                 raise ValueError(f"role {role!r}, expected user, assistant or tool")
             if not isinstance(message["content"], str):
                 raise TypeError(f"content {message['content']!r}, expected a text")
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             why = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
-            raise AlignmentError(f"task {task_id!r}: {what}[{index}] {why}: {str(one)[:200]}") from error
-        done.append(message)
-    done = _results_in_order(done)
-    if what == "examples" and done and done[-1]["role"] == "user":
+            raise AlignmentError(f"task {task_id!r}: {field}[{index}] {why}: {str(raw)[:200]}") from error
+        complete.append(message)
+    complete = _results_in_order(complete)
+    if field == "examples" and complete and complete[-1]["role"] == "user":
         raise AlignmentError(f"task {task_id!r}: examples end with a user's message, which nothing answers")
-    if what == "messages" and done and done[-1]["role"] not in ("user", "tool"):
-        raise AlignmentError(f"task {task_id!r}: messages end with role {done[-1]['role']!r}, expected user or tool")
-    return tuple(done)
+    if field == "messages" and complete and complete[-1]["role"] not in ("user", "tool"):
+        raise AlignmentError(
+            f"task {task_id!r}: messages end with role {complete[-1]['role']!r}, expected user or tool"
+        )
+    return tuple(complete)
 
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
@@ -200,9 +202,11 @@ class Completion:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
         if not self.token_ids:
             raise AlignmentError("completion: no token was sampled")
-        if (at := next((i for i, one in enumerate(self.logprobs) if not abs(one) <= MOST_NATS), None)) is not None:
+        if (
+            index := next((i for i, logprob in enumerate(self.logprobs) if not abs(logprob) <= MOST_NATS), None)
+        ) is not None:
             raise AlignmentError(
-                f"completion: token {at} has the logprob {self.logprobs[at]!r}; does the model compute?"
+                f"completion: token {index} has the logprob {self.logprobs[index]!r}; does the model compute?"
             )
 
 
@@ -248,9 +252,9 @@ class StopReason(StrEnum):
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
     AGENT_FAILED = "agent_failed"
-    """The program of `agent_command` ended with a nonzero exit code, or was stopped at one of its limits."""
+    """The program of `agent.command` ended with a nonzero exit code, or was stopped at one of its limits."""
     AGENT_TIMEOUT = "agent_timeout"
-    """The program of `agent_command` had not ended after `agent_timeout_s`."""
+    """The program of `agent.command` had not ended after `agent.timeout_s`."""
     CLOSED = "closed"
     """A conversation that the client closed."""
     IDLE = "idle"
@@ -312,7 +316,7 @@ StoppedFor = Literal["time", "output", "memory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """Exit of the program of `agent_command`, and the tokens it sampled outside the episode's sequence."""
+    """Exit of the program of `agent.command`, and the tokens it sampled outside the episode's sequence."""
 
     exit_code: int
     """Exit code; 128 + n if signal n ended the program."""
@@ -454,12 +458,14 @@ def moved_images(images: Sequence[PlacedImage], end: int, insert_at: int, added:
     Raises:
         AlignmentError: the insertion, or the end, is inside a picture.
     """
-    for one in images:
-        if one.offset < end < one.end or (added and one.offset < insert_at < one.end):
-            at = end if one.offset < end < one.end else insert_at
-            raise AlignmentError(f"picture at [{one.offset}, {one.end}): position {at} is inside of it")
-    before = (one for one in images if one.offset < end)
-    return tuple(replace(one, offset=one.offset + added) if one.offset >= insert_at else one for one in before)
+    for image in images:
+        if image.offset < end < image.end or (added and image.offset < insert_at < image.end):
+            position = end if image.offset < end < image.end else insert_at
+            raise AlignmentError(f"picture at [{image.offset}, {image.end}): position {position} is inside of it")
+    before = (image for image in images if image.offset < end)
+    return tuple(
+        replace(image, offset=image.offset + added) if image.offset >= insert_at else image for image in before
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -708,7 +714,7 @@ class HindsightPair:
     @property
     def kinds(self) -> tuple[EvidenceKind, ...]:
         """Distinct kinds of evidence, in order."""
-        return tuple(dict.fromkeys(one.kind for one in self.evidence))
+        return tuple(dict.fromkeys(part.kind for part in self.evidence))
 
     @property
     def next_state_role(self) -> Literal["tool", "user", "verdict"] | None:

@@ -21,7 +21,8 @@ from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
-from agentic_opd.distill.hints import Hint, HintPool, find_hint
+from agentic_opd.distill.hints import Hint, find_hint
+from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
@@ -31,6 +32,7 @@ from agentic_opd.distill.records import (
 )
 from agentic_opd.distill.scoring import noise_floor, score
 from agentic_opd.distill.servers import DistillServers
+from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.wire.group import GroupDistillation
 from agentic_opd.wire.images import ImageFolder
 
@@ -41,7 +43,7 @@ logger = logging.getLogger(__name__)
 class DistilledGroup:
     """A group's distillation metadata, and its episodes' statistics for the metrics."""
 
-    about: GroupDistillation
+    metadata: GroupDistillation
     stats: tuple[EpisodeStats, ...]
 
 
@@ -67,12 +69,12 @@ class TurnDistiller:
             return distilled_turn(context, hint, result, self.config)
 
     async def distill_all(
-        self, recording: Recording, known: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
+        self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
     ) -> DistilledRecording:
         """Distill all turns of a finished conversation concurrently; see `Distiller.distill`."""
 
         async def distilled(context: TurnContext) -> DistilledTurn:
-            before = known.get(context.pair.turn_index)
+            before = by_turn.get(context.pair.turn_index)
             return before if before is not None and before.is_of(context.pair) else await self.distill(context)
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
@@ -93,12 +95,13 @@ class PendingTurns:
         work = self._distiller.distill_turn(recording, turn_index, self._policy_url)
         self._tasks[turn_index] = asyncio.create_task(work)
 
-    async def known(self) -> dict[int, DistilledTurn]:
+    async def results(self) -> dict[int, DistilledTurn]:
         """Wait for all turns and return the results by turn index; failed turns are omitted, to be retried later."""
-        done = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for error in (one for one in done if isinstance(one, Exception)):
-            logger.warning("a turn is judged when its episode has ended: %s", error)
-        return {index: one for index, one in zip(self._tasks, done, strict=True) if isinstance(one, DistilledTurn)}
+        results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for error in results:
+            if isinstance(error, Exception):
+                logger.warning("a turn is judged when its episode has ended: %s", error)
+        return {n: turn for n, turn in zip(self._tasks, results, strict=True) if isinstance(turn, DistilledTurn)}
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,19 +131,22 @@ class Distiller:
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
+        for name in config.hint.source:
+            if name != "judge":
+                source_of(name)
         self._inactivity, self._step_scores = InactivityWatch(), StepScoreWatch()
 
     @property
     def policy_top_k(self) -> int | None:
         """Logprobs requested per position from a policy server; None if only a separate teacher scores."""
-        if self.config.teacher_base_url and self.config.distill_support == "teacher":
+        if self.config.teacher.base_url and self.config.teacher.support == "teacher":
             return None
         return self.config.logprobs_asked
 
     @property
     def needs_group(self) -> bool:
         """Whether distilling an episode requires the other episodes of its group."""
-        return "sibling" in self.config.hint_source
+        return "sibling" in self.config.hint.source
 
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
         """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`."""
@@ -162,10 +168,12 @@ class Distiller:
         Raises:
             ConfigError: `teachers` names a kind that is not in `kinds`.
         """
-        unknown = [kind for kind in self.config.teachers if kind not in kinds]
+        unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
         if unknown:
-            known = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
-            raise ConfigError(f"env.teachers names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {known}")
+            expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
+            raise ConfigError(
+                f"env.teacher.by_kind names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {expected}"
+            )
 
     def servers_of(self, policy_url: str) -> DistillServers:
         return self._servers[policy_url]
@@ -179,18 +187,18 @@ class Distiller:
         self,
         recording: Recording,
         policy_url: str,
-        known: Mapping[int, DistilledTurn] | None = None,
+        by_turn: Mapping[int, DistilledTurn] | None = None,
         siblings: Sequence[Recording] = (),
     ) -> DistilledRecording:
         """Distill a finished conversation; soon after its end, its context is still in the policy server's cache.
 
-        `known` holds results of `distill_turn` by turn index; one is reused if the turn's evidence has not changed.
+        `by_turn` holds results of `distill_turn` by turn index; one is reused if the turn's evidence has not changed.
         `siblings` are the other rollouts of the group, for the hint source of that name.
 
         Raises:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
-        return await self._of_turns(recording, policy_url).distill_all(recording, known or {}, siblings)
+        return await self._of_turns(recording, policy_url).distill_all(recording, by_turn or {}, siblings)
 
     def _of_turns(self, recording: Recording, policy_url: str) -> TurnDistiller:
         return TurnDistiller(self.servers_of(policy_url).of(_kind(recording)), self.config, self.pool)
@@ -200,32 +208,38 @@ class Distiller:
         first = distilled[0]
         kind = _kind(first.recording)
         servers = self.servers_of(first.policy_url).of(kind)
-        noise = await noise_floor([one.trace for whole in distilled for one in whole.traces], servers, self.config)
-        records = [record for one in distilled for record in one.records]
+        noise = await noise_floor(
+            [trace.trace for recording in distilled for trace in recording.traces], servers, self.config
+        )
+        records = [record for recording in distilled for record in recording.records]
         self._warn(self._inactivity.saw(records))
         self._warn(self._step_scores.saw(records))
         outcomes = [record.outcome for record in records]
-        about = GroupDistillation(
+        metadata = GroupDistillation(
             distill_topk=self.config.distill_topk,
-            hint_placement=self.config.hint_placement,
+            hint_placement=self.config.hint.placement,
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
-            gap_baseline=self.config.gap_baseline,
-            hint_sources=self.config.hint_source,
+            gap_baseline=self.config.teacher.gap_baseline,
+            hint_sources=tuple(map(source_name, self.config.hint.source)),
             noise_floor=noise and noise.largest,
             noise_rms=noise and noise.rms,
             precision=servers.teacher.info.dtype,
-            teacher=kind if kind in self.config.teachers else None,
+            teacher=kind if kind in self.config.teacher.by_kind else None,
         )
-        return DistilledGroup(about, tuple(one.stats for one in distilled))
+        return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""
         config = self.config
-        named = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
-        judge = named if config.asks_judge else f"none (hints from {', '.join(config.hint_source)})"
-        own = {"live": "the policy", "frozen": "the policy without adapters", "ema": "the policy's moving average"}
-        by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teachers.items())
-        return {"judge": judge, "teacher": (config.teacher_base_url or own[config.teacher]) + by_kind}
+        named = f"{config.judge.model_name} at {config.judge.base_url}" if config.judge.base_url else "the policy"
+        judge = named if config.hint.asks_judge else f"none (hints from {', '.join(config.hint.source)})"
+        by_weights = {
+            "live": "the policy",
+            "frozen": "the policy without adapters",
+            "ema": "the policy's moving average",
+        }
+        by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teacher.by_kind.items())
+        return {"judge": judge, "teacher": (config.teacher.base_url or by_weights[config.teacher.weights]) + by_kind}
 
     async def close(self) -> None:
         """Close all connections, and warn if the run scored no turn."""

@@ -39,11 +39,11 @@ class TurnContext:
 
 def turn_contexts(recording: Recording, config: DistillConfig, siblings: Sequence[Recording] = ()) -> list[TurnContext]:
     """Return one context for each of `recording.turns`, in order."""
-    places = [(trace, turn) for trace in recording.traces for turn in trace.turns]
+    turns_in_traces = [(trace, turn) for trace in recording.traces for turn in trace.turns]
     public_text = shown_text(recording)
     return [
         TurnContext(recording, pair, trace, turn, public_text, siblings)
-        for pair, (trace, turn) in zip(hindsight_pairs(recording, config), places, strict=True)
+        for pair, (trace, turn) in zip(hindsight_pairs(recording, config), turns_in_traces, strict=True)
     ]
 
 
@@ -59,12 +59,12 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
     for index, turn in enumerate(recording.turns):
         message = recording.messages[turn.message_index]
         evidence = _next_state(recording, index, max_chars)
-        if config.hindsight == "delayed":
-            evidence += _later(recording, index, config.hindsight_max_turns, config.hindsight_max_chars)
+        if config.hindsight.evidence == "delayed":
+            evidence += _later(recording, index, config.hindsight.max_turns, config.hindsight.max_chars)
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
         text = turn_text(message)
-        reasoning = (message.get("reasoning_content") or "").strip() if config.judge_reads_reasoning else ""
+        reasoning = (message.get("reasoning_content") or "").strip() if config.judge.reads_reasoning else ""
         if reasoning:
             text = f"[reasoning]\n{cut_middle(reasoning, max_chars)}\n\n[answer]\n{text}"
         pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
@@ -74,10 +74,10 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
 def _task_text(recording: Recording) -> str:
     """Return the first user message behind the task's examples; without one, or with own messages, its prompt."""
     task = recording.task
-    asked = [message_text(message) for message in recording.messages if message["role"] == "user"]
-    shown = sum(message["role"] == "user" for message in task.examples) if task else 0
-    has_asked = len(asked) > shown and not (task and task.messages)
-    return asked[shown] if has_asked else (task.prompt if task else "")
+    texts = [message_text(message) for message in recording.messages if message["role"] == "user"]
+    num_examples = sum(message["role"] == "user" for message in task.examples) if task else 0
+    has_request = len(texts) > num_examples and not (task and task.messages)
+    return texts[num_examples] if has_request else (task.prompt if task else "")
 
 
 def turn_text(message: Message) -> str:
@@ -122,8 +122,8 @@ def changing_calls(recording: Recording) -> list[str]:
     return [
         _call_text(call)
         for index in range(len(recording.turns))
-        for place, call in enumerate(_calls(recording, index))
-        if place in _changes(recording, index)
+        for position, call in enumerate(_calls(recording, index))
+        if position in _changes(recording, index)
     ]
 
 
@@ -141,19 +141,19 @@ def _next_state(recording: Recording, index: int, max_chars: int) -> list[Eviden
 
 def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> list[Evidence]:
     """Return the results of later turns, up to the next change of the judged result."""
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     if not _changes(recording, index):
-        return found
+        return evidence
     for later in range(index + 1, len(recording.turns)):
         changed = _changes(recording, later)
         text = _tool_text(recording, later, before=min(changed, default=None))
         text = "\n\n".join(part for part in (text, "" if changed else _user_text(recording, later)) if part.strip())
-        if text and max_chars > 0 and len(found) < max_turns:
-            found.append(Evidence("later", cut_middle(text, max_chars), later))
+        if text and max_chars > 0 and len(evidence) < max_turns:
+            evidence.append(Evidence("later", cut_middle(text, max_chars), later))
             max_chars -= len(text)
         if changed:
             break
-    return found
+    return evidence
 
 
 def _changes(recording: Recording, index: int) -> frozenset[int]:
@@ -170,7 +170,7 @@ def _verdicts(recording: Recording, config: DistillConfig) -> dict[int, str]:
     if recording.verification is None or not recording.turns:
         return {}
     report, last = recording.verification.judge_report, len(recording.turns) - 1
-    if config.hindsight == "next_state":
+    if config.hindsight.evidence == "next_state":
         return {last: report}
     verdicts = dict.fromkeys(author_turns(recording) or [last], report)
     if last not in verdicts and not _calls(recording, last) and not recording.verification.all_passed:
@@ -185,7 +185,7 @@ def _calls(recording: Recording, index: int) -> Sequence[dict[str, Any]]:
 def _answers(recording: Recording, index: int, role: str) -> list[Message]:
     """Return the messages of `role` between a turn and the next assistant message."""
     messages = recording.messages
-    behind = (messages[place] for place in range(recording.turns[index].message_index + 1, len(messages)))
+    behind = (messages[position] for position in range(recording.turns[index].message_index + 1, len(messages)))
     following = takewhile(lambda message: message["role"] != "assistant", behind)
     return [message for message in following if message["role"] == role]
 

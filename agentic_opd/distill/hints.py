@@ -1,32 +1,32 @@
-"""TurnContext -> Hint or NoHint: the judge's votes, the sources that need no judge, and the leak filter (I/O).
+"""TurnContext -> Hint or NoHint: the judge's votes, other sources, and the leak filter (I/O).
 
 judge: question -> answers -> votes -> quorum --.
 feedback, reference, sibling -------------------+-> the first text without data of hidden tests -> Hint
 
-With `hint_selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
+With `hint.selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
 """
 
 import asyncio
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from random import Random
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
-from agentic_opd.core.names import HintSource
-from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_control_tokens
-from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
+from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, without_control_tokens
+from agentic_opd.core.types import HindsightPair, Message, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
+from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.leaks import leaks
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 from agentic_opd.distill.reasoning import answers
+from agentic_opd.distill.sources import SourceTurn, hints_of, source_name
 
 MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
@@ -72,32 +72,20 @@ class Judgement:
         return leading[0] if len(leading) == 1 else 0
 
 
-class AcceptedHint(NamedTuple):
-    """An accepted hint and the name of its turn's task or conversation."""
-
-    task_id: str
-    text: str
-
-    @property
-    def words(self) -> str:
-        """The text in lower case with single spaces; hints are equal if this is equal."""
-        return " ".join(self.text.lower().split())
-
-
 @dataclass(frozen=True, slots=True)
 class Hint:
     accepted: AcceptedHint
-    read: AcceptedHint | None
-    """The hint that the teacher reads: `accepted`, or the settings' replacement; None: it reads no hint."""
-    source: HintSource
+    read: AcceptedHint
+    """The hint that the teacher reads: `accepted`, or a user's source's in its place; without a text, none."""
+    source: str
     judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
-    others: tuple[AcceptedHint, ...] = ()
-    """The turn's other accepted hints, which the teacher reads too (`hint_selection: overlap`)."""
+    further: tuple[AcceptedHint, ...] = ()
+    """The turn's other accepted hints, which the teacher reads too (`hint.selection: overlap`)."""
 
     @property
     def text(self) -> str:
-        return (self.read or self.accepted).text
+        return self.read.text or self.accepted.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,50 +93,6 @@ class NoHint:
     outcome: TurnOutcome
     why: str | None = None
     judgement: Judgement = Judgement()
-
-
-# ------------------------------------------------------------------------------------------------------------- the pool
-
-
-class HintPool:
-    """The latest accepted hints by task; a draw picks a task uniformly, then one of its hints uniformly."""
-
-    KEPT_HINTS = 64
-    """Number of distinct hints kept per task, the latest ones."""
-    KEPT_TASKS = 512
-    """Number of tasks whose hints are kept, those with the latest hints."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = Random(seed)
-        self._by_task: OrderedDict[str, OrderedDict[str, AcceptedHint]] = OrderedDict()
-
-    def add(self, hint: AcceptedHint) -> None:
-        """Add a hint; a known hint becomes the latest."""
-        hints = self._by_task.setdefault(hint.task_id, OrderedDict())
-        self._by_task.move_to_end(hint.task_id)
-        hints[hint.words] = hint
-        hints.move_to_end(hint.words)
-        if len(hints) > self.KEPT_HINTS:
-            hints.popitem(last=False)
-        if len(self._by_task) > self.KEPT_TASKS:
-            self._by_task.popitem(last=False)
-
-    def of_other_task(self, *known: AcceptedHint) -> AcceptedHint | None:
-        """Draw a hint that shares neither task nor text with any `known` hint; None if there is no such hint."""
-        tasks = {hint.task_id for hint in known}
-        return self._drawn(self._fitting(task, known) for task in self._by_task if task not in tasks)
-
-    def of_same_task(self, task_id: str, *known: AcceptedHint) -> AcceptedHint | None:
-        """Draw a hint of the task that shares its text with no `known` hint; None if there is no such hint."""
-        return self._drawn([self._fitting(task_id, known)])
-
-    def _fitting(self, task_id: str, known: tuple[AcceptedHint, ...]) -> list[AcceptedHint]:
-        texts = {hint.words for hint in known}
-        return [hint for words, hint in self._by_task.get(task_id, {}).items() if words not in texts]
-
-    def _drawn(self, hints_by_task: Iterable[list[AcceptedHint]]) -> AcceptedHint | None:
-        fitting = [hints for hints in hints_by_task if hints]
-        return self._rng.choice(self._rng.choice(fitting)) if fitting else None
 
 
 # --------------------------------------------------------------------------------------------------------- the question
@@ -178,14 +122,19 @@ class Questions:
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
         mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
-        evidence = "\n\n".join(f"## {_title(one)} [{mark}]\n{self._as_data(one.text)}" for one in pair.evidence)
+        sections: list[str] = []
+        for part in pair.evidence:
+            title = _EVIDENCE_NAMES.get(part.kind, "Later")
+            if part.later_turn is not None:
+                title = f"Later: result of turn {part.later_turn + 1}"
+            sections.append(f"## {title} [{mark}]\n{self._as_data(part.text)}")
         fields = {
             "mark": mark,
             "task": self._as_data(pair.task_text),
             "turn": self._as_data(pair.turn_text),
-            "evidence": evidence,
+            "evidence": "\n\n".join(sections),
         }
-        return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
+        return PLACEHOLDER.sub(lambda match: fields.get(match[1], match[0]), self.template)
 
     def hint_messages(self, question: str) -> list[Message]:
         """Return the messages that ask for a vote and a hint."""
@@ -199,12 +148,6 @@ class Questions:
         """Return `text` with a space inserted into each string that could end its section or answer the question."""
         spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
         return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
-
-
-def _title(evidence: Evidence) -> str:
-    if evidence.later_turn is not None:
-        return f"Later: result of turn {evidence.later_turn + 1}"
-    return _EVIDENCE_NAMES[evidence.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,118 +166,75 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
     """Return the hint of the first source that has one, and add all its accepted hints to `pool`."""
     if not context.pair.evidence:
         return NoHint(TurnOutcome.NO_NEXT_STATE)
-    judgement = Judgement()
-    failed: list[NoHint] = []
-    for source in config.sources:
-        if source == "judge":
-            judgement, found = await _judge_hint(context, judge, config)
-        else:
-            found = await _given_hint(context, source, config)
-        if isinstance(found, NoHint):
-            failed.append(found)
-            continue
-        accepted, *others = (AcceptedHint(context.recording.name, text) for text in found)
-        for one in (accepted, *others):
-            pool.add(one)
-        return _as_read(accepted, tuple(others), source, config, pool, judgement)
-    gravest = min(failed, key=lambda one: _GRAVEST.index(one.outcome))
-    return NoHint(gravest.outcome, gravest.why, judgement)
+    judging = _Judging(context, judge, config, pool)
+    failures: list[NoHint] = []
+    for source in config.hint.source:
+        result = await _hint_of(source, judging)
+        if isinstance(result, Hint):
+            return result
+        failures.append(result)
+    gravest = min(failures, key=lambda failure: _GRAVEST.index(failure.outcome))
+    return NoHint(gravest.outcome, gravest.why, judging.judgement)
+
+
+async def _hint_of(source: str, judging: "_Judging") -> Hint | NoHint:
+    context, config, pool = judging.context, judging.config, judging.pool
+    if source == "judge":
+        accepted = await judging.accepted_hints()
+        if accepted:
+            return Hint(accepted[0], accepted[0], source, judging.judgement, accepted[1:])
+        assert judging.failure is not None
+        return judging.failure
+    result = await hints_of(source, SourceTurn(context, config, pool, judging.accepted_hints))
+    if isinstance(result, str):
+        reason = f"hint_source {source_name(source)}: {result}"
+        return judging.failure or NoHint(TurnOutcome.VOTE_FAILED, reason)
+    texts = await asyncio.to_thread(_clean, result.texts, context, 1)
+    if not texts:
+        return NoHint(TurnOutcome.LEAKED)
+    text = f"{result.intro}\n{texts[0]}" if result.intro else texts[0]
+    hint = AcceptedHint(result.task_id or context.recording.name, text)
+    if judging.accepted:
+        return Hint(judging.accepted[0], hint, source_name(source), judging.judgement)
+    pool.add(hint)
+    return Hint(hint, hint, source_name(source), judging.judgement)
+
+
+@dataclass(slots=True)
+class _Judging:
+    """Asks the judge about a turn, at most once."""
+
+    context: TurnContext
+    judge: JudgedBy
+    config: DistillConfig
+    pool: HintPool
+    judgement: Judgement = Judgement()
+    accepted: tuple[AcceptedHint, ...] = ()
+    failure: NoHint | None = None
+
+    async def accepted_hints(self) -> tuple[AcceptedHint, ...]:
+        """Return the hints that the judge accepts, the best first; if none, `failure` says why."""
+        if self.judgement.question is None:
+            self.judgement, result = await _judge_hint(self.context, self.judge, self.config)
+            if isinstance(result, NoHint):
+                self.failure = result
+            else:
+                self.accepted = tuple(AcceptedHint(self.context.recording.name, text) for text in result)
+                for hint in self.accepted:
+                    self.pool.add(hint)
+        return self.accepted
 
 
 _GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED)
 """If all sources fail, the first of these outcomes is recorded, so that a failing judge stays visible."""
 
 
-def _as_read(
-    accepted: AcceptedHint,
-    others: tuple[AcceptedHint, ...],
-    source: HintSource,
-    config: DistillConfig,
-    pool: HintPool,
-    judgement: Judgement,
-) -> Hint | NoHint:
-    """Return the hint, with the settings' replacement for what the teacher reads."""
-    if config.replacement is None:
-        return Hint(accepted, accepted, source, judgement, others)
-    if config.replacement == "none":
-        return Hint(accepted, None, "none", judgement)
-    other = pool.of_other_task(accepted)
-    if other is None:
-        why = "hint_source other_task: no other task has an accepted hint yet"
-        return NoHint(TurnOutcome.VOTE_FAILED, why, judgement)
-    return Hint(accepted, other, "other_task", judgement)
-
-
-# ---------------------------------------------------------------------------------------------- sources without a judge
-
-
-FEEDBACK = "If you answer as you are about to, this is what comes of it:"
-REFERENCE = "This is a right solution of the task:"
-SIBLING = "Another attempt at this task, which passed in the end, did this, in this order:"
-
-
-class Hints(NamedTuple):
-    """Hints of a source, each preceded by `intro`; the first one that leaks no hidden test is used."""
-
-    intro: str
-    texts: Sequence[str]
-
-
-def feedback(context: TurnContext, config: DistillConfig) -> Hints | str:
-    """Return the turn's evidence verbatim (SDPO)."""
-    return Hints(FEEDBACK, ["\n\n".join(one.text for one in context.pair.evidence)])
-
-
-def reference(context: TurnContext, config: DistillConfig) -> Hints | str:
-    """Return the task's reference solution (OPSD)."""
-    task = context.recording.task
-    solution = ((task and task.reference_solution) or "").strip()
-    return Hints(REFERENCE, [solution]) if solution else "the task has no reference solution"
-
-
-def sibling(context: TurnContext, config: DistillConfig) -> Hints | str:
-    """Return how sibling rollouts that passed made the judged result; only for turns that made the failed result.
-
-    A text holds all calls of a sibling that changed the judged result, because it is unknown which of them mattered.
-    The shortest text comes first.
-    """
-    if _passed(context.recording):
-        return "this rollout passed itself"
-    if context.pair.turn_index not in author_turns(context.recording):
-        return "the turn did not make what failed"
-    passed = ("\n\n".join(changing_calls(one)) for one in context.siblings if _passed(one))
-    texts = sorted((text for text in passed if text), key=len)
-    if not texts:
-        return "no other rollout of the group passed"
-    return Hints(SIBLING, [cut_middle(text, config.hint_max_next_state_chars) for text in texts])
-
-
-def _passed(recording: Recording) -> bool:
-    return recording.verification is not None and recording.verification.all_passed
-
-
-SOURCES: dict[str, Callable[[TurnContext, DistillConfig], Hints | str]] = {
-    "feedback": feedback,
-    "reference": reference,
-    "sibling": sibling,
-}
-"""Sources by their name in `hint_source`; they return the reason if they have no hint for a turn."""
-
-
-async def _given_hint(context: TurnContext, source: HintSource, config: DistillConfig) -> tuple[str, ...] | NoHint:
-    found = SOURCES[source](context, config)
-    if isinstance(found, str):
-        return NoHint(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {found}")
-    clean = await asyncio.to_thread(_clean, found.texts, context, 1)
-    return tuple(f"{found.intro}\n{text}" for text in clean) or NoHint(TurnOutcome.LEAKED)
-
-
-def _clean(texts: Iterable[str], context: TurnContext, most: int) -> list[str]:
-    """Return the first `most` texts without hidden tests' data; those may be megabytes, so call it in a thread."""
+def _clean(texts: Iterable[str], context: TurnContext, limit: int) -> list[str]:
+    """Return the first `limit` texts without hidden tests' data; those may be megabytes, so call it in a thread."""
     hidden_tests = context.recording.task.hidden_tests if context.recording.task else None
     if hidden_tests is None:
-        return list(islice(texts, most))
-    return list(islice((text for text in texts if not leaks(text, hidden_tests, context.public_text)), most))
+        return list(islice(texts, limit))
+    return list(islice((text for text in texts if not leaks(text, hidden_tests, context.public_text)), limit))
 
 
 # ------------------------------------------------------------------------------------------------------------ the votes
@@ -344,11 +244,11 @@ async def _judge_hint(
     context: TurnContext, judge: JudgedBy, config: DistillConfig
 ) -> tuple[Judgement, tuple[str, ...] | NoHint]:
     question = judge.questions.question(context.pair)
-    asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
-    if config.step_votes:
-        asked.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
+    requests = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
+    if config.judge.step_votes:
+        requests.append(judge.client.ask(judge.questions.step_messages(question), config.judge.step_votes))
     try:
-        hints, *steps = await gather_all(asked)
+        hints, *steps = await gather_all(requests)
     except ServerError as error:
         if isinstance(error, ServerUnreachableError) and judge.is_policy:
             raise
@@ -360,7 +260,7 @@ async def _judge_hint(
 
 
 def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> tuple[str, ...] | NoHint:
-    """Return the hint that the votes accept, or with `hint_selection: overlap` all distinct ones, the longest first.
+    """Return the hint that the votes accept, or with `hint.selection: overlap` all distinct ones, the longest first.
 
     Missing votes and abstentions count against a majority of `prm_votes`. A vote with a leaking hint counts as
     positive, because the judge found a mistake, but its hint can't be chosen. Of equally long hints the first is.
@@ -368,11 +268,11 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
     if all(vote.decision is None for vote in votes):
         return NoHint(TurnOutcome.JUDGE_ERROR, "no vote could be read")
     hints = [vote.hint for vote in votes if vote.hint is not None]
-    if len(hints) < (config.prm_votes // 2 + 1 if config.hint_vote_rule == "majority" else 1):
+    if len(hints) < (config.prm_votes // 2 + 1 if config.hint.vote_rule == "majority" else 1):
         return NoHint(TurnOutcome.VOTE_FAILED)
-    hints.sort(key=len, reverse=config.hint_selection != "shortest")
+    hints.sort(key=len, reverse=config.hint.selection != "shortest")
     distinct: dict[str, str] = {}
-    for hint in _clean(hints, context, len(hints) if config.hint_selection == "overlap" else 1):
+    for hint in _clean(hints, context, len(hints) if config.hint.selection == "overlap" else 1):
         distinct.setdefault(AcceptedHint(context.recording.name, hint).words, hint)
     return tuple(distinct.values()) or NoHint(TurnOutcome.LEAKED)
 
@@ -412,17 +312,17 @@ def parse_step_vote(text: str) -> StepScore | None:
 def _only_box(answer: str) -> str | None:
     """Return the common content of all boxes of an answer; None if they differ, or one is unclosed or nested."""
     boxes = _BOX.findall(answer)
-    held = {box.strip() for box in boxes}
-    if answer.count("\\boxed") != len(boxes) or len(held) != 1:
+    contents = {box.strip() for box in boxes}
+    if answer.count("\\boxed") != len(boxes) or len(contents) != 1:
         return None
-    return held.pop()
+    return contents.pop()
 
 
 def _only_hint(answer: str) -> str | None:
     if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
         return None
-    if (found := _MARKED.search(answer)) is None:
+    if (match := _MARKED.search(answer)) is None:
         return None
     # Judges also write **[HINT_START]** ... **[HINT_END]**.
-    hint = found[2].strip().removeprefix(found[1]).removesuffix(found[1]).strip()
+    hint = match[2].strip().removeprefix(match[1]).removesuffix(match[1]).strip()
     return hint if len(hint) > MIN_HINT_CHARS else None

@@ -115,14 +115,14 @@ def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[
     then part of the added tokens.
     """
     after: list[Any] = [*before, {"role": "user", "content": content}]
-    without, whole = renderer.render(before).token_ids, renderer.render(after).token_ids
-    if whole[: len(without)] != without or len(whole) == len(without):
+    without, extended = renderer.render(before).token_ids, renderer.render(after).token_ids
+    if extended[: len(without)] != without or len(extended) == len(without):
         return None
     opening = renderer.render(before, add_generation_prompt=True).token_ids[len(without) :]
     opened = renderer.render(after, add_generation_prompt=True).token_ids
     end = len(opened) - len(opening)
-    is_longer = end > len(whole) and opened[: len(whole)] == whole and opened[end:] == opening
-    return opened[len(without) : end] if is_longer else whole[len(without) :]
+    is_longer = end > len(extended) and opened[: len(extended)] == extended and opened[end:] == opening
+    return opened[len(without) : end] if is_longer else extended[len(without) :]
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
@@ -135,13 +135,13 @@ def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], cont
     prompt = renderer.render([user], add_generation_prompt=True).token_ids
     sampled = tokenizer.encode("a", add_special_tokens=False)
     without = renderer.bridge_to_next_turn(prompt, sampled, [result])
-    whole = renderer.bridge_to_next_turn(prompt, sampled, [result, {"role": "user", "content": content}])
-    if without is None or whole is None:
+    extended = renderer.bridge_to_next_turn(prompt, sampled, [result, {"role": "user", "content": content}])
+    if without is None or extended is None:
         return None
     opening = len(without.token_ids)
     while opening and without.message_indices[opening - 1] == -1:
         opening -= 1
-    end = opening + len(whole.token_ids) - len(without.token_ids)
-    if whole.token_ids[:opening] + whole.token_ids[end:] != without.token_ids:
+    end = opening + len(extended.token_ids) - len(without.token_ids)
+    if extended.token_ids[:opening] + extended.token_ids[end:] != without.token_ids:
         return None
-    return whole.token_ids[opening:end] or None
+    return extended.token_ids[opening:end] or None

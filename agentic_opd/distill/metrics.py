@@ -72,7 +72,7 @@ OPD_METRICS = (
         "opd/hint_overlap",
         "share",
         "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hints were compared "
-        "(hint_selection: overlap)",
+        "(hint.selection: overlap)",
     ),
     Metric("opd/hints_compared", "hints", "mean number of hints that a scored turn's hint was chosen from, likewise"),
     Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),
@@ -171,15 +171,15 @@ def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
     """Return the vote metrics; `judged` has one sequence of votes per judged turn."""
     decisions = [[vote.decision for vote in votes if vote.decision is not None] for votes in judged]
     agreements = [max(row.count(1), row.count(-1)) / len(row) for row in decisions if row]
-    asked = sum(map(len, judged))
+    num_votes = sum(map(len, judged))
     metrics = {"opd/vote_agreement": fmean(agreements)} if agreements else {}
-    return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / asked} if asked else {})
+    return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / num_votes} if num_votes else {})
 
 
 def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
     """Return the mean step scores of turns with and without a hint."""
     scored = [(record.hint is not None, record.step_score) for record in records if record.step_score is not None]
-    hinted, unhinted = ([score for has_hint, score in scored if has_hint is wanted] for wanted in (True, False))
+    hinted, unhinted = ([score for has_hint, score in scored if has_hint is is_hinted] for is_hinted in (True, False))
     metrics = {"opd/step_score_hinted": fmean(hinted)} if hinted else {}
     return metrics | ({"opd/step_score_unhinted": fmean(unhinted)} if unhinted else {})
 
@@ -209,9 +209,9 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     if busy_s > 0:
         metrics["opd/scored_tokens_per_s"] = len(gaps) / busy_s
     metrics |= _control_metrics([turn.control for turn in scored if turn.control is not None])
-    said = [(turn.cached_tokens, turn.prompt_tokens) for turn in scored if turn.cached_tokens is not None]
-    if said:
-        metrics["opd/prefix_cache_hit_share"] = sum(cached for cached, _ in said) / sum(read for _, read in said)
+    prompts = [(turn.cached_tokens, turn.prompt_tokens) for turn in scored if turn.cached_tokens is not None]
+    if prompts:
+        metrics["opd/prefix_cache_hit_share"] = sum(cached for cached, _ in prompts) / sum(read for _, read in prompts)
     return metrics
 
 
@@ -227,7 +227,7 @@ def _control_metrics(controls: Sequence[ControlStats]) -> dict[str, float]:
     if distances := [distance for control in controls for distance in control.distances]:
         metrics["opd/control_gap_mean"] = fmean(distances)
         entries, missing = (
-            sum(counts) for counts in zip(*((one.entries, one.missing) for one in controls), strict=True)
+            sum(counts) for counts in zip(*((control.entries, control.missing) for control in controls), strict=True)
         )
         metrics["opd/control_missing_share"] = missing / entries
     return metrics

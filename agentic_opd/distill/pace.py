@@ -129,19 +129,19 @@ class Pace:
 
     async def _answer(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         started = time.monotonic()
-        asked: asyncio.Future[Any] = asyncio.ensure_future(request())
+        task: asyncio.Future[Any] = asyncio.ensure_future(request())
         try:
-            while not asked.done():
+            while not task.done():
                 left = max(started, self._answered_at) + self.patience_s - time.monotonic()
                 if left <= 0:
                     raise StalledError
-                await asyncio.wait({asked}, timeout=left)
+                await asyncio.wait({task}, timeout=left)
         finally:
-            if not asked.done():
-                asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self._answered_at, self._stalled_at = time.monotonic(), float("-inf")
-        return asked.result()
+        return task.result()
 
     def _narrow(self, limit: int) -> None:
         self._widest = min(self._widest, limit)

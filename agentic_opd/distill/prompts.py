@@ -50,8 +50,8 @@ PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 def template_problems(template: str) -> list[str]:
     """Return the problems of a question template: missing, repeated or unknown placeholders."""
-    found = Counter(PLACEHOLDER.findall(template))
-    problems = [f"{{{name}}} is missing" for name in QUESTION_FIELDS if name not in found]
-    problems += [f"{{{name}}} occurs {found[name]} times" for name in QUESTION_FIELDS[1:] if found[name] > 1]
-    known = ", ".join(f"{{{name}}}" for name in QUESTION_FIELDS)
-    return problems + [f"{{{name}}} is not one of {known}" for name in found if name not in QUESTION_FIELDS]
+    counts = Counter(PLACEHOLDER.findall(template))
+    problems = [f"{{{name}}} is missing" for name in QUESTION_FIELDS if name not in counts]
+    problems += [f"{{{name}}} occurs {counts[name]} times" for name in QUESTION_FIELDS[1:] if counts[name] > 1]
+    expected = ", ".join(f"{{{name}}}" for name in QUESTION_FIELDS)
+    return problems + [f"{{{name}}} is not one of {expected}" for name in counts if name not in QUESTION_FIELDS]

@@ -138,7 +138,7 @@ def distilled_turn(
 ) -> DistilledTurn:
     """Put together the results of a turn's two steps; `result` is None if and only if there is no hint."""
     turn, judgement = context.turn, hint.judgement
-    failure = next((one for one in (hint, result) if isinstance(one, NoHint | NotScored)), None)
+    failure = next((step for step in (hint, result) if isinstance(step, NoHint | NotScored)), None)
     request = result.request if isinstance(result, NotScored) else None
     hint_token_ids = () if request is None else request.hint_token_ids
     start = scored_from(turn, config)
@@ -185,7 +185,6 @@ def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float],
         baseline_logprobs=scored.baseline_logprobs,
         unhinted_logprobs=scored.unhinted_logprobs,
         hints=_hint_readings(scored, logprobs_T[: record.span[1]], top_k),
-        hint_of_row=scored.hint_of_row,
         support=scored.support,
     )
 
@@ -193,15 +192,15 @@ def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float],
 def _hint_readings(scored: Scored, logprobs_T: Sequence[float], top_k: int) -> tuple[HintReading, ...]:
     """Return the record's `hints`; `logprobs_T` are the sampling weights' up to the end of the turn."""
 
-    def reading(one: ComparedHint) -> HintReading:
-        request = one.hint.request
-        rows = written_rows(0, sampled_of(request), one.rows, top_k)
+    def reading(compared: ComparedHint) -> HintReading:
+        request = compared.hint.request
+        rows = written_rows(0, sampled_of(request), compared.rows, top_k)
         baseline = scored.baseline_logprobs or logprobs_T[-request.num_scored :]
         return HintReading(
-            hint=one.hint.text,
+            hint=compared.hint.text,
             hint_token_ids=request.hint_token_ids,
             insert_at=request.insert_at,
-            overlap=_mean(one.overlap_R),
+            overlap=_mean(compared.overlap_R),
             gap=_mean(rows.logprobs_RK[:, 0] - np.asarray(baseline)),
             entropy=_mean(row_stats(rows.logprobs_RK)[0]),
         )
@@ -232,8 +231,8 @@ def _score_stats(
     start, end = record.scored_span
     entropies, masses = row_stats(rows.logprobs_RK)
     control = None
-    if record.control is not None and config.control != "none":
-        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.control)
+    if record.control is not None and config.hint.control != "none":
+        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.hint.control)
     return ScoreStats(
         gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.rows).tolist()),
         entropies=entropies,
@@ -248,12 +247,14 @@ def _score_stats(
     )
 
 
-def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]], wanted: ControlKind) -> ControlStats:
-    """Return a control's statistics; `logprobs_RK` are the teacher's hinted rows, `wanted` is the configured kind."""
+def control_stats(
+    control: ControlReading, logprobs_RK: Sequence[Sequence[float]], configured: ControlKind
+) -> ControlStats:
+    """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
-        fell_back=control.kind != wanted,
-        distances=tuple(abs(hinted[0] - own[0]) for hinted, own in both if own[0] is not None),
+        fell_back=control.kind != configured,
+        distances=tuple(abs(hinted[0] - unhinted[0]) for hinted, unhinted in both if unhinted[0] is not None),
         entries=sum(map(len, control.logprobs_RK)),
         missing=sum(row.count(None) for row in control.logprobs_RK),
     )
@@ -265,8 +266,8 @@ def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tup
     The first id of each row is the sampled token. `rows` are of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
-    each = zip(rounded(rows.actual_R).tolist(), ids_RK, known_logprobs(rows), strict=True)
-    return tuple((own, *map(known.get, ids[1:])) for own, ids, known in each)
+    rows_by_token = zip(rounded(rows.actual_R).tolist(), ids_RK, known_logprobs(rows), strict=True)
+    return tuple((actual, *map(logprob_of.get, ids[1:])) for actual, ids, logprob_of in rows_by_token)
 
 
 def row_stats(logprobs_RK: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -309,10 +310,10 @@ def distilled_recording(
     rest = iter(turns)
     traces: list[DistilledTrace] = []
     for trace in recording.traces:
-        own = [next(rest) for _ in trace.turns]
-        rows = [turn.rows for turn in own if turn.rows is not None]
+        trace_turns = [next(rest) for _ in trace.turns]
+        rows = [turn.rows for turn in trace_turns if turn.rows is not None]
         arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, rows, config.distill_topk)
-        traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in own)))
+        traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in trace_turns)))
     sampled = sum(turn.end - turn.start for turn in recording.turns)
     stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns))
     return DistilledRecording(recording, tuple(traces), stats, policy_url)
@@ -338,9 +339,9 @@ def build_arrays(
             [0.0 if mask == IGNORED else min(student, 0.0) + 0.0]
             for mask, student in zip(masks_T, logprobs_T, strict=True)
         ]
-    for one in rows:
-        span = slice(one.start, one.start + len(one.ids_RK))
+    for turn_rows in rows:
+        span = slice(turn_rows.start, turn_rows.start + len(turn_rows.ids_RK))
         # A tenth of the memory of lists, and nothing for the garbage collector to traverse.
-        ids[span] = [array("i", row.tobytes()) for row in one.ids_RK.astype(np.int32)]
-        logprobs[span] = [array("d", row.tobytes()) for row in one.logprobs_RK]
+        ids[span] = [array("i", row.tobytes()) for row in turn_rows.ids_RK.astype(np.int32)]
+        logprobs[span] = [array("d", row.tobytes()) for row in turn_rows.logprobs_RK]
     return DistillArrays(ids, logprobs)

@@ -1,13 +1,13 @@
 """Rows of a turn's hints -> the rows to write: which hint teaches a token, and which tokens a row holds. Pure.
 
-With `hint_selection: overlap` the accepted hints of a turn are compared by the probability that the teacher shares with
-the reading without a hint. `distill_support` chooses the tokens of the rows.
+With `hint.selection: overlap` the accepted hints of a turn are compared by the probability that the teacher shares with
+the reading without a hint. `teacher.support` chooses the tokens of the rows.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ class ChosenRows:
     index: int
     rows: TeacherRows
     hints: tuple[ComparedHint, ...] = ()
-    hint_of_row: tuple[int, ...] | None = None
 
 
 def chosen_rows(
@@ -58,51 +57,34 @@ def chosen_rows(
     Args:
         hints: The hints that the teacher read, at least one.
         rows: Its rows with each of them.
-        student: The student's rows without a hint, if `distill_support` takes tokens from them.
+        student: The student's rows without a hint, if `teacher.support` takes tokens from them.
         plain: The teacher's rows without a hint, if there are several hints.
-        config: `distill_support`, `distill_topk` and `hint_overlap`.
+        config: `teacher.support` and `distill_topk`.
     """
     sampled_R = sampled_of(hints[0].request)
     written = list(rows)
-    if config.distill_support != "teacher":
+    if config.teacher.support != "teacher":
         assert student is not None
         written = [
-            with_support(hinted, sampled_R, student=student, support=config.distill_support, top_k=config.distill_topk)
+            with_support(hinted, sampled_R, student=student, support=config.teacher.support, top_k=config.distill_topk)
             for hinted in rows
         ]
     if len(hints) == 1:
         return ChosenRows(0, written[0])
     assert plain is not None
     overlaps = [overlap(hinted, plain, sampled_R) for hinted in rows]
-    return choose(tuple(map(ComparedHint, hints, written, overlaps)), by=config.hint_overlap)
+    return choose(tuple(map(ComparedHint, hints, written, overlaps)))
 
 
-def choose(hints: tuple[ComparedHint, ...], *, by: Literal["sequence", "token"]) -> ChosenRows:
-    """Choose among hints by their overlap with the reading without a hint; the first of equals wins.
-
-    By "sequence", all rows are those of the hint with the largest mean overlap; by "token", each row is that of the
-    hint with the largest overlap at this token. The rows of all hints have equal shapes.
-    """
-    overlap_HR = np.stack([hint.overlap_R for hint in hints])
-    index = int(overlap_HR.mean(axis=1).argmax())
-    if by == "sequence":
-        return ChosenRows(index, hints[index].rows, hints)
-    hint_of_row = tuple(overlap_HR.argmax(axis=0).tolist())
-    return ChosenRows(index, rows_of([hint.rows for hint in hints], hint_of_row), hints, hint_of_row)
+def choose(hints: tuple[ComparedHint, ...]) -> ChosenRows:
+    """Choose the hint with the largest mean overlap with the reading without a hint; the first of equals wins."""
+    index = int(np.argmax([hint.overlap_R.mean() for hint in hints]))
+    return ChosenRows(index, hints[index].rows, hints)
 
 
 def sampled_of(request: TeacherRequest) -> tuple[int, ...]:
     """Return the ids of the scored tokens, [R]."""
     return request.token_ids[-request.num_scored :]
-
-
-def rows_of(rows: Sequence[TeacherRows], hint_of_row: Sequence[int]) -> TeacherRows:
-    """Return rows of which the r-th is the r-th of `rows[hint_of_row[r]]`."""
-    names = ["actual_R", "top_ids_RK", "top_logprobs_RK"]
-    if rows[0].named_ids_RN is not None:
-        names += ["named_ids_RN", "named_logprobs_RN"]
-    indices = (list(hint_of_row), range(len(hint_of_row)))
-    return TeacherRows(**{name: np.stack([getattr(hinted, name) for hinted in rows])[indices] for name in names})
 
 
 def overlap(hinted: TeacherRows, plain: TeacherRows, sampled_R: Sequence[int]) -> NDArray[np.float64]:
@@ -148,8 +130,8 @@ def with_support(
     by the teacher's logprobs.
     """
     chosen: list[list[tuple[int, float]]] = []
-    each = zip(sampled_R, hinted.actual_R.tolist(), known_logprobs(hinted), known_logprobs(student), strict=True)
-    for token, actual, teacher, of_student in each:
+    readings = zip(sampled_R, hinted.actual_R.tolist(), known_logprobs(hinted), known_logprobs(student), strict=True)
+    for token, actual, teacher, of_student in readings:
         ids = [token_id for token_id in teacher if token_id != token]
         if support == "student":
             ids.sort(key=lambda token_id: (-of_student.get(token_id, -math.inf), -teacher[token_id]))

@@ -1,7 +1,7 @@
 """TurnContext + Hint -> Scored or NotScored: the teacher reads the turn again, with the hint in its prompt (I/O).
 
 One request holds all `Readings` of a turn: with the hint, and where the settings need them, without it (the gap's
-baseline), with further accepted hints (`hint_selection: overlap`), and with a control hint in the hint's position. The
+baseline), with further accepted hints (`hint.selection: overlap`), and with a control hint in the hint's position. The
 control measures how much of a gap any hint would explain.
 """
 
@@ -20,8 +20,9 @@ from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, TurnOutcome, check_lengths
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
-from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
+from agentic_opd.distill.hints import Hint
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.rows import ChosenRows, ComparedHint, HintRequest, chosen_rows, rounded
 from agentic_opd.distill.servers import DistillServers, TeacherServers
 from agentic_opd.plugin.client import PluginClient
@@ -48,7 +49,7 @@ class Scored:
     hint: HintRequest
     """The hint; of compared hints the one with the largest mean overlap."""
     rows: TeacherRows
-    """The rows to write: those of the hint, or of several hints by `hint_of_row`."""
+    """The rows to write, those of the hint."""
     reply: TeacherReply
     baseline_logprobs: tuple[float, ...] | None
     """Logprobs without the hint, the gap's baseline [R], in nats; None: those of the sampled tokens are it."""
@@ -60,17 +61,13 @@ class Scored:
     replied_s: float
     """Arrival of the reply, in seconds of the monotonic clock."""
     hints: tuple[ComparedHint, ...] = ()
-    """All hints, if they were compared (`hint_selection: overlap`)."""
-    hint_of_row: tuple[int, ...] | None = None
-    """Index into `hints` of each row, if the hint is chosen by token."""
+    """All hints, if they were compared (`hint.selection: overlap`)."""
     support: DistillSupport | None = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
 
     @property
     def overlaps(self) -> tuple[float, ...]:
-        """Overlap of each written row's hint, [R]; empty if hints were not compared."""
-        if self.hint_of_row is not None:
-            return tuple(float(self.hints[n].overlap_R[row]) for row, n in enumerate(self.hint_of_row))
+        """Overlap of the hint at each scored token, [R]; empty if hints were not compared."""
         return next((tuple(compared.overlap_R.tolist()) for compared in self.hints if compared.hint is self.hint), ())
 
 
@@ -89,23 +86,23 @@ async def score(
     trace, turn, start = context.trace, context.turn, scored_from(context.turn, config)
     if start == turn.end:
         return NotScored(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
-    place = hint_place(trace, turn, config.hint_placement)
+    position = hint_place(trace, turn, config.hint.placement)
 
     def with_hint(text: str) -> HintRequest:
-        ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=place.as_message)
-        return HintRequest(text, insert_hint(trace.tokens_T, turn, place.insert_at, ids, start, trace.images))
+        ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=position.as_message)
+        return HintRequest(text, insert_hint(trace.tokens_T, turn, position.insert_at, ids, start, trace.images))
 
-    plain = insert_hint(trace.tokens_T, turn, place.insert_at, (), start, trace.images)
+    plain = insert_hint(trace.tokens_T, turn, position.insert_at, (), start, trace.images)
     hints: list[HintRequest] = []
     failure = ""
-    for text in (hint.text, *(accepted.text for accepted in hint.others)):
+    for text in (hint.text, *(accepted.text for accepted in hint.further)):
         try:
-            hints.append(with_hint(text) if hint.read else HintRequest(text, plain))
+            hints.append(with_hint(text) if hint.read.text else HintRequest(text, plain))
         except RendererError as error:
             failure = failure or str(error)
     if not hints:
         return NotScored(TurnOutcome.SCORING_ERROR, failure)
-    controls = None if config.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
+    controls = None if config.hint.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
     return await read_turn(hints, plain, controls, servers, config)
 
 
@@ -118,7 +115,7 @@ async def read_turn(
 ) -> Scored | NotScored:
     """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
 
-    With `hint_selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
+    With `hint.selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
     otherwise there is one.
     """
     # The server samples one token after the request, which must fit too.
@@ -135,16 +132,18 @@ async def read_turn(
     baseline = without_hint(plain, servers)
     readings = _readings(fitting, plain, baseline, control, servers, config)
     try:
-        student = await _student_rows(plain, servers, config)
+        student = None
+        if servers.student is not None and config.teacher.support != "teacher":
+            student = (await servers.student.score(plain, config.distill_topk)).rows
         reply, rows = await readings.read_by(servers.teacher)
     except (AlignmentError, ServerRequestError) as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error), request)
     unhinted = None
     if rows.plain is not None and _is_of_other_weights(baseline, reply):
         unhinted = tuple(rounded(rows.plain.actual_R).tolist())
-    is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+    is_baseline = servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"
     chosen = ChosenRows(0, rows.hints[0])
-    if len(fitting) > 1 or config.distill_support != "teacher":
+    if len(fitting) > 1 or config.teacher.support != "teacher":
         chosen = await asyncio.to_thread(chosen_rows, fitting, rows.hints, student or rows.plain, rows.plain, config)
     return Scored(
         hint=fitting[chosen.index],
@@ -156,8 +155,7 @@ async def read_turn(
         read_tokens=readings.num_tokens(rows),
         replied_s=time.monotonic(),
         hints=chosen.hints,
-        hint_of_row=chosen.hint_of_row,
-        support=None if config.distill_support == "teacher" else config.distill_support,
+        support=None if config.teacher.support == "teacher" else config.teacher.support,
     )
 
 
@@ -182,8 +180,8 @@ class Readings:
 
     def in_request(self) -> list[Reading]:
         """Return the readings in the order of the request, by which `Reading.ids_of` counts; `plain` is second."""
-        first, *others = self.hints
-        return [first, *filter(None, (self.plain,)), *others, *filter(None, (self.control,))]
+        first, *further = self.hints
+        return [first, *filter(None, (self.plain,)), *further, *filter(None, (self.control,))]
 
     async def read_by(self, teacher: PluginClient) -> tuple[TeacherReply, TurnRows]:
         """Ask the teacher; return its reply, and the rows of each reading. Raises as `PluginClient.score`."""
@@ -191,9 +189,9 @@ class Readings:
         reply = await teacher.score(first.request, first.top_k, also, ids_of=first.ids_of)
         later = iter(reply.also)
         plain = next(later) if self.plain is not None else None
-        others = [rows for rows in (next(later) for _ in self.hints[1:]) if rows is not None]
-        assert len(others) == len(self.hints) - 1, "a reading with a hint does not depend on the weights' version"
-        return reply, TurnRows((reply.rows, *others), plain, next(later) if self.control is not None else None)
+        further = [rows for rows in (next(later) for _ in self.hints[1:]) if rows is not None]
+        assert len(further) == len(self.hints) - 1, "a reading with a hint does not depend on the weights' version"
+        return reply, TurnRows((reply.rows, *further), plain, next(later) if self.control is not None else None)
 
     def num_tokens(self, rows: TurnRows) -> int:
         """Return the number of tokens that the teacher read for `rows`."""
@@ -217,7 +215,7 @@ def _readings(
     info, top_k = servers.teacher.info, config.distill_topk
     wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
     named = info.named_ids and servers.student is None
-    has_support = config.distill_support != "teacher"
+    has_support = config.teacher.support != "teacher"
     compares_student = len(hints) > 1 or (has_support and servers.student is None)
     if compares_student:
         baseline = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
@@ -228,18 +226,11 @@ def _readings(
         return readings
     before = readings.in_request()
     ids_of = tuple(n for n, reading in enumerate(before) if reading is not baseline or has_support)
-    count, most = sum(reading.top_k for reading in before), info.max_logprobs
-    is_named = named and most is not None and (most < 0 or count <= most)
+    count, limit = sum(reading.top_k for reading in before), info.max_logprobs
+    is_named = named and limit is not None and (limit < 0 or count <= limit)
     return replace(
         readings, control=Reading(control.request, 1 if is_named else wide, ids_of=ids_of if is_named else ())
     )
-
-
-async def _student_rows(plain: TeacherRequest, servers: TeacherServers, config: DistillConfig) -> TeacherRows | None:
-    """Read the turn without a hint by the student, if its tokens are asked for and it is not the teacher."""
-    if servers.student is None or config.distill_support == "teacher":
-        return None
-    return (await servers.student.score(plain, config.distill_topk)).rows
 
 
 def _is_of_other_weights(baseline: Reading | None, reply: TeacherReply) -> bool:
@@ -262,7 +253,7 @@ def without_hint(plain: TeacherRequest, servers: TeacherServers) -> Reading | No
 
 def scored_from(turn: Turn, config: DistillConfig) -> int | None:
     """Return the first position to score if the turn's reasoning is left out; None: the start of the turn."""
-    if config.score_reasoning == "answer" and turn.reasoning_tokens:
+    if config.teacher.score_reasoning == "answer" and turn.reasoning_tokens:
         return turn.start + turn.reasoning_tokens
     return None
 
@@ -279,7 +270,7 @@ async def noise_floor(traces: Sequence[Trace], servers: TeacherServers, config: 
         context, or if the server refuses the request.
     """
     trace = next((trace for trace in traces if trace.turns), None)
-    if trace is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
+    if trace is None or not (servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"):
         return None
     turn = trace.turns[0]
     request = insert_hint(trace.tokens_T, turn, turn.start, (), images=trace.images)
@@ -306,12 +297,12 @@ def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator
 
     Controls differ in text from the accepted hints and from the one that the teacher reads.
     """
-    hints = (hint.accepted, *((hint.read,) if hint.read else ()), *hint.others)
-    if config.control == "other" and (of_other_task := pool.of_other_task(*hints)) is not None:
+    hints = (hint.accepted, hint.read, *hint.further)
+    if config.hint.control == "other" and (of_other_task := pool.of_other_task(*hints)) is not None:
         yield "other", of_other_task.text
-    if config.control == "same_task" and (of_task := pool.of_same_task(hint.accepted.task_id, *hints)) is not None:
+    if config.hint.control == "same_task" and (of_task := pool.of_same_task(hint.accepted.task_id, *hints)) is not None:
         yield "same_task", of_task.text
-    neutral = AcceptedHint("", config.control_neutral_hint)
+    neutral = AcceptedHint("", config.hint.neutral)
     if neutral.words not in (accepted.words for accepted in hints):
         yield "neutral", neutral.text
 

@@ -325,7 +325,7 @@ class GroupWriter:
                 distiller.distill(Recording(session.row.session_id, (branch.trace,)), session.row.server, turns)
                 for (session, branch), turns in zip(pairs, judged_turns, strict=True)
             )
-            distillation = (await distiller.close_group(recordings)).about
+            distillation = (await distiller.close_group(recordings)).metadata
             distilled = recordings
         versions = [version for _, branch in pairs if (version := branch.trace.weight_version) is not None]
         first = closed[0]

@@ -101,7 +101,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     item_ids: set[str] = set()
     for row in _rows(path):
-        where = f"{str(path)!r}, {row.place}"
+        where = f"{str(path)!r}, {row.location}"
         if not isinstance(row.value, dict):
             raise PlaceError(f"{where}: expected a JSON object, got {type(row.value).__name__}")
         fields = cast(dict[str, Any], row.value)
@@ -223,7 +223,7 @@ class FileDistiller:
         if not rendered.traces:
             return DistilledLine("unmatched", None, (rendered.problem,), rendered.notes)
         distilled = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(rendered.traces)))
-        metadata = (await self.by.distiller.close_group([distilled])).about
+        metadata = (await self.by.distiller.close_group([distilled])).metadata
         rollouts = tuple(
             ScoredRollout.of_conversation(
                 sequence.trace, StopReason.CLOSED, given_reward=None, rows=sequence.arrays, turns=sequence.records
@@ -260,7 +260,7 @@ class FileDistiller:
             self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
             for index, trace in traces.items()
         )
-        metadata = (await self.by.distiller.close_group(recordings)).about
+        metadata = (await self.by.distiller.close_group(recordings)).metadata
         by_index = {index: recording.traces[0] for index, recording in zip(traces, recordings, strict=True)}
         distilled = tuple(
             replace(
@@ -282,17 +282,14 @@ class FileDistiller:
     async def _rescored(self, group: ScoredGroup) -> DistilledLine:
         before, config = group.distillation, self.by.distiller.config
         sources = () if before is None else before.hint_sources
-        reads_hints = "none" not in sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
-        rollouts = await gather_all(
-            rescored(rollout, servers, config, reads_hints=reads_hints) for rollout in group.rollouts
-        )
+        rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
         outcomes = Counter(turn.outcome.value for rollout in rollouts for turn in rollout.turns or ())
         metadata = GroupDistillation(
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
             outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
-            gap_baseline=config.gap_baseline,
+            gap_baseline=config.teacher.gap_baseline,
             hint_sources=sources,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=metadata))

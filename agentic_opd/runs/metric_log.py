@@ -176,7 +176,7 @@ class RunMetrics:
         """Return the metrics since the last logging step."""
         stats = [episode for group in self._distilled for episode in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
-        distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
+        distilled = aggregate(stats, [group.metadata for group in self._distilled]) if stats else {}
         metrics = {**of_rollouts, **self.evaluation, **distilled}
         failures = self.close_failures()
         if failures is not None and (metrics or failures > self._logged_close_failures):
@@ -214,8 +214,8 @@ class RunMetrics:
         if self._num_rollouts and not self._has_calls and self.expects_calls():
             logger.warning(
                 "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "
-                "its calls could be read (env.renderer, its tool_parser, env.tool_format); a small model needs an "
-                "example turn before its task (examples, docs/worlds.md)",
+                "its calls could be read (env.renderer.name, its tool_parser, env.renderer.tool_format); a small model "
+                "needs an example turn before its task (examples, docs/worlds.md)",
                 self._num_rollouts,
             )
             self._num_rollouts = 0

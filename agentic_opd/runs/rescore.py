@@ -1,7 +1,7 @@
 """Score recorded turns again: the teacher reads each turn with the hints in its record (I/O).
 
-ScoredRollout -> rescored -> the same rollout with new rows and records        `distill --keep-hints`
-ScoredGroups  -> compare  -> by how much the new rows differ from those written   `validate --server`
+`distill --keep-hints`: ScoredRollout -> rescored -> the same rollout with new rows and records
+`validate --server`: ScoredGroups -> compare -> Deviation, by how much the new rows differ from those written
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
+from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest, moved_images
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, TeacherConfig
 from agentic_opd.distill.connect import READ_BY
 from agentic_opd.distill.records import build_arrays, with_scores, written_rows
-from agentic_opd.distill.rows import HintRequest, known_logprobs, rows_of
+from agentic_opd.distill.rows import HintRequest, known_logprobs
 from agentic_opd.distill.scoring import NotScored, Scored, read_turn
 from agentic_opd.distill.servers import TeacherServers
 from agentic_opd.plugin.client import PluginClient
@@ -57,13 +58,11 @@ async def _read_again(
 # --------------------------------------------------------------------------------------------------- rows of a file
 
 
-async def rescored(
-    rollout: ScoredRollout, servers: TeacherServers, config: DistillConfig, *, reads_hints: bool = True
-) -> ScoredRollout:
+async def rescored(rollout: ScoredRollout, servers: TeacherServers, config: DistillConfig) -> ScoredRollout:
     """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
-    Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded hints
-    of a turn are compared again, otherwise its `hint` is scored. `reads_hints` is False for `hint_source: none`.
+    Controls are dropped, because they belong to the replaced rows. With `hint.selection: overlap` all recorded hints
+    of a turn are compared again, otherwise its `hint` is scored.
 
     Raises:
         AlignmentError: the rollout has no records.
@@ -73,9 +72,9 @@ async def rescored(
         raise AlignmentError("it has no records of turns, so there are no hints to keep")
 
     async def result_of(record: TurnRecord) -> Scored | NotScored | None:
-        if not record.hint or (reads_hints and record.insert_at is None):
+        if not record.hint or (record.insert_at is None and record.hint_source in (None, *HINT_SOURCES)):
             return None
-        compares_hints = config.hint_selection == "overlap"
+        compares_hints = config.hint.selection == "overlap"
         return await _read_again(rollout, record, servers, config, record.weight_version, compares_hints=compares_hints)
 
     results = await gather_all(map(result_of, rollout.turns))
@@ -103,7 +102,6 @@ def _new_record(
         baseline_logprobs=None,
         unhinted_logprobs=None,
         hints=(),
-        hint_of_row=None,
         support=None,
     )
     if result is None:
@@ -240,7 +238,7 @@ async def _differences(teacher: PluginClient, turn: _ScoredTurn, version: int | 
     start, end = record.scored_span
     ids_RK = np.asarray(rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(rollout.rows.logprobs_TK[start:end])
-    config = DistillConfig(distill_topk=ids_RK.shape[1], distill_support=record.support or "teacher")
+    config = DistillConfig(distill_topk=ids_RK.shape[1], teacher=TeacherConfig(support=record.support or "teacher"))
     # A separate teacher is read without the hint in any case.
     servers = TeacherServers(teacher=teacher, teacher_is_policy=False)
     result = await _read_again(rollout, record, servers, config, record.scored_version, compares_hints=True)
@@ -253,7 +251,7 @@ async def _differences(teacher: PluginClient, turn: _ScoredTurn, version: int | 
         chosen = (record.hint_token_ids, record.insert_at)
         hints = enumerate(record.hints)
         index = next(index for index, hint in hints if (hint.hint_token_ids, hint.insert_at) == chosen)
-        rows = rows_of([hint.rows for hint in result.hints], record.hint_of_row or [index] * (end - start))
+        rows = result.hints[index].rows
     in_rows = [
         abs(written - by_id[token])
         for by_id, ids, logprobs in zip(known_logprobs(rows), ids_RK[:, 1:], written_RK[:, 1:], strict=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import FailFast, Field, TypeAdapter
 
 from agentic_opd.core.errors import AlignmentError, WireError
+from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_ID, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
@@ -165,9 +166,8 @@ class GroupChecker:
         top_k = _entries_of_a_row(group)
         self.top_k = top_k if self.top_k is None else self.top_k
         self.counts["groups with distillation" if has_rows else "groups without distillation"] += 1
-        reads_hints = distillation is None or "none" not in distillation.hint_sources
         for index, rollout in enumerate(group.rollouts):
-            for where, message in self._rollout(rollout, top_k, reads_hints=reads_hints):
+            for where, message in self._rollout(rollout, top_k):
                 yield Problem(f"sequence {index}{where}", message)
         yield from _reward_problems(group)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
@@ -182,14 +182,14 @@ class GroupChecker:
             outcomes = dict(distillation.outcomes)
             yield Problem("", f"group_overrides: outcomes {outcomes!r}, but the turns' records say {dict(counted)!r}")
 
-    def _rollout(self, rollout: ScoredRollout, top_k: int | None, *, reads_hints: bool) -> Iterator[Problem]:
+    def _rollout(self, rollout: ScoredRollout, top_k: int | None) -> Iterator[Problem]:
         """Yield problems of the arrays; if there are none, of the records; if there are none, of the rows."""
         if problems := _array_problems(rollout):
             yield from problems
             return
         self.counts["tokens"] += len(rollout.tokens_T)
         self.counts["sampled tokens"] += len(rollout.masks_T) - list(rollout.masks_T).count(IGNORED)
-        problems = [*_image_problems(rollout), *_turn_problems(rollout, reads_hints=reads_hints)]
+        problems = [*_image_problems(rollout), *_turn_problems(rollout)]
         if problems:
             yield from problems
             return
@@ -384,11 +384,11 @@ def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequenc
 
 
 def _gap_problem(turn: TurnRecord, rollout: ScoredRollout) -> str | None:
-    """Return the problem of a chosen hint whose mean gap is not that of the rows; None if rows are of several hints."""
+    """Return the problem of a chosen hint whose mean gap is not that of the rows; None if a row is empty."""
     assert rollout.rows is not None
     span = slice(*turn.scored_span)
     rows = rollout.rows.logprobs_TK[span]
-    if turn.hint_of_row is not None or not all(rows):
+    if not all(rows):
         return None
     baseline = turn.baseline_logprobs or rollout.logprobs_T[span]
     gap = sum(row[0] - student for row, student in zip(rows, baseline, strict=True)) / len(rows)
@@ -398,7 +398,7 @@ def _gap_problem(turn: TurnRecord, rollout: ScoredRollout) -> str | None:
     return f"hints: gap {written} of the turn's hint, but the mean of its rows is {gap:.6f}"
 
 
-def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
+def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
     """Yield problems of the records: each alone, their order, and against masks and messages.
 
     Spans must be in order, must not overlap, and must cover exactly the sampled positions. `reads_hints`: the teacher
@@ -409,7 +409,7 @@ def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Pro
     last_end = 0
     for index, turn in enumerate(rollout.turns):
         start, end = turn.span
-        yield from (Problem(f", turn {index}", message) for message in _record_problems(turn, reads_hints=reads_hints))
+        yield from (Problem(f", turn {index}", message) for message in _record_problems(turn))
         if start < last_end:
             yield Problem(f", turn {index}", f"span: starts at {start}, before the end {last_end} of the turn before")
         last_end = end
@@ -455,7 +455,7 @@ def _image_problems(rollout: ScoredRollout) -> Iterator[Problem]:
         yield Problem("", f"opd images: {len(placed)}, which are not those that the messages name")
 
 
-def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
+def _record_problems(turn: TurnRecord) -> Iterator[str]:
     outcome, ids, insert_at, start = turn.outcome, turn.hint_token_ids, turn.insert_at, turn.span[0]
     if (turn.next_state_role is None) != (outcome is TurnOutcome.NO_NEXT_STATE):
         yield f"next_state_role: {turn.next_state_role!r} does not go with outcome {outcome.value!r}"
@@ -465,8 +465,8 @@ def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
         yield f"insert_at: {insert_at!r} with {len(ids)} hint_token_ids"
     elif insert_at is not None and not 0 < insert_at <= start:
         yield f"insert_at: {insert_at!r}, expected a position of the turn's prompt, 1 to {start}"
-    if turn.is_scored and bool(ids) != reads_hints:
-        yield f"hint_token_ids: {'empty' if reads_hints else 'there, with hint_source none'}, but the turn is scored"
+    if turn.is_scored and not ids and turn.hint_source in (None, *HINT_SOURCES):
+        yield "hint_token_ids: empty, but the turn is scored"
     if outcome not in _HINTED and ids:
         yield f"hint_token_ids: {len(ids)} of them do not go with outcome {outcome.value!r}"
     if turn.hint_source is not None and not turn.hint:
@@ -509,8 +509,6 @@ def _hints_problems(turn: TurnRecord) -> Iterator[str]:
         yield "hints: the turn's hint is not among them"
     if chosen and chosen[0] < max(reading.overlap for reading in hints):
         yield f"hints: the turn's hint has the overlap {chosen[0]}, but another has more"
-    if (last := max(turn.hint_of_row or (), default=-1)) >= len(hints):
-        yield f"hint_of_row: {last}, but there are {len(hints)} hints"
 
 
 def _hint_problems(reading: HintReading, start: int) -> Iterator[str]:

@@ -28,7 +28,6 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from agentic_opd.core.errors import AlignmentError, WireError
-from agentic_opd.core.names import HintSource
 from agentic_opd.core.types import (
     IGNORED,
     MOST_NATS,
@@ -139,7 +138,7 @@ class ControlReading:
 
 @dataclass(frozen=True, slots=True)
 class HintReading:
-    """One of the hints that were compared for a turn (`hint_selection: overlap`); figures are means over its tokens."""
+    """One of the hints that were compared for a turn (`hint.selection: overlap`); figures are means over its tokens."""
 
     hint: str
     hint_token_ids: tuple[Index, ...]
@@ -188,13 +187,12 @@ class TurnRecord:
     """Version of the weights that sampled the turn."""
     scored_version: Annotated[Index | None, _IF_KNOWN] = None
     """Version of the weights that produced the rows."""
-    hint_source: Annotated[HintSource | None, _IF_KNOWN] = None
+    hint_source: Annotated[str | None, _IF_KNOWN] = None
+    """Name of the source, or NAME of `FILE.py:NAME`."""
     scored_from: Annotated[Index | None, _IF_KNOWN] = None
-    """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
+    """First position with a row; None: the start of the span. `teacher.score_reasoning: answer` skips the reasoning."""
     hints: Annotated[tuple[HintReading, ...], _IF_ANY] = ()
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
-    hint_of_row: Annotated[tuple[Index, ...] | None, _IF_KNOWN] = None
-    """Index into `hints` of the hint of each row; None: all rows are those of `hint`."""
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
 
@@ -203,7 +201,6 @@ class TurnRecord:
             "baseline_logprobs": self.baseline_logprobs,
             "unhinted_logprobs": self.unhinted_logprobs,
             "control": None if self.control is None else self.control.logprobs_RK,
-            "hint_of_row": self.hint_of_row,
         }
         (start, end), (first, _) = self.span, self.scored_span
         if not 0 < start <= first <= end or not self.reasoning_tokens <= end - start > 0:
@@ -293,7 +290,7 @@ class ScoredRollout:
     first_turn: Index | None = None
     """Number of the sequence's first turn in its rollout, from 0, in a group that lacks sequences of the rollout."""
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
-    """Exit of the `agent_command` program, if such a program ran the conversation."""
+    """Exit of the `agent.command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -434,7 +431,7 @@ class GroupDistillation:
     gap_baseline: Annotated[GapBaseline | None, _IF_KNOWN] = None
     """Model whose logprobs without the hint are the gap's baseline; None: the student."""
     hint_sources: Annotated[
-        tuple[HintSource, ...],
+        tuple[str, ...],
         Field(alias="hint_source", min_length=1, exclude_if=not_),
         BeforeValidator(_listed),
         PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),

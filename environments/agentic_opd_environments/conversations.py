@@ -23,7 +23,7 @@ from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Message
 from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Mount, Sandbox
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import Checks, ToolError
 from agentic_opd_environments.calls import Function
 
@@ -243,13 +243,13 @@ class Conversation:
     """Whether a user turn took more than `max_steps` steps."""
 
     @staticmethod
-    async def begin(case: ConversationCase, max_steps: int, config: CodingConfig) -> "Conversation":
+    async def begin(case: ConversationCase, max_steps: int, config: WorldConfig) -> "Conversation":
         """Start a sandbox that sees the class files.
 
         Raises:
             SandboxError: No sandbox could be started.
         """
-        scope = sandbox_factory(config, [Mount(case.files.packages.resolve(), _MOUNTED)])()
+        scope = sandbox_factory(config.sandbox, [Mount(case.files.packages.resolve(), _MOUNTED)])()
         sandbox = await scope.__aenter__()
         return Conversation(case, max_steps, config.tool_timeout_s, sandbox, scope)
 
@@ -387,5 +387,5 @@ def check_folder(name: str, folder: str) -> Path:
     """
     path = Path(folder)
     if not path.is_dir():
-        raise ConfigError(f"env.world: {name} is {folder!r}, which is not a folder")
+        raise ConfigError(f"env.world.{name} is {folder!r}, which is not a folder")
     return path.resolve()

@@ -14,13 +14,15 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import Field
 
 from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Message, Task
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
 from agentic_opd.worlds.schema import complete_schema, signature
 from agentic_opd_environments.calls import (
@@ -67,10 +69,10 @@ class FunctionCase:
 
 @dataclass(slots=True)
 class Calls:
-    """State of one episode: the calls that were made."""
+    """State of one episode: the calls of the agent."""
 
     case: FunctionCase
-    made: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
 
 
 class FunctionsWorld(CustomWorld):
@@ -85,37 +87,37 @@ class FunctionsWorld(CustomWorld):
         self,
         questions: str | Sequence[str],
         answers: str | Sequence[str] | None = None,
-        held_out: float = 0.2,
+        held_out: Annotated[float, Field(ge=0, le=1)] = 0.2,
         seed: int = 0,
         split_file: str | None = None,
         example: bool = False,
-        max_turns: int = 3,
+        max_turns: Annotated[int, Field(ge=1)] = 3,
         in_prompt: bool = False,
         apis: str | None = None,
         documents: str | None = None,
         held_out_classes: Sequence[str] = (),
-        max_steps: int = 20,
-        config: CodingConfig | None = None,
+        max_steps: Annotated[int, Field(ge=1)] = 20,
+        config: WorldConfig | None = None,
     ) -> None:
-        """Store the options, which come from `env.world_options`; nothing is read yet.
+        """Store the settings; nothing is read yet.
 
         Args:
             questions: Files of questions: JSON lines with `id`, `question` and `function`, or with `involved_classes`
                 and `initial_config` for a conversation.
-            answers: Files of answers: JSON lines with `id` and `ground_truth`. None: no call is the right answer.
+            answers: Files of answers: JSON lines with `id` and `ground_truth`. Unset: no call is the right answer.
             held_out: Share of the tasks that is held out for evaluation, in [0, 1]; with `held_out_classes`, of the
                 questions of one turn.
             seed: Seed of the split.
-            split_file: The split as JSON: read if the file exists, else written.
+            split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
             in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
                 short prompts that share their beginning.
             max_turns: Turns of an episode for a question of one turn; with 1, the first turn's calls are judged.
-            apis: Folder of the conversations' APIs: Python files with the classes. Needed for conversations.
-            documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. None: `apis`.
+            apis: Folder of the conversations' APIs: Python files with the classes. Unset: there are no conversations.
+            documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. Unset: that of `apis`.
             held_out_classes: Classes of APIs; the conversations with one of them are held out.
             max_steps: Turns with calls for each turn of the user.
-            config: Settings of the environment: sandbox and time limit of a call. None: the defaults.
+            config: Settings of the environment: sandbox and time limit of a call; None: the defaults.
         """
         self._questions = [questions] if isinstance(questions, str) else [*questions]
         self._answers = [answers] if isinstance(answers, str) else [*(answers or ())]
@@ -124,13 +126,9 @@ class FunctionsWorld(CustomWorld):
         self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
         self._max_turns, self._max_steps = max_turns, max_steps
         self._held_out_classes = frozenset(held_out_classes)
-        self._config = config or CodingConfig()
-        if not 0 <= held_out <= 1:
-            raise ConfigError(f"env.world_options: held_out is {held_out}, expected a share in [0, 1]")
-        if max_steps < 1:
-            raise ConfigError(f"env.world_options: max_steps is {max_steps}, expected at least 1")
+        self._config = config or WorldConfig()
         if apis is None and (documents is not None or held_out_classes):
-            raise ConfigError("env.world_options: documents and held_out_classes belong to apis, which is missing")
+            raise ConfigError("env.world: documents and held_out_classes belong to apis, which is unset")
         self._api_files = None
         if apis is not None:
             folder = check_folder("apis", apis)
@@ -158,7 +156,7 @@ class FunctionsWorld(CustomWorld):
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
             raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
-        state.made.append((name, arguments))
+        state.calls.append((name, arguments))
         return '{"status": "ok"}'
 
     def added_tools(self, state: Calls | Conversation) -> list[str]:
@@ -167,7 +165,7 @@ class FunctionsWorld(CustomWorld):
 
     def judged(self, state: Calls | Conversation) -> Any:
         """Return the calls."""
-        return state.judged if isinstance(state, Conversation) else state.made
+        return state.judged if isinstance(state, Conversation) else state.calls
 
     def user_reply(self, task: Task, state: Calls | Conversation, messages: Sequence[Message]) -> str | None:
         """Return the user's next message of a conversation, with the functions that it brings."""
@@ -188,8 +186,8 @@ class FunctionsWorld(CustomWorld):
         """Judge the calls; the one check passes if they are right. Those of a conversation: one check a user turn."""
         if isinstance(state, Conversation):
             return state.verdict()
-        wrong = verdict(state.case.functions, state.made, state.case.answers)
-        if not state.made and state.case.answers:
+        wrong = verdict(state.case.functions, state.calls, state.case.answers)
+        if not state.calls and state.case.answers:
             wrong = " Or: ".join(map(_as_it_must_be, state.case.schemas))
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
@@ -221,8 +219,8 @@ class FunctionsWorld(CustomWorld):
             limits = {"max_turns": (self._max_steps + 1) * len(task.data.messages)}
         if task.messages:
             return replace(task, limits=limits)
-        shown = [*map(described, task.tools or ()), ""] if self._in_prompt else []
-        return replace(task, prompt="\n".join([*shown, task.prompt]), examples=self._examples, limits=limits)
+        lines = [*map(described, task.tools or ()), ""] if self._in_prompt else []
+        return replace(task, prompt="\n".join([*lines, task.prompt]), examples=self._examples, limits=limits)
 
     def _divided(self, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
         """Return the training and held-out tasks; read or write the split file."""
@@ -269,8 +267,8 @@ def _as_it_must_be(schema: Mapping[str, Any]) -> str:
     """
     function = schema["function"]
     typed = [
-        f'"{name}" ({words})' if (words := type_in_words(one)) else f'"{name}"'
-        for name, one in function["parameters"].get("properties", {}).items()
+        f'"{name}" ({words})' if (words := type_in_words(parameter)) else f'"{name}"'
+        for name, parameter in function["parameters"].get("properties", {}).items()
     ]
     parameters = f", the parameters {', '.join(typed)}." if typed else ", without parameters."
     return f'The name must be "{function["name"]}"{parameters}'
@@ -280,23 +278,23 @@ def described(schema: Mapping[str, Any]) -> str:
     """Return a function as text: its signature and description, then a line for each parameter's description."""
     function = schema["function"]
     lines = [f"{signature(schema)}: {function['description']}"]
-    for name, one in function["parameters"]["properties"].items():
-        lines += [f"  {name}: {one['description']}"] if one.get("description") else []
+    for name, parameter in function["parameters"]["properties"].items():
+        lines += [f"  {name}: {parameter['description']}"] if parameter.get("description") else []
     return "\n".join(lines)
 
 
 def _example(max_turns: int, *, in_prompt: bool) -> list[dict[str, Any]]:
     """Return an example conversation of another function; with one turn, it ends with the call."""
-    shown = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
-    called: list[dict[str, Any]] = [
-        {"role": "user", "content": f"{shown}What is 2 plus 3?"},
+    header = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"{header}What is 2 plus 3?"},
         {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
     ]
-    ended: list[dict[str, Any]] = [
+    closing: list[dict[str, Any]] = [
         {"role": "tool", "content": '{"status": "ok"}'},
         {"role": "assistant", "content": "Done."},
     ]
-    return called if max_turns == 1 else [*called, *ended]
+    return messages if max_turns == 1 else [*messages, *closing]
 
 
 def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
@@ -353,7 +351,7 @@ def _schema(function: Function) -> dict[str, Any]:
 def _conversation(path: str, row: dict[str, Any], right_calls: Any, reader: ConversationReader | None) -> Task:
     where = f"{path}: question {row['id']!r}"
     if reader is None:
-        raise ConfigError(f"{where} is a conversation over APIs: env.world_options needs apis, their folder")
+        raise ConfigError(f"{where} is a conversation over APIs: env.world.apis must name their folder")
     if right_calls is None:
         raise DatasetError(f"{where} has no line in the files of answers")
     try:
@@ -382,7 +380,8 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
                 f"{where} has {len(turns)} turns of the user, expected one, or a conversation with `involved_classes`"
             )
         functions = {
-            one["name"]: {**one, "parameters": {"properties": {}, **one["parameters"]}} for one in row["function"]
+            function["name"]: {**function, "parameters": {"properties": {}, **function["parameters"]}}
+            for function in row["function"]
         }
         schemas = [_schema(function) for function in functions.values()]
         for answer in answers:

@@ -16,7 +16,7 @@ from typing import Any
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.protocol import Limits, Mount
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd_environments import api_process
 from agentic_opd_environments.conversations import Call, ConversationCase
@@ -207,7 +207,7 @@ async def _judge(site: Path, cases: Sequence[Judged]) -> list[tuple[Any, Any]]:
 
 async def _played(site: Path, tasks: Sequence[Task]) -> int:
     """Play the right calls of each task in the world, call by call; return for how many the verdict is not "right"."""
-    world, num_wrong = HookedWorld(conversation_world(site), CodingConfig()), 0
+    world, num_wrong = HookedWorld(conversation_world(site), WorldConfig()), 0
     for task in tasks:
         case: ConversationCase = task.data
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]

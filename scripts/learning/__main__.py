@@ -32,7 +32,7 @@ for the turn), combined (both), no-hint. What is measured is the score of first 
 share of the person's four rules that they keep.
 
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
-rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-outcome
+rlcsd, sdar, rejection, and by name student-support, union-support, token-advantage, combined-outcome
 (without the judge's step scores), combined-normalized, eopd, clipped, by-turn, annealed; each at its own best of three
 rates. The coding tasks have no examples then. Each --world has a folder in --out, where results.json holds the curves
 of all worlds, and objectives.md their ends with intervals, the difference from opd on the same seeds, and costs.

@@ -27,7 +27,6 @@ import pytest
 
 import agentic_opd
 from agentic_opd.core import text as core_text
-from agentic_opd.core.authors import Authors
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill import evidence
 from agentic_opd.distill import leaks as leak_filter
@@ -36,6 +35,7 @@ from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.gateway.choice import held_back
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
+from agentic_opd.worlds.authors import Authors
 from agentic_opd.worlds.coding import grading
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests

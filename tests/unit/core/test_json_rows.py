@@ -33,7 +33,7 @@ def test_rows_are_lines_or_elements(content: bytes, places: list[str], name: str
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     rows = list(json_rows(path))
     assert [row.value for row in rows] == ROWS[: len(places)]
-    assert [row.place for row in rows] == places
+    assert [row.location for row in rows] == places
 
 
 def test_lines_may_be_lists_and_a_pipe_is_read_once(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_lines_may_be_lists_and_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(path)
     with ThreadPoolExecutor(1) as writer:
         writer.submit(path.write_text, "\n[1]\n[2]\n")
-        assert [(row.place, row.value) for row in json_rows(path)] == [("line 2", [1]), ("line 3", [2])]
+        assert [(row.location, row.value) for row in json_rows(path)] == [("line 2", [1]), ("line 3", [2])]
 
 
 def test_one_document_is_one_row(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.distill.hints import AcceptedHint, HintPool
 from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.plugin.scoring import Reading, TeacherReply
 

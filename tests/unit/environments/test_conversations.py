@@ -14,7 +14,7 @@ import pytest
 from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
 from agentic_opd.distill.leaks import leaks
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedSession, HookedWorld
 from agentic_opd_environments import api_process
 from agentic_opd_environments.conversations import Call
@@ -274,14 +274,12 @@ def test_wrong_conversations_are_named(tmp_path: Path, row: dict[str, Any], righ
 
 
 def test_wrong_folders_and_class_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env\.world_options needs apis"):
+    with pytest.raises(ConfigError, match=r"env\.world\.apis must name their folder"):
         world_of(tmp_path, question(), apis=None).tasks()
     with pytest.raises(ConfigError, match="apis is '/nowhere', which is not a folder"):
         world_of(tmp_path, question(), apis="/nowhere")
     with pytest.raises(ConfigError, match="documents and held_out_classes belong to apis"):
         world_of(tmp_path, question(), apis=None, documents=str(tmp_path))
-    with pytest.raises(ConfigError, match="max_steps is 0"):
-        world_of(tmp_path, question(), max_steps=0)
     with pytest.raises(DatasetError, match="no Python file with a class"):
         world_of(tmp_path, question(), apis=str(tmp_path)).tasks()
     with pytest.raises(DatasetError, match=r"documents '.*kettle.json' can't be read"):
@@ -344,7 +342,7 @@ def played(hooks: FunctionsWorld, play: Any) -> Verification:
     """Play the only task of a world in a real sandbox; return the verdict."""
 
     async def run() -> Verification:
-        world = HookedWorld(hooks, CodingConfig())
+        world = HookedWorld(hooks, WorldConfig())
         (task,), _ = await world.train_and_eval_tasks()
         async with world.session(task) as session:
             player = Player(session, task)
@@ -414,7 +412,7 @@ def test_calls_that_fail_have_no_effect_and_the_conversation_goes_on(tmp_path: P
             said.append(result.content)
         await play_right(player)
 
-    world = world_of(tmp_path, question(), config=CodingConfig(tool_timeout_s=3))
+    world = world_of(tmp_path, question(), config=WorldConfig(tool_timeout_s=3))
     verification = played(world, play)
     assert said[0] == "Error: unsupported operand type(s) for +: 'float' and 'str'"
     assert "unexpected keyword argument 'liters'" in said[1]

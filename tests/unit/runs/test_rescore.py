@@ -15,7 +15,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, written_rows
-from agentic_opd.distill.rows import overlap, rounded, rows_of, with_support
+from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.runs.rescore import Deviation, compare
 from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
@@ -118,23 +118,20 @@ def test_a_separate_teachers_own_reading_is_compared_where_it_is_not_the_baselin
     assert found.without_hint.largest < 1e-4
 
 
-@pytest.mark.parametrize("of_row", [None, (1, 0, 1)])
-def test_rows_of_compared_hints_are_read_under_the_hint_of_each(of_row: tuple[int, ...] | None) -> None:
+def test_rows_of_compared_hints_are_read_under_the_chosen_hint() -> None:
     trace, turn, ids = make_trace(), TURNS[0], ((70, 71), (72,))
     plain = table_rows(insert_hint(trace.tokens_T, turn, 3, ()), 5)
     read = [table_rows(insert_hint(trace.tokens_T, turn, 3, one), 5) for one in ids]
     mean = [float(overlap(one, plain, trace.tokens_T[5:8]).mean()) for one in read]
     hints = tuple(HintReading(f"{HINT} {n}", ids[n], 3, mean[n], 0.0, 1.0) for n in range(2))
-    one = group(hints=hints, hint=hints[1].hint, hint_token_ids=ids[1], hint_of_row=of_row)
-    written = written_rows(5, trace.tokens_T[5:8], rows_of(read, of_row or (1, 1, 1)), 5)
+    one = group(hints=hints, hint=hints[1].hint, hint_token_ids=ids[1])
+    written = written_rows(5, trace.tokens_T[5:8], read[1], 5)
     arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, [written], 5)
     rollout = replace(one.rollouts[0], rows=arrays)
     found = recomputed(VERSION, replace(one, rollouts=(rollout,)))
     assert (found.rows, found.missing, found.in_rows.largest < 1e-4) == (3, 0, True)
     assert found.in_overlaps is not None
     assert found.in_overlaps.largest < 1e-6
-    turns = (replace(rollout.turns[0], hint_of_row=(0, 1, 0)), *rollout.turns[1:])  # type: ignore[index]
-    assert recomputed(VERSION, replace(one, rollouts=(replace(rollout, turns=turns),))).in_rows.largest > 0.1
 
 
 @pytest.mark.parametrize("named_ids", [False, True])

@@ -56,7 +56,6 @@ KNOWN_MORE = {
         {"hint": "Name it.", "hint_token_ids": [73], "insert_at": 2, "overlap": 0.25, "gap": -0.5, "entropy": 0.75},
         {"hint": HINT, "hint_token_ids": [70, 71], "insert_at": 2, "overlap": 0.5, "gap": 0.85, "entropy": 0.5},
     ],
-    "hint_of_row": [1, 0],
 }
 """The scored turn with every field that a record may have."""
 IDS = [[], [], [], [10, 7], [11, 8], [], [], []]

@@ -146,7 +146,7 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
     )
     run = laboratory.Run("opd", 0, laboratory.Setting(1e-4, 32, 4.0), 256)
     plain, none = (place.gateway_flags(run._replace(mode=mode), "http://127.0.0.1:1") for mode in ("opd", "no-hint"))
-    assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint_source", "none"] == [
+    assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint.source", laboratory.NO_HINT] == [
         text for text in none if "groups.jsonl" not in text
     ]
     assert plain[plain.index("--env.rollout_server_url") + 1] == "http://127.0.0.1:1"
@@ -157,7 +157,7 @@ def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[st
     for mode in ("opd", *talked):
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
-        fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}
+        fits &= not {"other", laboratory.WRONG_HINT, "sibling", "reference"} & {*parts.get("env", {}).values()}
         fits &= "max_batches_offpolicy" not in parts.get("env", {})
         assert (mode in laboratory.TALK_MODES) == fits, mode
     with pytest.raises(SystemExit):

@@ -32,9 +32,9 @@ class Authors:
         self._now = _digest({}, b"")
         self._large = dict[str, bytes]()
         self._authors: dict[bytes, list[int | None]] = {}
-        self._kept = set[int]()
+        self._uncompared = set[int]()
 
-    def given(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
+    def set_baseline(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
         """Update to the current parts; do not attribute the differences to the agent."""
         if (now := _digest(parts, rest)) != self._now:
             self._now = now
@@ -49,7 +49,7 @@ class Authors:
             return False
         self._now = now
         if not self._take(parts, self.changes):
-            self._kept.add(self.changes)
+            self._uncompared.add(self.changes)
         self.changes += 1
         return True
 
@@ -57,11 +57,12 @@ class Authors:
         """Attribute new lines to `author`; return whether it wrote any and all parts could be compared."""
         small = [content for content in parts.values() if len(content) <= MOST_BYTES]
         large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > MOST_BYTES}
-        is_told, self._large = large == self._large, large
-        if not is_told:
-            self._kept |= self.left()
+        are_large_unchanged = large == self._large
+        self._large = large
+        if not are_large_unchanged:
+            self._uncompared |= self.left()
         if sum(map(len, small)) > _MOST_BYTES_TOGETHER:
-            self._kept |= self.left()
+            self._uncompared |= self.left()
             return False
         counts = Counter(line for content in small for line in _lines(content) if line not in self._task)
         has_written = False
@@ -73,24 +74,24 @@ class Authors:
             del authors[counts[line] :]
             if not authors:
                 del self._authors[line]
-        return has_written and is_told
+        return has_written and are_large_unchanged
 
     def left(self) -> frozenset[int]:
         """Return the changes, counted from 0, of which something is left."""
         written = {author for authors in self._authors.values() for author in authors if author is not None}
-        return frozenset(written | self._kept)
+        return frozenset(written | self._uncompared)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
     """Yield the lines that hold more than keywords, without spaces and comments."""
     for line in content.split(b"\n"):
-        said = line.partition(b"#")[0]
-        if not _KEYWORDS.issuperset(_WORD.findall(said)):
-            yield b"".join(said.split())
+        code = line.partition(b"#")[0]
+        if not _KEYWORDS.issuperset(_WORD.findall(code)):
+            yield b"".join(code.split())
 
 
 def _digest(parts: Mapping[str, bytes], rest: bytes = b"") -> bytes:
-    found = blake2b(rest)
+    digest = blake2b(rest)
     for name in sorted(parts):
-        found.update(blake2b(name.encode(errors="replace")).digest() + blake2b(parts[name]).digest())
-    return found.digest()
+        digest.update(blake2b(name.encode(errors="replace")).digest() + blake2b(parts[name]).digest())
+    return digest.digest()

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentic_opd.core.authors import Authors
+from agentic_opd.worlds.authors import Authors
 
 
 def left(*states: str | dict[str, str], task: str = "", given: str | None = None) -> list[int]:
     authors = Authors(task)
     if given is not None:
-        authors.given({"a": given.encode()})
+        authors.set_baseline({"a": given.encode()})
     for state in states:
         parts = {"a": state} if isinstance(state, str) else state
         assert authors.changed({name: text.encode() for name, text in parts.items()})
@@ -54,7 +54,7 @@ def test_padding_takes_nobody_out(padding: str) -> None:
 
 def test_a_large_part_that_was_given_is_nobodys() -> None:
     authors, data = Authors(""), b"1\n" * 100_000
-    authors.given({"data": data})
+    authors.set_baseline({"data": data})
     for text in (b"x = 1", b"x = 2"):
         assert authors.changed({"data": data, "a": text})
     assert authors.left() == {1}
@@ -63,7 +63,7 @@ def test_a_large_part_that_was_given_is_nobodys() -> None:
 def test_what_others_change_between_two_changes_is_nobodys() -> None:
     authors = Authors("")
     assert authors.changed({"a": b"x = 1"})
-    authors.given({"a": b"y = 2"})
+    authors.set_baseline({"a": b"y = 2"})
     assert not authors.changed({"a": b"y = 2"})
     assert authors.changed({"a": b"y = 2"}, b"the rest")
     assert authors.left() == {1}
