@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import ConfigError, DatasetError
-from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import Message, StopReason, Task, ToolCall, ToolResult, Verification
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.leaks import leaks
+from agentic_opd.rollout.chat_format import ChatFormat
+from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.conversation import Completion
+from agentic_opd.rollout.loop import run_episode
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedSession, HookedWorld
 from agentic_opd_environments import api_process
@@ -443,6 +450,59 @@ def test_functions_come_with_a_later_turn_of_the_user(tmp_path: Path) -> None:
     row = question([ASKED[0], ""], missed_function={"1": ["heat"]})
     verification = played(world_of(tmp_path, row, [["fill(1.0)"], ["heat()"]]), play)
     assert (verification.passed, verification.total) == (2, 2)
+
+
+class Script:
+    """A policy that writes its lines in order."""
+
+    def __init__(self, tokenizer: Any, *lines: str) -> None:
+        self.tokenizer, self.lines = tokenizer, [*lines]
+
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        ids = tuple(self.tokenizer.encode(f"{self.lines.pop(0)}<|im_end|>", add_special_tokens=False))
+        return Completion(ids, (-0.5,) * len(ids))
+
+
+def written_call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.sandbox
+def test_a_call_made_two_turns_earlier_is_judged_with_what_it_spoiled(tmp_path: Path, tokenizer: Any) -> None:
+    """In a whole episode: several calls a turn, a function that comes late, and a last turn that is wrong."""
+    row = question([*ASKED[:1], "Wait.", "", ASKED[2]], missed_function={"2": ["heat"]})
+    world = HookedWorld(
+        world_of(tmp_path, row, [["fill(1.0)", "look()"], [], ["heat()"], ["add('done')"]]), WorldConfig()
+    )
+    (task,), _ = asyncio.run(world.train_and_eval_tasks())
+    lines = [
+        written_call("fill", litres=1.0) + "\n" + written_call("look"),
+        "Filled.",
+        written_call("fill", litres=0.25),
+        "I filled in more.",
+        written_call("heat"),
+        "It is hot.",
+        written_call("add", text="done"),
+        "Noted.",
+    ]
+    chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
+    rollout = RolloutConfig(max_token_length=16384)
+    episode = asyncio.run(run_episode(task, Script(tokenizer, *lines), world, chat, rollout))
+    assert episode.stop_reason is StopReason.FINISHED
+    asked = [message["content"] for message in episode.messages if message["role"] == "user"]
+    assert [text.splitlines()[0] for text in asked] == [
+        ASKED[0],
+        "Wait.",
+        "From now on there are also these functions:",
+        ASKED[2],
+    ]
+    assert episode.verification is not None
+    assert episode.verification.correctness == pytest.approx(1 / 3)
+    assert not episode.verification.all_passed
+    pairs = hindsight_pairs(episode.recording, DistillConfig())
+    (told,) = [evidence.text for evidence in pairs[2].evidence if evidence.kind == "verdict"]
+    assert "User turn 3: The state of Kettle is wrong: litres is 1.75" in told
+    assert "The call fill(litres=0.25) in user turn 2 was the last one that changed it." in told
 
 
 @pytest.mark.sandbox
