@@ -124,26 +124,26 @@ def judge(apis: list[dict[str, Any]], turns: list[dict[str, Any]]) -> dict[str, 
         `right`: number of turns with right calls that are right, up to the first wrong one. `wrong`: that turn and the
         reason in words, without any expected value; None if there is none.
     """
-    made, right = load(apis), load(apis)
-    made_methods, right_methods = methods(made), methods(right)
-    seen: list[tuple[str, bool]] = []
+    instances, right_instances = load(apis), load(apis)
+    functions, right_functions = methods(instances), methods(right_instances)
+    results: list[tuple[str, bool]] = []
     num_right = 0
     for index, turn in enumerate(turns):
         for call in turn["made"]:
-            seen.append(run(made_methods, call))
-        needed = [run(right_methods, call) for call in turn["right"]]
+            results.append(run(functions, call))
+        needed = [run(right_functions, call) for call in turn["right"]]
         if not needed:
             continue
         if not turn["made"] and not turn["without_effect"]:
             return _wrong(num_right, index, "No function was called.")
-        for name, instance in made.items():
-            if differing := _differing(instance, right[name]):
+        for name, instance in instances.items():
+            if differing := _differing(instance, right_instances[name]):
                 last_changes = _last_changes(apis, turns[: index + 1])
-                text = _state_in_words(name, instance, right[name], differing, last_changes)
+                text = _state_in_words(name, instance, right_instances[name], differing, last_changes)
                 return _wrong(num_right, index, text)
-        unseen = _unseen(needed, seen)
+        unseen = _unseen(needed, results)
         if unseen:
-            owners = {_owner(right, turn["right"][position]) for position in unseen}
+            owners = {_owner(right_instances, turn["right"][position]) for position in unseen}
             return _wrong(num_right, index, _results_in_words(len(unseen), len(needed), sorted(owners), turn["made"]))
         num_right += 1
     return {"right": num_right, "wrong": None}
@@ -163,9 +163,9 @@ def _differing(instance: Any, right: Any) -> list[str]:
     ]
 
 
-def _unseen(needed: list[tuple[str, bool]], seen: list[tuple[str, bool]]) -> list[int]:
-    """Return the positions of the results that are not among those seen, each of which counts once."""
-    left = [*seen]
+def _unseen(needed: list[tuple[str, bool]], results: list[tuple[str, bool]]) -> list[int]:
+    """Return the positions of the needed results that are not among `results`, each of which counts once."""
+    left = [*results]
     unseen = []
     for position, result in enumerate(needed):
         if result in left:
@@ -221,54 +221,57 @@ def _state_in_words(
     parts = []
     for name in differing:
         if hasattr(instance, name):
-            found = _differences(name, _plain(getattr(instance, name)), _plain(getattr(right, name)))
-            sentences = [*found] or [f"{name} is not as requested."]
+            sentences = _differences(name, _plain(getattr(instance, name)), _plain(getattr(right, name)))
+            sentences = sentences or [f"{name} is not as requested."]
             more = len(sentences) - _DIFFERENCES
-            shown = " ".join(sentences[:_DIFFERENCES]) + (f" {more} more differences." if more > 0 else "")
+            text = " ".join(sentences[:_DIFFERENCES]) + (f" {more} more differences." if more > 0 else "")
         else:
-            shown = f"{name} is missing."
-        parts.append(f"{shown} {last_changes.get((api, name), 'No call changed it.')}")
+            text = f"{name} is missing."
+        parts.append(f"{text} {last_changes.get((api, name), 'No call changed it.')}")
     return f"The state of {api} is wrong: {' '.join(parts)}"
 
 
-def _results_in_words(num_unseen: int, num_needed: int, apis: list[str], made: list[Call]) -> str:
-    calls = "; ".join(map(in_words, made)) or "none"
+def _results_in_words(num_unseen: int, num_needed: int, apis: list[str], calls: list[Call]) -> str:
+    texts = "; ".join(map(in_words, calls)) or "none"
     return (
         f"{num_unseen} of the {num_needed} results that the request needs were not among those seen so far "
-        f"(from {', '.join(apis)}). Calls of this user turn: {calls}."
+        f"(from {', '.join(apis)}). Calls of this user turn: {texts}."
     )
 
 
-def _differences(path: str, made: Any, right: Any) -> list[str]:
+def _differences(path: str, value: Any, right: Any) -> list[str]:
     """Return sentences about what was made, and never about what is right."""
-    if made == right and type(made) is type(right):
+    if value == right and type(value) is type(right):
         return []
-    if isinstance(made, dict) and isinstance(right, dict):
+    if isinstance(value, dict) and isinstance(right, dict):
         sentences = [
-            sentence for key in made if key in right for sentence in _differences(_at(path, key), made[key], right[key])
+            sentence
+            for key in value
+            if key in right
+            for sentence in _differences(_child_path(path, key), value[key], right[key])
         ]
-        sentences += [f"{path} has {_short(key)}, which does not belong there." for key in made if key not in right]
-        return sentences + ([f"{path} lacks something."] if any(key not in made for key in right) else [])
-    if isinstance(made, list) and isinstance(right, list):
-        if len(made) == len(right):
+        sentences += [f"{path} has {_short(key)}, which does not belong there." for key in value if key not in right]
+        return sentences + ([f"{path} lacks something."] if any(key not in value for key in right) else [])
+    if isinstance(value, list) and isinstance(right, list):
+        if len(value) == len(right):
             return [
                 sentence
-                for index in range(len(made))
-                for sentence in _differences(f"{path}[{index}]", made[index], right[index])
+                for index in range(len(value))
+                for sentence in _differences(f"{path}[{index}]", value[index], right[index])
             ]
         left = [*right]
         extra = []
-        for entry in made:
+        for entry in value:
             if entry in left:
                 left.remove(entry)
             else:
                 extra.append(entry)
         sentences = [f"{path} has the entry {_short(entry)}, which does not belong there." for entry in extra]
         return sentences + ([f"{path} lacks an entry."] if left else [])
-    return [f"{path} is {_short(made)}, which is not as requested."]
+    return [f"{path} is {_short(value)}, which is not as requested."]
 
 
-def _at(path: str, key: str) -> str:
+def _child_path(path: str, key: str) -> str:
     return f"{path}.{key}" if key.isidentifier() else f"{path}[{_json(key)}]"
 
 

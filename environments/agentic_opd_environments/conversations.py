@@ -169,7 +169,7 @@ class ConversationReader:
             DatasetError: A class file or a document can't be read.
         """
         apis = [self._api(name, row["initial_config"]) for name in row["involved_classes"]]
-        functions = {str(one["name"]): one for api in apis for one in self._functions(api.module)}
+        functions = {str(function["name"]): function for api in apis for function in self._functions(api.module)}
         messages = [_user_text(turn, messages) for turn, messages in enumerate(row["question"])]
         if not isinstance(right_calls, list) or len(cast(list[Any], right_calls)) != len(messages):
             number = len(cast(list[Any], right_calls)) if isinstance(right_calls, list) else "no list of"
@@ -218,7 +218,7 @@ def _user_text(turn: int, messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 @dataclass(slots=True)
-class MadeCall:
+class CallRecord:
     call: Call
     has_effect: bool = True
     """Whether it is part of the state; False if its process was killed, or the call was not waited for."""
@@ -234,7 +234,7 @@ class Conversation:
     """Time limit of a process."""
     sandbox: Sandbox
     _scope: AbstractAsyncContextManager[Sandbox]
-    turns: list[list[MadeCall]] = field(default_factory=lambda: [list[MadeCall]()])
+    turns: list[list[CallRecord]] = field(default_factory=lambda: [list[CallRecord]()])
     num_finished: int = 0
     """Number of user turns that the agent ended with a turn without a call."""
     num_steps: int = 0
@@ -260,13 +260,13 @@ class Conversation:
     def added_functions(self) -> list[str]:
         """Names of the functions that the user has brought so far."""
         turn = len(self.turns) - 1
-        return [name for at, names in self.case.held_back.items() if at <= turn for name in names]
+        return [name for first_turn, names in self.case.held_back.items() if first_turn <= turn for name in names]
 
     @property
     def judged(self) -> list[tuple[int, str, dict[str, Any]]]:
         """The calls that had an effect, each with its user turn."""
-        calls = [(turn, made) for turn, calls in enumerate(self.turns, 1) for made in calls if made.has_effect]
-        return [(turn, made.call.name, dict(made.call.named)) for turn, made in calls]
+        records = [(turn, record) for turn, calls in enumerate(self.turns, 1) for record in calls if record.has_effect]
+        return [(turn, record.call.name, dict(record.call.named)) for turn, record in records]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Run a call on the APIs.
@@ -276,15 +276,15 @@ class Conversation:
             DatasetError: The APIs can't be loaded.
             SandboxError: The sandbox itself failed.
         """
-        made = MadeCall(Call(name, (), arguments), has_effect=False)
-        self.turns[-1].append(made)
+        record = CallRecord(Call(name, (), arguments), has_effect=False)
+        self.turns[-1].append(record)
         if name not in self.added_functions and name in {n for names in self.case.held_back.values() for n in names}:
             raise ToolError(f"{name} is not there yet.")
-        before = [other.call.job for turn in self.turns for other in turn if other.has_effect]
-        result, stages = await self._run({"calls": before, "call": made.call.job})
+        before = [record.call.job for turn in self.turns for record in turn if record.has_effect]
+        result, stages = await self._run({"calls": before, "call": record.call.job})
         match stages[-1]["stage"]:
             case "called":
-                made.has_effect = True
+                record.has_effect = True
             case "replayed":
                 raise ToolError(f"{name} {_ended(result, self.timeout_s)}. {_UNCHANGED}")
             case _:
@@ -319,8 +319,8 @@ class Conversation:
         right_calls, total = self.case.right_calls, self.case.num_judged
         turns = [
             {
-                "made": [made.call.job for made in turn if made.has_effect],
-                "without_effect": sum(not made.has_effect for made in turn),
+                "made": [record.call.job for record in turn if record.has_effect],
+                "without_effect": sum(not record.has_effect for record in turn),
                 "right": [call.job for call in right],
             }
             for turn, right in zip(self.turns[: self.num_finished], right_calls, strict=False)
@@ -330,8 +330,8 @@ class Conversation:
             result, stages = await self._run({"turns": turns})
             if stages[-1]["stage"] != "judged":
                 raise SandboxError(f"the verdict on a conversation {_ended(result, self.timeout_s)}")
-            passed, found = int(stages[-1]["right"]), stages[-1]["wrong"]
-            wrong = f"User turn {found['turn'] + 1}: {found['text']}" if found else ""
+            passed, wrong_turn = int(stages[-1]["right"]), stages[-1]["wrong"]
+            wrong = f"User turn {wrong_turn['turn'] + 1}: {wrong_turn['text']}" if wrong_turn else ""
         if not wrong and self.num_finished < len(self.case.messages):
             passed = min(passed, total - 1)  # The turn that did not end may be one without right calls.
             cause = f"took more than {self.max_steps} steps" if self.is_stopped else "did not end with an answer"
@@ -353,7 +353,7 @@ class Conversation:
         ]
         line = json.dumps({"packages": _MOUNTED, "apis": apis, **job})
         result = await self.sandbox.run(_BOOT, self.timeout_s, stdin=f"exec({_source()!r})\n{line}\n".encode())
-        stages = [cast(dict[str, Any], read_json(one)) for one in result.text.splitlines() if one.startswith("{")]
+        stages = [cast(dict[str, Any], read_json(text)) for text in result.text.splitlines() if text.startswith("{")]
         names = ", ".join(api.name for api in case.apis)
         if not stages:
             why = f"{_ended(result, self.timeout_s)}: {result.text.strip()[-300:]!r}"

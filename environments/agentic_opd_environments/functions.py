@@ -179,8 +179,8 @@ class FunctionsWorld(CustomWorld):
         if not functions:
             return message
         schemas = [_schema(function) for function in functions]
-        shown = [described(schema) if self._in_prompt else json.dumps(schema, ensure_ascii=False) for schema in schemas]
-        return "\n".join(["From now on there are also these functions:", *shown, message or "Try it with them."])
+        texts = [described(schema) if self._in_prompt else json.dumps(schema, ensure_ascii=False) for schema in schemas]
+        return "\n".join(["From now on there are also these functions:", *texts, message or "Try it with them."])
 
     def verify(self, task: Task, state: Calls | Conversation) -> Any:
         """Judge the calls; the one check passes if they are right. Those of a conversation: one check a user turn."""

@@ -113,8 +113,8 @@ def changed(
         case "doubled":
             calls.insert(position, call)
         case "swapped":
-            other = dice.randrange(len(calls))
-            calls[position], calls[other] = calls[other], call
+            target_position = dice.randrange(len(calls))
+            calls[position], calls[target_position] = calls[target_position], call
         case "other turn":
             del calls[position]
             target = dice.choice(turns)
@@ -137,11 +137,11 @@ def _with_other_arguments(
     call: Call, kind: str, dice: random.Random, altered: Callable[[Any, random.Random], Any]
 ) -> Call:
     positional, named = copy.deepcopy([*call.positional]), copy.deepcopy(dict(call.named))
-    places: Sequence[tuple[Any, Any]] = [*((positional, index) for index in range(len(positional)))]
-    places = [*places, *((named, key) for key in named)]
-    if kind == "argument added" or not places:
+    argument_slots: Sequence[tuple[Any, Any]] = [*((positional, index) for index in range(len(positional)))]
+    argument_slots = [*argument_slots, *((named, key) for key in named)]
+    if kind == "argument added" or not argument_slots:
         return Call(call.name, positional, {**named, "extra_parameter": 1})
-    arguments, key = dice.choice(places)
+    arguments, key = dice.choice(argument_slots)
     if kind == "value":
         arguments[key] = altered(arguments[key], dice)
     elif kind == "type":
@@ -169,8 +169,8 @@ def _line(case: Judged) -> str:
             for api in conversation.apis
         ],
         "turns": [
-            {"made": [call.job for call in made], "without_effect": 0, "right": [call.job for call in calls]}
-            for made, calls in zip(case.turns, right, strict=True)
+            {"made": [call.job for call in calls], "without_effect": 0, "right": [call.job for call in right_calls]}
+            for calls, right_calls in zip(case.turns, right, strict=True)
         ],
         "made": [[*map(_as_python, calls)] for calls in case.turns],
         "right": [[*map(_as_python, calls)] for calls in right],
