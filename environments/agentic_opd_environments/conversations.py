@@ -272,14 +272,12 @@ class Conversation:
         """Run a call on the APIs.
 
         Raises:
-            ToolError: The API raised, the process was killed, or the function is not there yet.
+            ToolError: The API raised, or the process was killed.
             DatasetError: The APIs can't be loaded.
             SandboxError: The sandbox itself failed.
         """
         record = CallRecord(Call(name, (), arguments), has_effect=False)
         self.turns[-1].append(record)
-        if name not in self.added_functions and name in {n for names in self.case.held_back.values() for n in names}:
-            raise ToolError(f"{name} is not there yet.")
         before = [record.call.job for turn in self.turns for record in turn if record.has_effect]
         result, stages = await self._run({"calls": before, "call": record.call.job})
         match stages[-1]["stage"]:
