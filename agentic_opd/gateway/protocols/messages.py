@@ -37,7 +37,7 @@ class _TextBlock(OpenModel):
     text: str
 
 
-class _Source(OpenModel):
+class _ImageSource(OpenModel):
     """The content of a picture or a document."""
 
     type: Literal["base64", "url", "text", "content"]
@@ -73,7 +73,7 @@ class _Piece(OpenModel):
 
     type: Literal["text", "image", "document", "tool_reference"]
     text: str | None = None
-    source: _Source | None = None
+    source: _ImageSource | None = None
     title: str | None = None
     context: str | None = None
 
