@@ -222,6 +222,12 @@ def test_the_first_wrong_turn_is_told_without_what_is_right(
     assert verdict == {"right": turn, "wrong": {"turn": turn, "text": text}}
 
 
+def test_each_result_counts_once(apis: list[dict[str, Any]]) -> None:
+    right: list[list[str]] = [["look()", "look()"]]
+    assert judged(apis, ["look()", "look()"], right=right)["wrong"] is None
+    assert judged(apis, ["look()"], right=right)["wrong"]["text"].startswith("1 of the 2 results")
+
+
 def test_a_change_of_an_earlier_turn_is_named_in_the_turn_that_it_spoils(apis: list[dict[str, Any]]) -> None:
     right: list[list[str]] = [["look()"], [], ["heat()"]]
     verdict = judged(apis, ["look()"], ["fill(litres=1.0)"], ["heat()"], right=right)
