@@ -224,6 +224,23 @@ def test_altered_sampling_is_learned_from_where_the_settings_say_so(tokenizer: A
     assert [token for token in group["masks"][0] if token != -100] == vllm.sampled[0][1]
 
 
+def test_each_turn_has_the_distribution_of_its_request(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s", temperature=0.3)
+        await at.say(USER, first, MORE, session_id="s", top_p=0.5, min_p=0.1)
+        await at.end("s")
+        await at.say(USER, session_id="t", temperature=0.7)
+        await at.end("t")
+        return await at.groups()
+
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+    groups = run(tmp_path, vllm, talk, learn_from_altered_sampling=True)
+    assert [group["overrides"][0]["opd"]["sampling"] for group in groups] == [
+        [{"temperature": 0.3}, {"temperature": 1.0, "top_p": 0.5, "altered": ["min_p"]}],
+        {"temperature": 0.7},
+    ]
+
+
 def test_a_session_of_side_turns_makes_no_group(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> Any:
         await at.say(USER, session_id="s", headers={"X-Turn-Type": "side"})
