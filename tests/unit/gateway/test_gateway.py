@@ -70,7 +70,8 @@ def test_a_session_is_recognised_and_its_group_holds_what_vllm_read_and_sampled(
     learned = [token for token in group["masks"][0] if token != -100]
     assert learned == [token for _, ids in vllm.sampled for token in ids]
     assert group["scores"] == [0.5]
-    assert group["overrides"][0] == {"stop_reason": "closed", "turns": 3, "reward": {"client": 0.5}}
+    opd = {"sampling": {"temperature": 1.0}}
+    assert group["overrides"][0] == {"stop_reason": "closed", "turns": 3, "reward": {"client": 0.5}, "opd": opd}
     about = group["group_overrides"]
     assert (about["item_id"], about["session_id"], about["weight_version"]) == (session, session, 3)
     assert [message["content"] for message in group["messages"][0]] == [
@@ -148,7 +149,7 @@ def test_branches_count_no_sampled_token_twice(tokenizer: Any, tmp_path: Path) -
         for start, end in runs_of(mask)
     ]
     assert sorted(spans) == learned
-    assert group["overrides"][0].get("opd") is None
+    assert group["overrides"][0]["opd"] == {"sampling": [{"temperature": 1.0}, {"temperature": 0.7}]}
     assert [one["opd"]["context_turns"] for one in group["overrides"][1:]] == [[{"message": 1, "why": "shared"}]] * 2
 
 
