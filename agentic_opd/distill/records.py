@@ -231,8 +231,8 @@ def _score_stats(
     start, end = record.scored_span
     entropies, masses = row_stats(rows.logprobs_RK)
     control = None
-    if record.control is not None and config.control != "none":
-        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.control)
+    if record.control is not None and config.hint.control != "none":
+        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.hint.control)
     return ScoreStats(
         gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.rows).tolist()),
         entropies=entropies,
@@ -250,7 +250,7 @@ def _score_stats(
 def control_stats(
     control: ControlReading, logprobs_RK: Sequence[Sequence[float]], configured: ControlKind
 ) -> ControlStats:
-    """Return the statistics of a control; `logprobs_RK` are hinted rows, `configured` is the kind of the settings."""
+    """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
         fell_back=control.kind != configured,

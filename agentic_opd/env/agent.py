@@ -105,7 +105,7 @@ class AgentEnv(BaseEnv):
 
     def make_world(self) -> World:
         """Return the world in which the agent acts."""
-        return make_world(self.config.world, self.config, self.config.system_prompt)
+        return make_world(self.config)
 
     def make_distiller(self) -> Distiller | None:
         """Return the distiller of the episodes; None: episodes are not distilled."""
@@ -137,7 +137,7 @@ class AgentEnv(BaseEnv):
             renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, found.clients)
             await gather_all(self.distiller.connect(one, renderer, self.tokenizer) for one in endpoints)
             self.distiller.check_kinds({task.kind for task in self.tasks})
-        if self.config.agent_command is not None:
+        if self.config.agent.command is not None:
             self._agent = await self._started_agent(found.clients)
         self._items = self.items()
         self.run_metrics.loop_lag.start()
@@ -146,7 +146,7 @@ class AgentEnv(BaseEnv):
         try:
             from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
-            needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
+            needs = "env.agent.command needs the extra: pip install 'agentic-opd[gateway]'"
             raise ConfigError(f"{error}. {needs}") from error
         agent = AgentProcess(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
         await agent.start()
@@ -218,7 +218,7 @@ class AgentEnv(BaseEnv):
             policy_url = server.client.base_url
             async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
-                is_next_state = self.distiller.config.hindsight == "next_state"
+                is_next_state = self.distiller.config.hindsight.evidence == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 if episode.no_verdict is not None:
                     return episode, None
@@ -304,8 +304,8 @@ class AgentEnv(BaseEnv):
             await self.setup()
             self._need_training_tasks()
             count = len(self.tasks) if config.total_steps == -1 else config.total_steps
-            is_part = self.eval_tasks and self.eval_tasks is not self.tasks and config.eval_dataset_name is None
-            held_out = f"; {len(self.eval_tasks)} tasks are held out (env.eval_fraction)" if is_part else ""
+            is_part = self.eval_tasks and self.eval_tasks is not self.tasks and config.eval.dataset_name is None
+            held_out = f"; {len(self.eval_tasks)} tasks are held out (env.eval.fraction)" if is_part else ""
             return await process(self, self.run_metrics, count, held_out)
         finally:
             await self.close()
@@ -332,11 +332,11 @@ class AgentEnv(BaseEnv):
 
     def evaluation(self) -> Evaluation:
         """Return the evaluation of the held-out tasks with the configured sampling; call `setup` first."""
-        sampling = {"temperature": self.config.eval_temperature, "split": "eval"}
+        sampling = {"temperature": self.config.eval.temperature, "split": "eval"}
 
         async def roll_out(task: Task) -> Episode:
             async with self._slot() as server:
-                return await self._rollout(task, server, self.config.eval_temperature, "eval")
+                return await self._rollout(task, server, self.config.eval.temperature, "eval")
 
         async def save(evaluated: Evaluated, duration_s: float) -> None:
             if self.config.data_dir_to_save_evals is not None:
@@ -349,7 +349,7 @@ class AgentEnv(BaseEnv):
                     generation_parameters={
                         **sampling,
                         "top_p": self.config.top_p,
-                        "samples": self.config.eval_samples,
+                        "samples": self.config.eval.samples,
                     },
                     verbose=False,
                 )
@@ -363,7 +363,7 @@ class AgentEnv(BaseEnv):
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:
-            raise ConfigError("every task is held out for evaluation: lower env.eval_fraction")
+            raise ConfigError("every task is held out for evaluation: lower env.eval.fraction")
 
     # --------------------------------------------------------------------------------------------- facts about the run
 

@@ -8,13 +8,16 @@ Nothing else of the environment changes. Its groups are distilled before Atropos
 
 import asyncio
 import inspect
+import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
-from typing import Annotated, Any, NoReturn, cast, get_origin
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
 
 import yaml
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
@@ -31,8 +34,13 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.renderer import load_tokenizer
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.runs.distill_file import FEEDBACK, FileDistiller, Line
+from agentic_opd.settings import old_names
 from agentic_opd.settings.atropos import UNNAMED_MODEL
-from agentic_opd.settings.files import parse_yaml
+from agentic_opd.settings.fields import section_of
+from agentic_opd.settings.files import parse_yaml, read_yaml
+from agentic_opd.settings.flags import FlagText
+from agentic_opd.settings.layers import Merge, flags_layer
+from agentic_opd.settings.read import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +52,20 @@ _COLLECTING = ("collect_trajector", "postprocess_histories", "score")
 """Parts of the names of methods that return groups."""
 
 
-class HindsightConfig(DistillConfig, RendererConfig):
-    """Settings that `Hindsight` adds to an environment's own."""
+class HindsightRenderer(RendererConfig):
+    """The renderer with which an environment's prompts are compared."""
 
-    renderer: str = Field(
+    name: str = Field(
         default="default",
         description="Renderer of the `renderers` package with which the environment's prompts are compared. default: "
         "the tokenizer's chat template, as Atropos' servers apply it.",
     )
+
+
+class HindsightConfig(DistillConfig):
+    """Settings that `Hindsight` adds to an environment's own."""
+
+    renderer: HindsightRenderer = HindsightRenderer()
     server_retry_s: float = Field(
         default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
@@ -59,54 +73,45 @@ class HindsightConfig(DistillConfig, RendererConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
-        """Read lists and objects that Atropos' command line passes as text."""
+        """Read sections that Atropos' command line passes as text."""
         if not isinstance(values, dict):
             return values
-        return {name: _from_text(value) if name in _CONTAINERS else value for name, value in values.items()}
+        return {name: _from_text(value) if name in _SECTIONS else value for name, value in values.items()}
 
     @model_validator(mode="after")
     def _check_hindsight(self) -> "HindsightConfig":
-        if missing := {"sibling", "reference"} & {*self.hint_source}:
-            raise ValueError(f"hint_source {', '.join(sorted(missing))}: only the package's own worlds have these")
+        if missing := {"sibling", "reference"} & {*self.hint.source}:
+            raise ValueError(f"hint.source {', '.join(sorted(missing))}: only the package's own worlds have these")
         return self
 
     @property
     def rendering(self) -> RendererConfig:
         """The renderer's settings; the chat template needs a parser of tool calls, which is not used here."""
-        options = dict(self.renderer_options)
-        if self.renderer == "default":
-            options.setdefault("tool_parser", "hermes")
-        return RendererConfig(
-            renderer=self.renderer,
-            renderer_options=options,
-            tool_format=self.tool_format,
-            stop_tokens=self.stop_tokens,
-        )
+        if self.renderer.name != "default":
+            return self.renderer
+        return self.renderer.model_copy(update={"options": {"tool_parser": "hermes", **self.renderer.options}})
 
 
-def _from_text(value: Any) -> Any:
-    """Return the list or object that a text holds as YAML (`[a, b]`, `{a: b}`) or as names with commas (`a,b`)."""
-    if not isinstance(value, str):
-        return value
+def _from_text(text: Any) -> Any:
+    """Return the data that a text holds as YAML (`{a: b}`); what is no text stays as it is."""
+    if not isinstance(text, str):
+        return text
     try:
-        return parse_yaml(value) if value.lstrip()[:1] in ("[", "{") else [name.strip() for name in value.split(",")]
+        return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{value!r} is not YAML: {error}") from error
+        raise ValueError(f"{text!r} is not YAML: {error}") from error
 
 
-_CONTAINERS = {
-    name: info
-    for name, info in HindsightConfig.model_fields.items()
-    if (get_origin(info.annotation) or info.annotation) in (dict, tuple)
+_SECTIONS = {
+    name: section for name, info in HindsightConfig.model_fields.items() if (section := section_of(info)) is not None
 }
-"""Settings that hold lists or objects."""
 
 
 class Hindsight(BaseEnv):
     """A mixin that adds hints and the teacher's rows to the groups of the environment class behind it.
 
     Its methods and attributes begin with `opd_` or `_opd_`, except for `verdicts` and those of Atropos that it extends.
-    Its settings join those of the environment (`env.distill_topk`, `env.judge_base_url`, ...); with `env.opd_enabled`
+    Its settings join those of the environment (`env.distill_topk`, `env.judge.base_url`, ...); with `env.opd_enabled`
     off the environment runs as it was. The policy's servers must be vLLM with the package's plugin.
     """
 
@@ -148,9 +153,13 @@ class Hindsight(BaseEnv):
     def cli(cls) -> NoReturn:
         """Run the environment's command line, with errors of settings and servers as text instead of a traceback."""
         try:
+            sys.argv[1:] = _with_sections(sys.argv[1:], cast(type[BaseEnvConfig], cls.env_config_cls))
             super().cli()
         except ValidationError as error:
-            problems = [f"env.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            problems = [
+                f"env.{'.'.join(map(str, entry['loc'])).removeprefix('env.')}: {entry['msg']}"
+                for entry in error.errors()
+            ]
             raise SystemExit("\n  - ".join(["error: settings are wrong:", *problems])) from None
         except OPDError as error:
             raise SystemExit(f"error: {error}") from None
@@ -409,6 +418,40 @@ def _settings(model: type[BaseEnvConfig]) -> dict[str, str]:
     return {name: other if other in model.model_fields else name for name, other in names.items()}
 
 
+def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]:
+    """Return a command line on which the settings of each section are one flag, as Atropos reads them.
+
+    `--env.judge.temperature 0.5` becomes `--env.judge '{"temperature": 0.5}'`, with the file's settings of the section.
+
+    Raises:
+        ConfigError: a setting does not exist.
+    """
+    sections = {held: name for name, held in _settings(model).items() if name in _SECTIONS}
+    words: list[str] = []
+    wrong: list[str] = []
+    flags: dict[str, list[FlagText]] = {}
+    remaining = list(argv)
+    while remaining:
+        word = remaining.pop(0)
+        path, has_value, text = word.removeprefix("--env.").partition("=")
+        held, _, inner = path.partition(".")
+        if not word.startswith("--env.") or not inner or held not in sections:
+            if word.startswith("--env.") and held not in {*model.model_fields, *sections} and held in old_names.RENAMED:
+                wrong.append(f"--env.{held} is now --env.{old_names.RENAMED[held]}")
+            words.append(word)
+            continue
+        texts = (text,) if has_value else (remaining.pop(0),) if remaining else ()
+        flags.setdefault(held, []).append(FlagText(f"env.{path}", texts))
+    file = next((Path(path) for word, path in pairwise(words) if word == "--config"), None)
+    in_file = read_yaml(file, "environment").get("env") if file is not None and flags else None
+    for held, texts in flags.items():
+        layers = [[(in_file or {}).get(held) or {}], flags_layer(texts, f"env.{held}")]
+        merged = Merge(_SECTIONS[sections[held]], f"env.{held}", wrong).merged(layers)
+        words += [f"--env.{held}", json.dumps(merged)]
+    refuse(wrong)
+    return words
+
+
 def hindsight_settings(config: BaseEnvConfig) -> HindsightConfig:
     """Return the settings of the mixin that a configuration holds."""
     names = _settings(type(config))
@@ -421,22 +464,30 @@ def _checked(config: Any) -> Any:
     return config
 
 
+def _refuse_old_names(model: type[BaseEnvConfig], values: Any) -> Any:
+    """Raise ValueError for names of earlier versions that the environment does not have itself."""
+    return old_names.refuse(values, {*model.model_fields, *HindsightConfig.model_fields})
+
+
 @cache
 def _with_hindsight(model: type[BaseEnvConfig]) -> type[BaseEnvConfig]:
     """Return an environment's configuration class with the settings of the mixin.
 
-    Atropos makes the model of its command line of the fields' annotations alone, without validators, so that those of
-    `_CONTAINERS` are named types, which read texts.
+    Atropos makes the model of its command line of the fields' annotations alone, without validators, so that the
+    sections are named types, which read texts.
     """
     if "opd_enabled" in model.model_fields:
         return model
     fields: dict[str, Any] = {}
     for name, info in HindsightConfig.model_fields.items():
         kind: Any = info.annotation
-        if name in _CONTAINERS:
+        if name in _SECTIONS:
             kind = TypeAliasType(name, Annotated[kind, BeforeValidator(_from_text)])  # type: ignore[misc]
         fields[f"opd_{name}" if name in model.model_fields else name] = (kind, info)
-    validators: Any = {"check_hindsight": model_validator(mode="after")(_checked)}
+    validators: Any = {
+        "check_hindsight": model_validator(mode="after")(_checked),
+        "refuse_old_names": model_validator(mode="before")(partial(_refuse_old_names, model)),
+    }
     name = f"Hindsight{model.__name__}"
     return create_model(name, __base__=model, __module__=model.__module__, __validators__=validators, **fields)
 

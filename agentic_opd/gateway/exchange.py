@@ -44,7 +44,7 @@ async def recall_nothing(owner: str, answer_ids: Sequence[str]) -> Mapping[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What the server of an exchange decides in place of its clients; by default nothing."""
 
     max_context: int | None = None
@@ -74,7 +74,7 @@ class Exchange:
         self,
         sessions: Sessions,
         sampler: Sampler,
-        limits: Limits,
+        limits: ServerLimits,
         keep: Keep,
         recall: Recall = recall_nothing,
         first_turn_id: int = 1,

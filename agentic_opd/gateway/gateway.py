@@ -23,7 +23,7 @@ from agentic_opd.gateway.body import ignored
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.exchange import Answer, Exchange, Limits
+from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.request import Request
@@ -89,7 +89,7 @@ class Gateway:
         self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images)
         first_turn_id = journal.last_turn_id() + 1
         self._exchange = Exchange(
-            self._sessions, self._sampler, Limits(), journal.add_turn, journal.answer_paths, first_turn_id
+            self._sessions, self._sampler, ServerLimits(), journal.add_turn, journal.answer_paths, first_turn_id
         )
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
@@ -115,7 +115,7 @@ class Gateway:
                 undo.push_async_callback(client.close)
             names = (config.tokenizer_name, servers[0].tokenizer_name, servers[0].model_name)
             tokenizer = await load_policy_tokenizer(names, clients[0])
-            renderer = configured_renderer(tokenizer, config)
+            renderer = configured_renderer(tokenizer, config.renderer)
             images = ImageFolder.beside(config.data_path_to_save_groups)
             connected = [await _connected(client, tokenizer, images) for client in clients]
             for server, config_of_server in zip(connected, servers, strict=True):

@@ -229,7 +229,7 @@ def _interpolated(text: str, variables: Mapping[str, str], key: str) -> str:
             return default or ""
         if name in _OF_HARBOR:
             return ""
-        raise ValueError(f"{key} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{key} needs a value: set env.world.variables to {{{name}: ...}}")
 
     return _VARIABLE.sub(value, text)
 
