@@ -362,10 +362,11 @@ class TrainerConfig(BaseModel):
     max_token_len: Annotated[int, FIRST] = Field(
         default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens."
     )
-    micro_tokens: Annotated[int, FIRST] = Field(
-        default=16384,
+    micro_tokens: Annotated[int | None, FIRST] = Field(
+        default=None,
         ge=1,
-        description="Approximate number of tokens in one forward pass, including padding if sequences are padded.",
+        description="Approximate number of tokens in one forward pass, including padding if sequences are padded. "
+        f"Unset: what fits the GPU's free memory; {DEFAULT_PART_TOKENS} on a CPU.",
     )
     pack: bool = Field(
         default=True,
