@@ -53,9 +53,10 @@ class GpuMemory(NamedTuple):
             named = [part for part in self.trainer if part.size_bytes >= _SHOWN_BYTES]
             listed = ", ".join(f"{part.name} {_gb(part.size_bytes)}" for part in named)
             parts.append(f"trainer {_gb(total_bytes(self.trainer))} ({listed})")
-        needed = "" if self.needed_bytes is None else f" {_gb(self.needed_bytes)}"
-        of = "" if self.total_bytes is None else f" of {_gb(self.total_bytes)}"
-        return f"GPU {self.gpu} needs{needed}{of} GB: {'; '.join([*parts, *self.shortages])}"
+        listed = "; ".join([*parts, *self.shortages])
+        if self.total_bytes is None or self.needed_bytes is None:
+            return f"GPU {self.gpu}, of unknown size, in GB: {listed}"
+        return f"GPU {self.gpu} needs {_gb(self.needed_bytes)} of {_gb(self.total_bytes)} GB: {listed}"
 
 
 def memory_of(

@@ -82,9 +82,15 @@ async def diagnose_loop(path: Path, *, as_json: bool) -> int:
         return Note(f"{len(parts)} parts fit each other: {', '.join(part.name for part in parts)}")
 
     async def check_memory(_: None) -> Note:
+        config, sizes = read(path), gpu_sizes()
+        if not sizes and all(part.devices is None for part in (config.trainer, *config.servers.values())):
+            return Note("no GPU is found here, and none is named", Status.SKIPPED)
         settings = {part.name: part.settings for part in parts}
-        memory = await asyncio.to_thread(memory_of, read(path), settings, shape_of_checkpoint, gpu_sizes())
-        return memory_note(memory)
+        models = {settings["trainer"].model, *(server.model for server in config.servers.values())}
+        shapes = {model: await asyncio.to_thread(shape_of_checkpoint, model) for model in models}
+        if unknown := [model for model, shape in shapes.items() if shape is None]:
+            return Note(f"not computed: config.json of {', '.join(sorted(unknown))} can't be read here", Status.SKIPPED)
+        return memory_note(memory_of(config, settings, shapes.get, sizes))
 
     async def diagnoses() -> AsyncIterator[Diagnosis]:
         checks = (SetupCheck("python", check_python), SetupCheck("packages", check_packages))
