@@ -33,6 +33,8 @@ MOVED = {
 """What to do in place of each loss setting that has gone."""
 PASS_WINDOW = 4
 """Number of batches over which the pass rate is measured that ends a part (`Schedule.until`)."""
+DEFAULT_PART_TOKENS = 16_384
+"""Value of `micro_tokens` where it is unset and no GPU's memory is known."""
 MOST_SKIPPED_STEPS = 3
 """Consecutive steps of which every update is skipped, after which the run fails: the weights or the data are broken."""
 MOST_FAILED_EVALUATIONS = 3
@@ -308,7 +310,8 @@ class TrainerConfig(BaseModel):
     )
     device: Annotated[str, FIRST] = Field(default="auto", description="cuda, cpu, or auto (cuda if available).")
     precision: Annotated[Literal["fp32", "bf16"], FIRST] = Field(
-        default="fp32", description="Precision of the forward pass; weights stay float32."
+        default="fp32",
+        description="Precision of the forward pass, and of frozen weights; trained weights stay float32.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the order of minibatches and of new adapters' weights.")
 
@@ -372,10 +375,11 @@ class TrainerConfig(BaseModel):
     max_token_len: Annotated[int, FIRST] = Field(
         default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens."
     )
-    micro_tokens: Annotated[int, FIRST] = Field(
-        default=16384,
+    micro_tokens: Annotated[int | None, FIRST] = Field(
+        default=None,
         ge=1,
-        description="Approximate number of tokens in one forward pass, including padding if sequences are padded.",
+        description="Approximate number of tokens in one forward pass, including padding if sequences are padded. "
+        f"Unset: what fits the GPU's free memory; {DEFAULT_PART_TOKENS} on a CPU.",
     )
     pack: bool = Field(
         default=True,
@@ -432,8 +436,10 @@ class TrainerConfig(BaseModel):
         description="vLLM servers that receive the moving average of whole weights, for env.teacher.base_url. Their "
         "--weights-root must hold weights_dir/teacher.",
     )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    gradient_checkpointing: bool | None = Field(
+        default=None,
+        description="Recompute activations in the backward pass: less memory, more time. Unset: on a GPU, for those "
+        "forward passes alone whose activations do not fit its free memory.",
     )
     loss: LossConfig = Field(
         default_factory=LossConfig,
@@ -485,6 +491,11 @@ class TrainerConfig(BaseModel):
                 + f". Name {' and '.join(dict.fromkeys(name.partition('.')[0] for name in unnamed))} in the settings."
             )
         return [f"{name} was {saved[name]} and is {recipe.get(name)} now" for name in changed]
+
+    @property
+    def part_tokens(self) -> int:
+        """Approximate number of tokens in one forward pass."""
+        return self.micro_tokens or DEFAULT_PART_TOKENS
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

@@ -20,7 +20,7 @@ from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.losses import mean_of, start_kl
 from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.model import MovingAverage, leave_cores_to_others
-from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
+from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, fit_memory, load_policy
 from agentic_opd.training.push import Probe
 from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
@@ -138,16 +138,17 @@ def load_learner(config: TrainerConfig, world: DistContext) -> Learner:
         leave_cores_to_others()
     policy = load_policy(config, world)
     needs_start = config.loss.reads_start or config.measure_start
-    start = StartingPolicy(policy, partial(load_policy, config, world)) if needs_start else None
+    start = StartingPolicy(policy, partial(load_policy, config, world, is_frozen=True)) if needs_start else None
     trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay)
+    average = None if config.ema_decay is None else MovingAverage(policy.model, config.ema_decay)
     return Learner(
-        config=config,
+        config=fit_memory(policy, config, world),
         world=world,
         policy=policy,
         start=start,
         optimizer=optimizer,
-        average=None if config.ema_decay is None else MovingAverage(policy.model, config.ema_decay),
+        average=average,
         weights=LossWeights(config.loss),
         special_ids=special_ids(config.model) if config.loss.skip_special_tokens else None,
         alarm=CollapseAlarm(config.collapse_share),

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK_VALUES = 2**24
+from agentic_opd.training import memory
+
+CHUNK_VALUES = memory.CHUNK_VALUES
 """Number of logits upcast and normalised at a time; bounds the extra memory to a few float32 chunks."""
 
 

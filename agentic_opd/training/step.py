@@ -172,8 +172,8 @@ def _parts(
     With several processes, parts are small enough that each process has one, if there are enough sequences.
     """
     shortened = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
-    size = -(-int(shortened.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
-    parts = [*shortened.parts(max(1, min(config.micro_tokens, size)), is_packed=is_packed)]
+    size = -(-int(shortened.attended_BT.sum()) // world.size) if world.size > 1 else config.part_tokens
+    parts = [*shortened.parts(max(1, min(config.part_tokens, size)), is_packed=is_packed)]
     for first in range(0, len(parts), world.size):
         index = first + world.rank
         indices = parts[min(index, len(parts) - 1)]
