@@ -209,7 +209,7 @@ class TensorSpec(NamedTuple):
 
 
 def whole_specs(model: Any, dtype: torch.dtype, *, has_head: bool) -> dict[str, TensorSpec]:
-    """Return the tensors of a push of whole weights by checkpoint name; `has_head` keeps the aliases of tied weights."""
+    """Return the tensors of a push of whole weights by checkpoint name; with `has_head`, tied ones under each name."""
     is_adapted, specs = base_of(model) is not model, dict[str, TensorSpec]()
     for name, value in model.state_dict().items():
         if ".lora_" not in name:
@@ -273,7 +273,7 @@ def write_weights(
 
     The tensors are iterated once, and each is written before the next one is taken. Those of an architecture whose
     checkpoints have other tensors than its modules (fused experts) are collected in memory, because transformers
-    converts them together. If the model's embeddings are tied and `specs` has the output head, the checkpoint is untied.
+    converts them together. If the model's embeddings are tied and `specs` has the head, the checkpoint is untied.
     """
     base, tied = base_of(model), tied_names(model)
     ignored = getattr(base, "_keys_to_ignore_on_save", None) or ()
@@ -342,8 +342,8 @@ def _write_tensor(opened: BinaryIO, value: Tensor) -> None:
     """Write a tensor's bytes: from its own memory on a CPU, else through page-locked memory of `_CHUNK` bytes."""
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.device.type == "cpu":
-        opened.write(memoryview(raw.numpy()))
+        opened.write(raw.numpy().data)
         return
     buffer = torch.empty(min(_CHUNK, len(raw)), dtype=torch.uint8, pin_memory=raw.is_cuda)
     for chunk in raw.split(_CHUNK):
-        opened.write(memoryview(buffer[: len(chunk)].copy_(chunk).numpy()))
+        opened.write(buffer[: len(chunk)].copy_(chunk).numpy().data)

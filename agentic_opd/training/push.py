@@ -150,7 +150,7 @@ class WeightPusher:
 
     async def _servers(self) -> list[PluginClient]:
         """Return clients with the servers' current properties."""
-        return await asyncio.gather(*map(PluginClient.connected, self._connections))
+        return await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
 
     async def _push_adapters(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from agentic_opd.training.model import base_of, with_delta
@@ -123,22 +123,22 @@ def as_sent(policy: TrainedPolicy, dtype: torch.dtype, *, is_whole: bool) -> Gen
 class _Swap:
     """Replaces a module's parameters by rounded ones during a forward pass."""
 
-    module: nn.Module
+    module: Any
     lora: Any
     """The adapter whose product is added to the module's weight; None without one."""
     dtype: torch.dtype
-    trained: dict[str, nn.Parameter | None] = field(default_factory=dict[str, nn.Parameter | None])
+    trained: dict[str, Tensor | None] = field(default_factory=dict[str, Tensor | None])
 
     def begin(self, *_: object) -> None:
-        parameters: Any = self.module._parameters
-        self.trained = dict(parameters)
+        self.trained = dict(self.module._parameters)
         for name, value in self.trained.items():
             if value is None or not value.is_floating_point():
                 continue
             weight = value.detach()
             if self.lora is not None and name == "weight":
-                weight = with_delta(weight, self.lora, *(getattr(self.lora, f"lora_{f}")["default"].weight for f in "AB"))
-            parameters[name] = weight.to(self.dtype).to(value.dtype)
+                a, b = (factors["default"].weight for factors in (self.lora.lora_A, self.lora.lora_B))
+                weight = with_delta(weight, self.lora, a, b)
+            self.module._parameters[name] = weight.to(self.dtype).to(value.dtype)
 
     def end(self, *_: object) -> None:
         self.module._parameters.update(self.trained)

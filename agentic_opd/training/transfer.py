@@ -55,9 +55,7 @@ class WeightSender:
             ) from error
         return cls(servers, group, device)
 
-    async def send(
-        self, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]], version: int
-    ) -> int:
+    async def send(self, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]], version: int) -> int:
         """Send the tensors, in the order of `specs`, to all servers as `version`; return the bytes that each received.
 
         Each tensor is taken from the iterable when the previous one was sent.
@@ -68,12 +66,17 @@ class WeightSender:
         dtypes = [str(spec.dtype).removeprefix("torch.") for spec in specs.values()]
         shapes = [list(spec.shape) for spec in specs.values()]
         received = [server.receive_weights(list(specs), dtypes, shapes, version) for server in self.servers]
+        is_sent = False
         try:
             await gather_all([asyncio.to_thread(self._broadcast, specs, tensors), *received])
+            is_sent = True
         except RuntimeError as error:
             raise ServerUnreachableError(
                 f"a server left while it was sent version {version}: {error}. Start it, then the trainer with resume."
             ) from error
+        finally:
+            if not is_sent:
+                self.group.close()  # The other servers still wait for a tensor.
         return sum(spec.size_bytes for spec in specs.values())
 
     def _broadcast(self, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
