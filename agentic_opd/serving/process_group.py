@@ -17,6 +17,7 @@ PATIENCE = timedelta(seconds=120)
 """Time limit of joining a group, and of each broadcast."""
 
 
+_CLOSING = timedelta(seconds=15)
 _BROADCAST = "a broadcast of weights"
 _STUCK = "did not end within"
 
@@ -26,6 +27,7 @@ class Group(ABC):
 
     _results: "_Results | None" = None
     """Receives the result of the broadcast that runs, or the error that ends it."""
+    _is_busy = False
 
     def broadcast(self, tensor: Any) -> None:
         """Send the tensor if this is rank 0, else receive into it.
@@ -34,21 +36,33 @@ class Group(ABC):
             RuntimeError: a member has left, or did not take part within `PATIENCE`; or the group was closed.
         """
         self._results = _Results()
-        within(PATIENCE, _BROADCAST, lambda: self._broadcast(tensor), self._results)
+        self._is_busy = True
+
+        def run() -> None:
+            try:
+                self._broadcast(tensor)
+            finally:
+                self._is_busy = False
+
+        within(PATIENCE, _BROADCAST, run, self._results)
 
     @abstractmethod
     def _broadcast(self, tensor: Any) -> None:
         """Call the library's broadcast, which may block as long as a member hangs."""
 
     def close(self) -> None:
-        """Leave the group; a broadcast that another thread waits for ends."""
+        """Leave the group; a broadcast that another thread waits for ends.
+
+        The library may leave only when its broadcast has ended; that is not waited for.
+        """
         if self._results is not None:
             self._results.put((None, RuntimeError("the group was closed")))
-        self._close()
+        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
+            within(timedelta(0) if self._is_busy else _CLOSING, "leaving the group", self._leave)
 
     @abstractmethod
-    def _close(self) -> None:
-        """Free the library's handle."""
+    def _leave(self) -> None:
+        """Free the library's handle, which may block as long as a member hangs."""
 
 
 _Results = queue.SimpleQueue[tuple[Any, BaseException | None]]
@@ -115,7 +129,7 @@ class GlooGroup(Group):
         options.rootRank = 0
         self._group.broadcast([tensor], options).wait()
 
-    def _close(self) -> None:
+    def _leave(self) -> None:
         self._group = None
 
 
@@ -134,9 +148,8 @@ class NcclGroup(Group):
 
         nccl_broadcast(self._communicator, tensor, 0, torch.cuda.current_stream(tensor.device))
 
-    def _close(self) -> None:
-        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
-            within(_CLOSING, "leaving the NCCL group", self._communicator.destroy)
+    def _leave(self) -> None:
+        self._communicator.destroy()
 
 
 def nccl_broadcast(communicator: Any, tensor: Any, src: int, stream: Any) -> None:
@@ -176,9 +189,6 @@ def limit_nccl_waits() -> None:
 
     limited.__wrapped__ = join  # type: ignore[attr-defined]
     NCCLWeightTransferEngine.init_transfer_engine = limited
-
-
-_CLOSING = timedelta(seconds=15)
 
 
 def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> Group:

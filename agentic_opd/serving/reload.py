@@ -90,7 +90,8 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
             raise RouteError(
                 None,
                 f"this server has no memory to load an adapter ({shortened(str(error))}). The loaded ones are "
-                "unchanged. Asking again won't help: restart it with a lower --max-adapters or --gpu-memory-utilization",
+                "unchanged. Asking again won't help: restart it with a lower --max-adapters or "
+                "--gpu-memory-utilization",
                 409,
                 "out_of_memory",
             ) from error

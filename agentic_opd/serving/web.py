@@ -131,8 +131,8 @@ def guarded(
     A posted body must be of `media_type`. A web page of another origin can post text or no type at all unasked. A route
     that `computes` is refused while the weights are broken, also if they broke before its answer was complete.
 
-    A refusal's body is `{"error": {"field", "message", "kind"}}`. Other errors (a dead engine, a full queue) are left to
-    vLLM's handlers, which respond with 5xx and shut down a server whose engine is dead.
+    A refusal's body is `{"error": {"field", "message", "kind"}}`. Other errors (a dead engine, a full queue) are left
+    to vLLM's handlers, which respond with 5xx and shut down a server whose engine is dead.
     """
 
     async def route(request: Request) -> Response:

@@ -128,6 +128,7 @@ def test_nccl_waits_no_longer_than_gloo(library: Library) -> None:
         nccl_group(library).broadcast(torch.zeros(1))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("library", ["broadcast", "synchronize"], indirect=True)
 def test_so_does_a_worker_of_vllms_nccl_engine(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is vLLM's; its communicator is a fake, which hangs as NCCL does when the trainer was stopped."""
@@ -173,7 +174,7 @@ def test_an_error_of_the_library_is_raised_as_it_is() -> None:
         def _broadcast(self, tensor: Any) -> None:
             raise ValueError("no such dtype")
 
-        def _close(self) -> None:
+        def _leave(self) -> None:
             pass
 
     with pytest.raises(ValueError, match="no such dtype"):
