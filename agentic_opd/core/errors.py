@@ -67,6 +67,14 @@ class ServerRequestError(ServerError):
         self.status, self.answer = status, answer
 
 
+class ServerMemoryError(ServerError):
+    """A server has no memory for new weights. It would have none for the same request again."""
+
+
+class BrokenWeightsError(ServerError):
+    """A server's weights are partly those of a push that failed: it computes nothing until whole ones are loaded."""
+
+
 class EndpointRefusedError(ServerRequestError):
     """The server would refuse every request: its key, its account or its model is at fault."""
 

@@ -16,8 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import (
+    BrokenWeightsError,
     NotSentError,
     ServerError,
+    ServerMemoryError,
     ServerMismatchError,
     ServerRequestError,
     ServerUnreachableError,
@@ -287,11 +289,14 @@ class JsonClient:
             f"Is the server up at this address? {self.hint}"
         )
 
-    def _refusal(self, path: str, answer: aiohttp.ClientResponse, text: str) -> NoAnswerError | ServerRequestError:
+    def _refusal(self, path: str, answer: aiohttp.ClientResponse, text: str) -> NoAnswerError | ServerError:
         status = answer.status
         if may_pass(status):
             pause_s = pause_asked(answer.headers, text, is_limit=status == 429)
             return NoAnswerError(f"HTTP {status}: {_on_a_line(text, 300)}", pause_s)
+        error_class = _KINDS.get(_kind_of(text))
+        if error_class is not None:
+            return error_class(f"{self.base_url}{path}: {_on_a_line(text, 2000)}")
         advice = key_advice(status, text, bool(self.api_key), self.key_setting)
         return ServerRequestError(
             f"{self.base_url}{path} refused the request: HTTP {status}: {_on_a_line(text, 1000)}{advice}", status, text
@@ -335,6 +340,20 @@ class JsonClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+_KINDS = {"out_of_memory": ServerMemoryError, "broken_weights": BrokenWeightsError}
+"""Errors by the `kind` that the vLLM plugin names in a refusal (`serving.errors.Kind`)."""
+
+
+def _kind_of(text: str) -> str:
+    """Return the kind that a refusal of the vLLM plugin names; empty for all others."""
+    if '"kind"' not in text:
+        return ""
+    try:
+        return str(read_json(text)["error"]["kind"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _on_a_line(text: str, max_chars: int) -> str:

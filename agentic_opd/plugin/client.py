@@ -13,7 +13,13 @@ from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd import __version__
 from agentic_opd.core.concurrency import fair_slot, gather_all
-from agentic_opd.core.errors import AlignmentError, PlaceError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.errors import (
+    AlignmentError,
+    BrokenWeightsError,
+    PlaceError,
+    ServerMismatchError,
+    ServerRequestError,
+)
 from agentic_opd.core.http import JsonClient, read_answer
 from agentic_opd.core.types import Completion, PlacedImage, TeacherRequest
 from agentic_opd.plugin.info import ServerInfo, fetch_info
@@ -74,9 +80,18 @@ class PluginClient:
         self._scoring = asyncio.Semaphore(self.max_concurrent)
 
     @classmethod
-    async def connected(cls, http: JsonClient) -> Self:
-        """Ask the server for its properties; see `fetch_info` for the errors."""
-        return cls(http, await fetch_info(http))
+    async def connected(cls, http: JsonClient, *, may_be_broken: bool = False) -> Self:
+        """Ask the server for its properties; see `fetch_info` for the errors.
+
+        `may_be_broken` accepts a server whose weights are broken, in order to load whole ones.
+
+        Raises:
+            BrokenWeightsError: the server computes nothing until whole weights are loaded.
+        """
+        info = await fetch_info(http)
+        if info.broken_weights is not None and not may_be_broken:
+            raise BrokenWeightsError(f"{http.base_url}: {info.broken_weights}")
+        return cls(http, info)
 
     @property
     def url(self) -> str:
@@ -373,7 +388,14 @@ class PluginClient:
     # ------------------------------------------------------------------------------------------------------ weights
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
+        """Load a checkpoint of the whole model as `version`.
+
+        Raises:
+            ServerMemoryError: the server has no memory for it; the message says whether the old weights are whole.
+            BrokenWeightsError: the load failed, and so did that of the previous weights.
+            ServerRequestError: the checkpoint does not fit the model.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
         await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
 
     async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:

@@ -43,6 +43,10 @@ class ServerInfo:
     """The server scores sequences at ids of other sequences' rows (`Reading.ids_of`), which need not be likely ones."""
     tied_embeddings: bool = False
     """The output head shares the embedding matrix and receives no separate weights."""
+    broken_weights: str | None = None
+    """Why the server computes nothing until whole weights are loaded; None if its weights are whole."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the server computes on."""
     image_placeholder: str | None = None
     """Placeholder text of a picture in a prompt; None: the model reads text only."""
 

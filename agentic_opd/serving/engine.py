@@ -23,6 +23,7 @@ from vllm.inputs import EngineInput
 from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.logprobs import LogprobsProcessor
@@ -89,6 +90,8 @@ class PluginState:
     images: HeldImages = field(default_factory=HeldImages)
     last_version: int = 0
     """Version of the weights of the last scores, cached because asking the engine takes a round trip."""
+    broken: str | None = None
+    """Why the weights are unusable: a load failed after a part of them had been replaced. None: they are whole."""
     reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     parser: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "agentic-opd-parser"))
     """Parses long bodies in one thread. Parsing holds the interpreter lock for 5 ms a MiB of ids, and up to 40 ms a MiB
@@ -154,6 +157,24 @@ class PluginState:
         """Whether the engine returns logprobs of given ids at positions of a prompt: vLLM's V2 model runner does."""
         is_v2 = getattr(self.engine.vllm_config, "use_v2_model_runner", False)
         return bool(is_v2) and "prompt_logprob_token_ids" in SamplingParams.__struct_fields__
+
+    def check_weights(self) -> None:
+        """Refuse to compute with weights of which only a part was replaced.
+
+        Raises:
+            RouteError: 409, of the kind `broken_weights`.
+        """
+        if self.broken is not None:
+            raise RouteError(None, self.broken, 409, "broken_weights")
+
+    @property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that the engine computes on; empty on a CPU."""
+        if not current_platform.is_cuda_alike():
+            return []
+        parallel = self.engine.vllm_config.parallel_config
+        count = parallel.world_size * parallel.data_parallel_size
+        return [current_platform.get_device_uuid(index) for index in range(count)]
 
     def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.

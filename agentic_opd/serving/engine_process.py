@@ -1,4 +1,4 @@
-"""What the plugin adds to vLLM's engine: a weight transfer, a limit of prefix cache hits, and adapters on CPUs."""
+"""What the plugin adds to vLLM's engine: weight transfers, a limit of prefix cache hits, and adapters on CPUs."""
 
 from contextlib import suppress
 from typing import Any
@@ -12,11 +12,16 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
+    from agentic_opd.serving.process_group import limit_nccl_waits
+    from agentic_opd.serving.settle import add_to_workers
+
     with suppress(ValueError):  # The name is registered already.
         WeightTransferEngineFactory.register_engine(
             "gloo", "agentic_opd.serving.cpu.gloo_transfer", "GlooWeightTransferEngine"
         )
     limit_cache_hits()
+    add_to_workers()
+    limit_nccl_waits()
     if current_platform.is_cpu():
         from agentic_opd.serving.cpu.lora_kernels import skip_tokens_without_adapter
 

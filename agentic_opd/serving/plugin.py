@@ -28,11 +28,11 @@ class OPDEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
-        app.add_api_route("/generate", guarded(generate), methods=["POST"])
-        app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
+        app.add_api_route("/generate", guarded(generate, computes=True), methods=["POST"])
+        app.add_api_route("/v1/opd/score", guarded(score, computes=True), methods=["POST"])
         app.add_api_route("/v1/opd/images", guarded(hold_image, "application/octet-stream"), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
-        app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter), methods=["POST"])
+        app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter, computes=True), methods=["POST"])
         app.add_api_route("/v1/opd/join_transfer", guarded(join_transfer), methods=["POST"])
         app.add_api_route("/v1/opd/receive_weights", guarded(receive_weights), methods=["POST"])
         app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
@@ -48,7 +48,7 @@ async def hold_image(state: PluginState, raw: bytes) -> ImageAnswer:
     return await state.images.hold(state.engine, raw)
 
 
-async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
+async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | list[str] | None]:
     """Return the served model's properties, the server's limits, and the versions of the packages."""
     newest = state.adapters.newest
     return {
@@ -69,4 +69,6 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "named_ids": state.named_ids,
         "tied_embeddings": state.tied_embeddings,
         "image_placeholder": state.images.placeholder,
+        "gpus": state.gpus,
+        "broken_weights": state.broken,
     }

@@ -17,35 +17,67 @@ PATIENCE = timedelta(seconds=120)
 """Time limit of joining a group, and of each broadcast."""
 
 
+_CLOSING = timedelta(seconds=15)
+_BROADCAST = "a broadcast of weights"
+_STUCK = "did not end within"
+
+
 class Group(ABC):
     """A member's handle of the group; the trainer has rank 0."""
+
+    _results: "_Results | None" = None
+    """Receives the result of the broadcast that runs, or the error that ends it."""
+    _is_busy = False
 
     def broadcast(self, tensor: Any) -> None:
         """Send the tensor if this is rank 0, else receive into it.
 
         Raises:
-            RuntimeError: a member has left, or did not take part within `PATIENCE`.
+            RuntimeError: a member has left, or did not take part within `PATIENCE`; or the group was closed.
         """
-        within(PATIENCE, "a broadcast of weights", lambda: self._broadcast(tensor))
+        self._results = _Results()
+        self._is_busy = True
+
+        def run() -> None:
+            try:
+                self._broadcast(tensor)
+            finally:
+                self._is_busy = False
+
+        within(PATIENCE, _BROADCAST, run, self._results)
 
     @abstractmethod
     def _broadcast(self, tensor: Any) -> None:
         """Call the library's broadcast, which may block as long as a member hangs."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a broadcast that another thread waits for ends.
+
+        The library may leave only when its broadcast has ended; that is not waited for.
+        """
+        if self._results is not None:
+            self._results.put((None, RuntimeError("the group was closed")))
+        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
+            within(timedelta(0) if self._is_busy else _CLOSING, "leaving the group", self._leave)
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free the library's handle, which may block as long as a member hangs."""
 
 
-def within(limit: timedelta, name: str, call: Callable[[], Any]) -> Any:
+_Results = queue.SimpleQueue[tuple[Any, BaseException | None]]
+
+
+def within(limit: timedelta, name: str, call: Callable[[], Any], results: _Results | None = None) -> Any:
     """Return the result of a call that may block for ever in a library, which knows no time limit.
 
-    The call runs in a daemon thread, which is abandoned after `limit` and does not keep the process from ending.
+    The call runs in a daemon thread, which is abandoned after `limit` and does not keep the process from ending. An
+    error put into `results` ends the wait earlier.
 
     Raises:
         RuntimeError: the call did not return in time.
     """
-    results = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+    results = results or _Results()
 
     def run() -> None:
         try:
@@ -58,12 +90,17 @@ def within(limit: timedelta, name: str, call: Callable[[], Any]) -> Any:
         result, error = results.get(timeout=limit.total_seconds())
     except queue.Empty:
         raise RuntimeError(
-            f"{name} did not end within {limit.total_seconds():g} s: another member of the group hangs, was stopped or "
-            "lost its network"
+            f"{name} {_STUCK} {limit.total_seconds():g} s: another member of the group hangs, was stopped or lost its "
+            "network"
         ) from None
     if error is not None:
         raise error
     return result
+
+
+def is_stuck(error: BaseException) -> bool:
+    """Return whether `within` gave a call up, also if the error arrives as text from a worker."""
+    return _STUCK in str(error)
 
 
 class GlooGroup(Group):
@@ -92,7 +129,7 @@ class GlooGroup(Group):
         options.rootRank = 0
         self._group.broadcast([tensor], options).wait()
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         self._group = None
 
 
@@ -109,17 +146,49 @@ class NcclGroup(Group):
     def _broadcast(self, tensor: Any) -> None:
         import torch
 
-        with torch.cuda.device(tensor.device):  # A new thread has the first device.
-            stream = torch.cuda.current_stream()
-            self._communicator.broadcast(tensor, src=0, stream=stream)
-            stream.synchronize()
+        nccl_broadcast(self._communicator, tensor, 0, torch.cuda.current_stream(tensor.device))
 
-    def close(self) -> None:
-        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
-            within(_CLOSING, "leaving the NCCL group", self._communicator.destroy)
+    def _leave(self) -> None:
+        self._communicator.destroy()
 
 
-_CLOSING = timedelta(seconds=15)
+def nccl_broadcast(communicator: Any, tensor: Any, src: int, stream: Any) -> None:
+    """Broadcast by vLLM's communicator, and wait until the tensor was sent or has arrived."""
+    import torch
+
+    with torch.cuda.device(tensor.device):  # A new thread has the first device.
+        communicator.broadcast(tensor, src=src, stream=stream)
+        stream.synchronize()
+
+
+class LimitedCommunicator:
+    """A worker's communicator of vLLM, of which each broadcast has the same time limit as the trainer's."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def broadcast(self, tensor: Any, src: int, stream: Any) -> None:
+        """Send or receive a tensor; raises as `Group.broadcast`."""
+        within(PATIENCE, _BROADCAST, lambda: nccl_broadcast(self._communicator, tensor, src, stream))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._communicator, name)
+
+
+def limit_nccl_waits() -> None:
+    """Give the waits of vLLM's NCCL engine, which has no time limits, those of this module."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    join: Any = NCCLWeightTransferEngine.init_transfer_engine
+    if hasattr(join, "__wrapped__"):
+        return
+
+    def limited(self: Any, init_info: Any) -> None:
+        join(self, init_info)
+        self.model_update_group = LimitedCommunicator(self.model_update_group)
+
+    limited.__wrapped__ = join  # type: ignore[attr-defined]
+    NCCLWeightTransferEngine.init_transfer_engine = limited
 
 
 def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> Group:

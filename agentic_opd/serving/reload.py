@@ -22,8 +22,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentic_opd.serving import telemetry
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, as_version
-from agentic_opd.serving.errors import RouteError
-from agentic_opd.serving.web import Body, read_body
+from agentic_opd.serving.errors import RouteError, is_out_of_memory
+from agentic_opd.serving.web import Body, read_body, shortened
 
 logger = init_logger("vllm.agentic_opd.reload")
 
@@ -82,7 +82,19 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
     engine = cast(AsyncLLM, state.engine)  # `EngineClient` lacks `remove_lora`.
     async with state.reload_lock:
         check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
-        await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+        try:
+            await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RouteError(
+                None,
+                f"this server has no memory to load an adapter ({shortened(str(error))}). The loaded ones are "
+                "unchanged. Asking again won't help: restart it with a lower --max-adapters or "
+                "--gpu-memory-utilization",
+                409,
+                "out_of_memory",
+            ) from error
     if not body.as_teacher:
         telemetry.loaded(body.version)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
@@ -117,7 +129,8 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
 
     Raises:
         RouteError: the checkpoint does not match the model.
-        Exception: the engine could not load the checkpoint; the previous weights are loaded again.
+            There was no memory for it, or the weights are broken now: see `restore`.
+        Exception: the engine could not load the checkpoint; the previous weights are whole.
     """
     # The engine would load a checkpoint of other shapes without an error, and compute wrong results.
     await asyncio.to_thread(lambda: check_shapes(tensor_shapes(checkpoint), state, "path"))
@@ -125,22 +138,72 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
         check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
-        except BaseException:
-            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": state.loaded.path})
-            await _reset_cache(state)
-            await state.engine.update_weight_version(str(state.loaded.version))
+        except Exception as error:
+            await restore(state, error)
             raise
     state.loaded = LoadedFiles(str(checkpoint), new_version)
     logger.info("Loaded %s as weight version %d", checkpoint, new_version)
     return new_version
 
 
+async def restore(state: PluginState, error: Exception) -> None:
+    """Make the weights whole again after a load that failed with `error`, or mark them as broken.
+
+    If layers were replaced, the checkpoint that was loaded from files last is loaded again, with its version.
+
+    Raises:
+        RouteError: 409: there was no memory (`out_of_memory`), or the weights are unusable now (`broken_weights`).
+    """
+    replaced = await _settled(state)
+    is_out_of_memory_now = is_out_of_memory(error)
+    outcome = "No layer had been replaced: the old weights are whole."
+    if replaced != []:
+        layers = "Layers may have been replaced"
+        if replaced is not None:
+            layers = f"{len(replaced)} layers had been replaced ({', '.join(replaced[:3])}, ...)"
+        try:
+            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": state.loaded.path})
+            await _reset_cache(state)
+            await state.engine.update_weight_version(str(state.loaded.version))
+            outcome = f"{layers}; the weights of version {state.loaded.version} are whole again."
+        except Exception as second:
+            logger.exception("The previous weights can't be loaded again")
+            await _settled(state)
+            is_out_of_memory_now = is_out_of_memory_now or is_out_of_memory(second)
+            outcome = (
+                f"{layers}, and the previous weights can't be loaded again: this server computes nothing until whole "
+                "weights are loaded. Push again, or restart it."
+            )
+            state.broken = f"the weights of this server are partly those of a push that failed. {outcome}"
+    if is_out_of_memory_now:
+        raise RouteError(
+            None,
+            f"this server has no memory to load weights ({shortened(str(error))}). {outcome} Asking again won't help. "
+            "Leave it more: lower its --gpu-memory-utilization or --max-model-len, or give the trainer another GPU or "
+            "less of this one (train.micro_tokens)",
+            409,
+            "out_of_memory",
+        ) from error
+    if state.broken is not None:
+        raise RouteError(None, f"{state.broken} The load failed with: {shortened(str(error))}", 409, "broken_weights")
+
+
+async def _settled(state: PluginState) -> list[str] | None:
+    """End the failed load in all workers; return the layers that any of them replaced, None if that is unknown."""
+    try:
+        replaced: list[list[str] | None] = await state.engine.collective_rpc("settle_weights")
+    except Exception:
+        logger.exception("The workers can't tell which layers were replaced")
+        return None
+    return None if None in replaced else sorted({layer for layers in replaced for layer in layers or ()})
+
+
 @asynccontextmanager
 async def swapped_weights(state: PluginState, version: int | None) -> AsyncGenerator[int]:
     """Wait for running requests and pause the engine, so that the block can load new weights; hold the reload lock.
 
-    Yields the new weights' version, by default the next one. A block that fails must restore the previous weights and
-    their version.
+    Yields the new weights' version, by default the next one. A block that fails must call `restore`. If the weights are
+    broken after that, the requests that waited for the end of the pause are aborted.
     """
     async with state.reload_lock:
         if version is None:
@@ -151,8 +214,11 @@ async def swapped_weights(state: PluginState, version: int | None) -> AsyncGener
             await _reset_cache(state)
             await state.adapters.unload(cast(AsyncLLM, state.engine))
             await state.engine.update_weight_version(str(version))
+            state.broken = None
             telemetry.loaded(version)
         finally:
+            if state.broken is not None:
+                await state.engine.pause_generation(mode="abort")
             await state.engine.resume_generation()
 
 

@@ -6,8 +6,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any, cast
 
 from msgspec import Meta
 from vllm.config.weight_transfer import WeightTransferConfig
@@ -17,7 +17,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentic_opd.serving.engine import PluginState
 from agentic_opd.serving.errors import RouteError
-from agentic_opd.serving.reload import Version, check_shapes, swapped_weights
+from agentic_opd.serving.process_group import is_stuck
+from agentic_opd.serving.reload import Version, check_shapes, restore, swapped_weights
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.transfer")
@@ -77,11 +78,13 @@ async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
 async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     """Wait for running requests, receive the weights from rank 0, reset the prefix cache, and resume.
 
-    If the trainer fails during the transfer, a server on CPUs continues with the previous weights. A server on GPUs has
-    no memory for both copies, and ends; so does any server whose workers are still waiting after `_LIMIT_S`.
+    If the trainer or another server fails during the transfer, a server on CPUs continues with the previous weights. A
+    server on GPUs replaces each layer when it has arrived; its waits in NCCL have the same limit as gloo's, after which
+    it ends, because a GPU can't leave such a wait. So does any server whose workers do not return within `_LIMIT_S`.
 
     Raises:
-        RouteError: the weights do not match the model, or the server was started without a weight transfer.
+        RouteError: the weights do not match the model, or the server was started without a weight transfer; or as
+            `reload.restore`.
     """
     body, engine = await read_body(state, raw, ReceiveBody), _engine(state)
     if not len(body.names) == len(body.dtypes) == len(body.shapes):
@@ -94,30 +97,46 @@ async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
 async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> int:
     sent = {"names": body.names, "dtype_names": body.dtypes, "shapes": body.shapes}
     async with swapped_weights(state, body.version):
-        await engine.start_weight_update()
-        await _within_limit(engine.update_weights(WeightTransferUpdateRequest(sent)), "receiving weights")
-        await engine.finish_weight_update()
+        try:
+            await _within_limit(engine.start_weight_update(), "preparing to receive weights")
+            await _within_limit(engine.update_weights(WeightTransferUpdateRequest(sent)), "receiving weights")
+            await _within_limit(engine.finish_weight_update(), "loading received weights")
+        except Exception as error:
+            if is_stuck(error) and _is_nccl(state):
+                _end_server("receiving weights", str(error))
+                raise
+            await _within_limit(restore(state, error), "loading the previous weights")
+            raise
     logger.info("Received %d weights as weight version %d", len(body.names), body.version)
     return body.version
 
 
-async def _within_limit(work: Awaitable[None], action: str) -> None:
+async def _within_limit(work: Coroutine[Any, Any, None], action: str) -> None:
     """Await the workers, or end this server: workers that hang in a transfer neither answer nor can be interrupted."""
     try:
         await asyncio.wait_for(work, _LIMIT_S)
     except TimeoutError:
-        logger.critical(
-            "%s did not end within %g s: the trainer hangs or was stopped. This server ends, because its workers can't "
-            "be interrupted; start it again, then the trainer with resume",
-            *(action, _LIMIT_S),
-        )
-        os.kill(os.getpid(), signal.SIGTERM)
+        _end_server(action, f"it did not end within {_LIMIT_S:g} s")
         raise
+
+
+def _end_server(action: str, problem: str) -> None:
+    logger.critical(
+        "%s failed: %s. The trainer or another server hangs or was stopped. This server ends, because its workers "
+        "can't be interrupted; start it again, then the trainer with resume",
+        *(action, problem),
+    )
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_nccl(state: PluginState) -> bool:
+    """Return whether the weights arrive by NCCL, whose kernels block a GPU's stream until all members take part."""
+    transfer = transfer_of(state)
+    return transfer is not None and transfer.backend == "nccl"
 
 
 def _engine(state: PluginState) -> AsyncLLM:
     if transfer_of(state) is None:
         message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
         raise RouteError(None, message, 409)
-    assert isinstance(state.engine, AsyncLLM)
-    return state.engine
+    return cast(AsyncLLM, state.engine)  # `EngineClient` lacks `start_weight_update`.

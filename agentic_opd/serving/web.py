@@ -123,13 +123,16 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         raise RouteError(None, f"the body is not JSON: {error}") from error
 
 
-def guarded(handler: Handler, media_type: str = JSON) -> Callable[[Request], Awaitable[Response]]:
+def guarded(
+    handler: Handler, media_type: str = JSON, *, computes: bool = False
+) -> Callable[[Request], Awaitable[Response]]:
     """Wrap a handler as a route: check access, return refusals as JSON, and cancel on a client's disconnect.
 
-    A posted body must be of `media_type`. A web page of another origin can post text or no type at all unasked.
+    A posted body must be of `media_type`. A web page of another origin can post text or no type at all unasked. A route
+    that `computes` is refused while the weights are broken, also if they broke before its answer was complete.
 
-    A refusal's body is `{"error": {"field", "message"}}`. Other errors (a dead engine, a full queue) are left to vLLM's
-    handlers, which respond with 5xx and shut down a server whose engine is dead.
+    A refusal's body is `{"error": {"field", "message", "kind"}}`. Other errors (a dead engine, a full queue) are left
+    to vLLM's handlers, which respond with 5xx and shut down a server whose engine is dead.
     """
 
     async def route(request: Request) -> Response:
@@ -138,7 +141,11 @@ def guarded(handler: Handler, media_type: str = JSON) -> Callable[[Request], Awa
             await check_access(request, state.access)
             await _check_type(request, media_type)
             body = await receive_body(request, state.max_body_bytes)
+            if computes:
+                state.check_weights()
             answer = await unless_gone(request, handler(state, body))
+            if computes:
+                state.check_weights()
             if isinstance(answer, AsyncGenerator):
                 stream = answer
                 # Wait for the first event before the response starts, so that a refusal can still set the status.
@@ -184,7 +191,8 @@ def _event(data: Mapping[str, object]) -> bytes:
 
 def refused_response(refused: RouteError) -> JSONResponse:
     field = refused.field and shortened(refused.field)
-    body = {"error": {"field": field, "message": shortened(refused.message)}}
+    message = refused.message if refused.kind else shortened(refused.message)
+    body = {"error": {"field": field, "message": message} | ({"kind": refused.kind} if refused.kind else {})}
     return JSONResponse(body, status_code=refused.status)
 
 
@@ -304,12 +312,20 @@ class KeyGuard:
             return
         try:
             await check_access(Request(scope, receive), access)
+            if self._computes(scope) and (state := getattr(scope["app"].state, "agentic_opd", None)) is not None:
+                state.check_weights()
         except RouteError as refused:
             await refused_response(refused)(scope, receive, send)
         except ClientDisconnect:
             return
         else:
             await self._app(scope, receive, send)
+
+    @staticmethod
+    def _computes(scope: Scope) -> bool:
+        """Return whether a route of vLLM may compute with the model; the plugin's own routes check by themselves."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return scope.get("method") == "POST" and not path.startswith(("/v1/opd/", "/tokenize", "/detokenize"))
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:

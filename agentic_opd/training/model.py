@@ -2,14 +2,16 @@
 
 import inspect
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +20,18 @@ from torch.utils.checkpoint import checkpoint
 
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import unsharded
 
+Value = TypeVar("Value")
+
+_CHUNK = 2**26
+"""Bytes of page-locked memory through which a GPU's weights reach a file."""
+_FILE_DTYPES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""The dtypes' names in safetensors files."""
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index\.json$")
 """Names of weight files and their indices; all other files of a checkpoint are small."""
 
@@ -243,8 +256,9 @@ def save_weights(
     Raises:
         OutputError: the folder can't be written.
     """
-    weights = served_weights(model, model.state_dict() if state is None else state, dtype)
-    write_weights(model, source, folder, without_aliases(model, weights))
+    weights = without_aliases(model, served_weights(model, model.state_dict() if state is None else state, dtype))
+    specs = {name: TensorSpec(value.dtype, tuple(value.shape)) for name, value in weights.items()}
+    write_weights(model, source, folder, specs, weights.items())
 
 
 def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -256,21 +270,48 @@ def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) 
 
 
 def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight of an unsharded state dict by checkpoint name, adapters merged, in training's precision."""
+    """Yield each weight of a state dict by checkpoint name, adapters merged, in training's precision.
+
+    Tensors are gathered and merged one at a time on their device. If the model is sharded, all processes must iterate.
+    """
     base = base_of(model)
     if base is not model:
         state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
-    for name, value in state.items():
+    for name, sharded in state.items():
         if ".lora_" in name:
             continue
-        plain = plain_name(name)
+        plain, value = plain_name(name), unsharded(sharded.detach())
         module_name = plain.removesuffix(".weight")
         if module_name in adapted and plain != module_name:
             # peft merges in place, and its unmerging does not restore the exact values.
-            a, b = (state[f"{module_name}.lora_{factor}.default.weight"] for factor in "AB")
-            value = (value + adapted[module_name].scaling["default"] * (b @ a)).detach().cpu()
+            a, b = (unsharded(state[f"{module_name}.lora_{factor}.default.weight"].detach()) for factor in "AB")
+            value = with_delta(value, adapted[module_name], a, b)
         yield plain, value
+
+
+def with_delta(weight: Tensor, lora: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Return a weight with the product of its adapter's factors A and B added."""
+    return weight + lora.scaling["default"] * (b.detach() @ a.detach())
+
+
+class TensorSpec(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def whole_specs(model: Any, dtype: torch.dtype, *, has_head: bool) -> dict[str, TensorSpec]:
+    """Return the tensors of a push of whole weights by checkpoint name; with `has_head`, tied ones under each name."""
+    is_adapted, specs = base_of(model) is not model, dict[str, TensorSpec]()
+    for name, value in model.state_dict().items():
+        if ".lora_" not in name:
+            plain = plain_name(name.removeprefix("base_model.model.") if is_adapted else name)
+            specs[plain] = TensorSpec(dtype if value.is_floating_point() else value.dtype, tuple(value.shape))
+    return specs if has_head else without_aliases(model, specs)
 
 
 def tied_names(model: Any) -> dict[str, str]:
@@ -283,7 +324,7 @@ def tied_names(model: Any) -> dict[str, str]:
     return tied
 
 
-def without_aliases(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_aliases(model: Any, weights: Mapping[str, Value]) -> dict[str, Value]:
     """Drop the aliases of tied weights, such as the output head."""
     tied = tied_names(model)
     return {name: value for name, value in weights.items() if name not in tied}
@@ -317,23 +358,88 @@ def _fresh_folder(folder: Path) -> Generator[Path]:
         raise OutputError(f"cannot write {str(folder)!r}: {error}") from error
 
 
-def write_weights(model: Any, source: str, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint of these weights, all in one precision, and name that precision in its configuration.
+def write_weights(
+    model: Any,
+    source: str,
+    folder: Path,
+    specs: Mapping[str, TensorSpec],
+    tensors: Iterable[tuple[str, Tensor]],
+) -> None:
+    """Write a checkpoint of the tensors named in `specs`, all in one precision, and name it in the configuration.
 
-    If the model's embeddings are tied and `weights` contains the output head too, the checkpoint is untied.
+    The tensors are iterated once, and each is written before the next one is taken. Those of an architecture whose
+    checkpoints have other tensors than its modules (fused experts) are collected in memory, because transformers
+    converts them together. If the model's embeddings are tied and `specs` has the head, the checkpoint is untied.
     """
-    tied = tied_names(model)
-    has_head = bool(tied) and tied.keys() <= weights.keys()
-    # `save_pretrained` omits a tensor that shares its memory with another one.
-    state = {name: value.clone() if has_head and name in tied else value for name, value in weights.items()}
-    dtype = next(value.dtype for value in weights.values() if value.is_floating_point())
+    base, tied = base_of(model), tied_names(model)
+    ignored = getattr(base, "_keys_to_ignore_on_save", None) or ()
+    specs = {name: spec for name, spec in specs.items() if name not in ignored}
+    has_head = bool(tied) and tied.keys() <= specs.keys()
+    dtype = next(spec.dtype for spec in specs.values() if spec.dtype.is_floating_point)
     with _fresh_folder(folder) as fresh:
-        base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
+        if _is_converted(base, specs):
+            # `save_pretrained` omits a tensor that shares its memory with another one.
+            state = {name: value.to("cpu", copy=has_head and name in tied) for name, value in tensors if name in specs}
+            base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
+        else:
+            fresh.mkdir(parents=True)
+            base.config.save_pretrained(fresh)
+            if base.can_generate():
+                base.generation_config.save_pretrained(fresh)
+            write_safetensors(fresh / "model.safetensors", specs, tensors)
         config = json.loads((fresh / "config.json").read_text())  # It describes the model in float32.
         config["dtype"] = str(dtype).removeprefix("torch.")
+        config["architectures"] = [type(base).__name__.removeprefix("FSDP")]
         if has_head:
             config["tie_word_embeddings"] = False
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for file in Path(source).glob("*") if Path(source).is_dir() else ():
             if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
                 shutil.copyfile(file, fresh / file.name)
+
+
+def _is_converted(model: Any, specs: Mapping[str, TensorSpec]) -> bool:
+    """Return whether transformers converts these tensors when it saves them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    before = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in specs.items()}
+    after = revert_weight_conversion(model, dict(before))
+    return {name: value.shape for name, value in after.items()} != {name: value.shape for name, value in before.items()}
+
+
+def write_safetensors(file: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write the tensors named in `specs` to a file, one at a time; their order is free.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, spec in specs.items():
+        end = offset + spec.size_bytes
+        header[name] = {"dtype": _FILE_DTYPES[spec.dtype], "shape": spec.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    missing = set(specs)
+    with file.open("wb") as opened:
+        opened.write(struct.pack("<Q", len(text)) + text)
+        first = opened.tell()
+        for name, value in tensors:
+            if name in missing:
+                missing.remove(name)
+                opened.seek(first + header[name]["data_offsets"][0])
+                _write_tensor(opened, value)
+    if missing:
+        raise KeyError(f"{file.name} lacks {', '.join(sorted(missing)[:3])}")
+
+
+def _write_tensor(opened: BinaryIO, value: Tensor) -> None:
+    """Write a tensor's bytes: from its own memory on a CPU, else through page-locked memory of `_CHUNK` bytes."""
+    raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.device.type == "cpu":
+        opened.write(raw.numpy().data)
+        return
+    buffer = torch.empty(min(_CHUNK, len(raw)), dtype=torch.uint8, pin_memory=raw.is_cuda)
+    for chunk in raw.split(_CHUNK):
+        opened.write(buffer[: len(chunk)].copy_(chunk).numpy().data)

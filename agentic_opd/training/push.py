@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
@@ -19,7 +21,7 @@ from agentic_opd.plugin.client import PluginClient
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
-from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied_names, without_aliases, write_weights
+from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied_names, whole_specs, write_weights
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.rounding import MUCH, Rounding, as_sent, common_dtype
 from agentic_opd.training.transfer import WeightSender
@@ -69,7 +71,7 @@ class Pushed(NamedTuple):
     difference_rms: float | None
     """Root mean square of these differences, in nats; None without a probe."""
     rounded_share: float
-    """Share of the update that rounding withholds: `Rounded.share`."""
+    """Share of the update that rounding withholds: `Rounding.share`."""
 
 
 class _Receivers(NamedTuple):
@@ -92,7 +94,7 @@ class WeightPusher:
         """Create a client for each server; no request is sent yet."""
         self._config, self._world = config, world
         self._push_limit = config.pushes_kept
-        self._rounding, self._averages_rounding = Rounding(), Rounding()
+        self._rounding = Rounding()
         self._has_warned = self._has_said_merged = False
         self._sender: WeightSender | None = None
         secret = config.vllm_api_key
@@ -128,62 +130,80 @@ class WeightPusher:
         servers = await self._servers() if world.is_first else []
         to = world.share(self._receivers(model, servers) if world.is_first else None)
         assert to is not None
-        state: dict[str, torch.Tensor] = model.state_dict()
-        if to.takes_adapters:
-            state = {name: value for name, value in state.items() if ".lora_" in name}
-        state = await asyncio.to_thread(world.gather, state)
-        averages = {} if average is None else await asyncio.to_thread(world.gather, average.state_dict())
-        if to.takes_adapters:
-            rounded = await asyncio.to_thread(self._rounding.adapters, state, to.dtype)
-        else:
-            rounded = await asyncio.to_thread(self._rounding.weights, merged(model, state), to.dtype)
-        sent = rounded.weights
+        release_cache(world.device, servers)
         logprobs = None
         if probe is not None:
-            with as_sent(policy, None if to.takes_adapters else sent, to.dtype, world):
+            with as_sent(policy, to.dtype, is_whole=not to.takes_adapters):
                 logprobs = probe.own_logprobs(policy, world.device)
+        if to.takes_adapters:
+            size = await self._push_adapters(servers, folder, version, model, average, to.dtype)
+        else:
+            size = await self._push_whole(servers, folder, version, model, to)
         if not world.is_first:
             return None
-        if to.takes_adapters:
-            await asyncio.to_thread(save_adapter, model, folder, sent)
-            await asyncio.gather(*(server.load_adapter(folder, version) for server in servers))
-            size = _size_bytes(folder)
-            if averages:
-                teacher = folder.with_name(f"{folder.name}-teacher")
-                averages = self._averages_rounding.adapters(averages, to.dtype).weights
-                await asyncio.to_thread(save_adapter, model, teacher, averages)
-                await asyncio.gather(*(server.load_adapter(teacher, version, as_teacher=True) for server in servers))
-                size += _size_bytes(teacher)
-        else:
-            if not to.has_head:
-                sent = without_aliases(model, sent)
-            size = await self._load_weights(servers, folder, version, model, sent)
         noise = None if probe is None or logprobs is None else await self.compare(logprobs, probe, version)
         if folder.exists():
             self._forget_old(folder)
-        self._warn_of_rounding(rounded.share, to.dtype)
-        return Pushed(size, noise and noise.largest, noise and noise.rms, rounded.share)
+        share = self._rounding.share
+        self._warn_of_rounding(share, to.dtype)
+        return Pushed(size, noise and noise.largest, noise and noise.rms, share)
 
     async def _servers(self) -> list[PluginClient]:
         """Return clients with the servers' current properties."""
-        return await asyncio.gather(*map(PluginClient.connected, self._connections))
+        return await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
 
-    async def _load_weights(
+    async def _push_adapters(
         self,
         servers: Sequence[PluginClient],
         folder: Path,
         version: int,
         model: Any,
-        sent: dict[str, torch.Tensor],
+        average: MovingAverage | None,
+        dtype: torch.dtype,
     ) -> int:
-        """Load whole weights on all servers; return their size in bytes."""
-        if self._config.weight_transfer != "files":
+        """Load the adapters, and the average as the teacher's, on all servers; return their size in bytes."""
+        world = self._world
+        state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
+        state = await asyncio.to_thread(world.gather, state)
+        averages = {} if average is None else await asyncio.to_thread(world.gather, average.state_dict())
+        if not world.is_first:
+            return 0
+        factors = await asyncio.to_thread(self._rounding.adapters, state, dtype)
+        await asyncio.to_thread(save_adapter, model, folder, factors)
+        await gather_all(server.load_adapter(folder, version) for server in servers)
+        size = _size_bytes(folder)
+        if averages:
+            teacher = folder.with_name(f"{folder.name}-teacher")
+            averages = {name: value.to(dtype) for name, value in averages.items()}
+            await asyncio.to_thread(save_adapter, model, teacher, averages)
+            await gather_all(server.load_adapter(teacher, version, as_teacher=True) for server in servers)
+            size += _size_bytes(teacher)
+        return size
+
+    async def _push_whole(
+        self, servers: Sequence[PluginClient], folder: Path, version: int, model: Any, to: _Receivers
+    ) -> int:
+        """Load whole weights on all servers; return their size in bytes.
+
+        Each tensor is gathered, merged and rounded on its device, and gone before the next one.
+        """
+        specs = whole_specs(model, to.dtype, has_head=to.has_head)
+        rounded = self._rounding.weights(merged(model, model.state_dict()), to.dtype)
+        if not self._world.is_first:
+            await asyncio.to_thread(deque, rounded, 0)  # Takes part in gathering.
+            return 0
+        sent = ((name, value) for name, value in rounded if name in specs)
+        try:
+            if self._config.weight_transfer == "files":
+                await asyncio.to_thread(write_weights, model, self._config.model, folder, specs, sent)
+                await gather_all(server.load_weights(folder, version) for server in servers)
+                return _size_bytes(folder)
             if self._sender is None:
                 self._sender = await WeightSender.joined(self._config.weight_transfer, servers, self._world.device)
-            return await self._sender.send(sent, version)
-        await asyncio.to_thread(write_weights, model, self._config.model, folder, sent)
-        await asyncio.gather(*(server.load_weights(folder, version) for server in servers))
-        return _size_bytes(folder)
+            return await self._sender.send(specs, sent, version)
+        finally:
+            if self._world.size > 1:  # The other processes gather all tensors, also of a push that failed.
+                await asyncio.to_thread(deque, rounded, 0)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:
         """Warn once if rounding withholds more than `MUCH` of the update."""
@@ -271,6 +291,15 @@ class WeightPusher:
         for folder in pushed[: pushed.index(newest) + 1][: -self._push_limit]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder.with_name(f"{folder.name}-teacher"), ignore_errors=True)
+
+
+def release_cache(device: str, servers: Sequence[PluginClient]) -> None:
+    """Give the memory that torch keeps for later back to the GPU, if a server computes on the same one."""
+    if not device.startswith("cuda"):
+        return
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    if any(uuid == gpu.removeprefix("GPU-") for server in servers for gpu in server.info.gpus):
+        torch.cuda.empty_cache()
 
 
 def _size_bytes(folder: Path) -> int:

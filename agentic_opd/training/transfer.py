@@ -1,7 +1,7 @@
 """Send whole weights to servers without files: the trainer's end of vLLM's weight transfer (I/O)."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -13,6 +13,7 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.serving.process_group import Backend, Group, address_towards, free_port, trainer_end
+from agentic_opd.training.model import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +55,31 @@ class WeightSender:
             ) from error
         return cls(servers, group, device)
 
-    async def send(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """Send the weights to all servers as `version`; return the bytes that each server received.
+    async def send(self, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]], version: int) -> int:
+        """Send the tensors, in the order of `specs`, to all servers as `version`; return the bytes that each received.
+
+        Each tensor is taken from the iterable when the previous one was sent.
 
         Raises:
             ServerError: a server failed to receive them.
         """
-        tensors = list(weights.values())
-        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-        shapes = [list(tensor.shape) for tensor in tensors]
-        received = [server.receive_weights(list(weights), dtypes, shapes, version) for server in self.servers]
+        dtypes = [str(spec.dtype).removeprefix("torch.") for spec in specs.values()]
+        shapes = [list(spec.shape) for spec in specs.values()]
+        received = [server.receive_weights(list(specs), dtypes, shapes, version) for server in self.servers]
+        is_sent = False
         try:
-            await gather_all([asyncio.to_thread(self._broadcast, tensors), *received])
+            await gather_all([asyncio.to_thread(self._broadcast, specs, tensors), *received])
+            is_sent = True
         except RuntimeError as error:
             raise ServerUnreachableError(
                 f"a server left while it was sent version {version}: {error}. Start it, then the trainer with resume."
             ) from error
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        finally:
+            if not is_sent:
+                self.group.close()  # The other servers still wait for a tensor.
+        return sum(spec.size_bytes for spec in specs.values())
 
-    def _broadcast(self, weights: Sequence[Tensor]) -> None:
-        for tensor in weights:
+    def _broadcast(self, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        for expected, (name, tensor) in zip(specs, tensors, strict=True):
+            assert name == expected, f"{name} is sent in place of {expected}"
             self.group.broadcast(tensor.detach().to(self.device).contiguous())

@@ -19,7 +19,7 @@ from agentic_opd.plugin.client import PluginClient
 from agentic_opd.serving.process_group import Group
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
-from agentic_opd.training.model import served_weights
+from agentic_opd.training.model import served_weights, whole_specs
 from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.step import train_step
@@ -119,6 +119,7 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: R
         for parameter in policy.parameters():
             parameter.mul_(1.02)
     weights = served_weights(policy.model, policy.model.state_dict(), torch.float32)
+    specs = whole_specs(policy.model, torch.float32, has_head=True)
 
     def served() -> tuple[int, list[float]]:
         return ask(rooted.server, "/v1/opd/info").body["weight_version"], list(
@@ -131,7 +132,7 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: R
             server = await PluginClient.connected(client)
             sender = await WeightSender.joined("gloo", [server], "cpu")
             with pytest.raises(ServerError):
-                await WeightSender([server], Leaving(sender.group), "cpu").send(weights, 7)
+                await WeightSender([server], Leaving(sender.group), "cpu").send(specs, weights.items(), 7)  # type: ignore[arg-type]
         finally:
             await client.close()
 

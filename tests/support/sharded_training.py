@@ -24,10 +24,10 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
     from agentic_opd.training.distributed import join_processes
-    from agentic_opd.training.model import MovingAverage, load_model, merged, tied_names
+    from agentic_opd.training.model import MovingAverage, load_model, tied_names
     from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
-    from agentic_opd.training.rounding import Rounding, as_sent
+    from agentic_opd.training.rounding import as_sent
     from agentic_opd.training.step import read_start, train_step
     from tests.support.training import make_config, make_group
 
@@ -61,9 +61,8 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     probe = Probe.of(batch)
     own = [probe.own_logprobs(policy, world.device)]
     state = world.gather(model.state_dict())
-    rounded = Rounding().weights(merged(model, state), torch.bfloat16).weights
-    for sent in (rounded, None):
-        with as_sent(policy, sent, torch.bfloat16, world):
+    for is_whole in (True, False):
+        with as_sent(policy, torch.bfloat16, is_whole=is_whole):
             own.append(probe.own_logprobs(policy, world.device))
     own.append(probe.own_logprobs(policy, world.device))
     averages = world.gather(average.state_dict()) if average else {}

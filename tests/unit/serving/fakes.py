@@ -100,6 +100,9 @@ class TableEngine:
     aborted: int = 0
     calls: list[str] = field(default_factory=list)
     broken_paths: tuple[str, ...] = ()
+    load_error: Exception = field(default_factory=lambda: RuntimeError("the worker could not load it"))
+    replaced: list[str] | None = None
+    """Layers that a worker replaced before its load failed."""
     on_pause: Callable[[], None] = lambda: None
     resumed_twice: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -185,7 +188,7 @@ class TableEngine:
     async def add_lora(self, lora_request: Any) -> bool:
         name = Path(lora_request.lora_path).name
         if name in self.broken_paths:
-            raise RuntimeError("the worker could not load it")
+            raise self.load_error
         self.calls.append(f"add {lora_request.lora_int_id} {name}")
         return True
 
@@ -197,12 +200,16 @@ class TableEngine:
         self.calls.append("reset")
         return True
 
-    async def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
+    async def collective_rpc(self, method: str, kwargs: dict[str, str] | None = None) -> list[list[str] | None] | None:
         await asyncio.sleep(0.01)
+        if method == "settle_weights":
+            return [self.replaced]
+        assert kwargs is not None
         name = Path(kwargs["weights_path"]).name
         self.calls.append(f"load {name}")
         if name in self.broken_paths:
-            raise RuntimeError("the worker could not load it")
+            raise self.load_error
+        return None
 
 
 async def app_of(engine: TableEngine, api_key: str | None = None, **listens: Any) -> FastAPI:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.serving import process_group
 from agentic_opd.serving.process_group import GlooGroup, Group, NcclGroup, free_port
+from agentic_opd.training.model import TensorSpec
 from agentic_opd.training.transfer import WeightSender
 from tests.support.waiting import until
 
@@ -65,6 +67,7 @@ def member(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 LARGE = torch.zeros(2**24)
 """More than the sockets' buffers hold."""
+SPECS = {"weight": TensorSpec(torch.float32, (2**24,))}
 
 
 def test_a_broadcast_to_a_worker_that_was_stopped_or_killed_ends(member: Member) -> None:
@@ -78,16 +81,17 @@ def test_the_error_of_a_push_says_what_to_do(member: Member) -> None:
 
     server: Any = SimpleNamespace(receive_weights=never)
     with pytest.raises(ServerUnreachableError, match=r"left while it was sent version 7: .*Start it, then the trainer"):
-        asyncio.run(WeightSender([server], member.group, "cpu").send({"weight": LARGE}, 7))
+        asyncio.run(WeightSender([server], member.group, "cpu").send(SPECS, [("weight", LARGE)], 7))
 
 
 class Library:
     """NCCL's communicator and stream, of which a call never returns until the test has ended."""
 
     def __init__(self, hangs_in: str) -> None:
-        self.hangs_in, self.over = hangs_in, threading.Event()
+        self.hangs_in, self.over, self.began = hangs_in, threading.Event(), threading.Event()
 
     def _call(self, name: str) -> None:
+        self.began.set()
         if name == self.hangs_in:
             self.over.wait()
 
@@ -107,7 +111,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(process_group, "PATIENCE", timedelta(seconds=0.1))
     monkeypatch.setattr(process_group, "_CLOSING", timedelta(seconds=0.1))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: library)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: library)
     yield library
     library.over.set()
 
@@ -124,6 +128,40 @@ def test_nccl_waits_no_longer_than_gloo(library: Library) -> None:
         nccl_group(library).broadcast(torch.zeros(1))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("library", ["broadcast", "synchronize"], indirect=True)
+def test_so_does_a_worker_of_vllms_nccl_engine(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is vLLM's; its communicator is a fake, which hangs as NCCL does when the trainer was stopped."""
+    nccl_engine = pytest.importorskip("vllm.distributed.weight_transfer.nccl_engine")
+    engine_class = nccl_engine.NCCLWeightTransferEngine
+    monkeypatch.setattr(nccl_engine, "worker_init_process_group", lambda info, parallel: library)
+    monkeypatch.setattr(engine_class, "init_transfer_engine", engine_class.init_transfer_engine)  # Undone at the end.
+    process_group.limit_nccl_waits()
+    model = SimpleNamespace(load_weights=lambda weights: None)
+    engine = engine_class.__new__(engine_class)
+    engine.parallel_config, engine.device, engine.model = None, torch.device("cpu"), model
+    info = {"packed": False, "packed_buffer_size_bytes": 1, "packed_num_buffers": 1}
+    engine.init_transfer_engine(SimpleNamespace(**info))
+    monkeypatch.setattr(nccl_engine.torch.cuda, "current_stream", lambda device=None: library)
+    with pytest.raises(RuntimeError, match=r"a broadcast of weights did not end within 0.1 s") as raised:
+        engine.receive_weights(nccl_engine.NCCLWeightTransferUpdateInfo(["w"], ["float32"], [[4]]))
+    assert process_group.is_stuck(Exception(f"Call to update_weights method failed: {raised.value}"))
+
+
+@pytest.mark.parametrize("library", ["broadcast"], indirect=True)
+def test_a_broadcast_ends_when_another_thread_closes_the_group(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_group, "PATIENCE", timedelta(hours=1))
+    group = nccl_group(library)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(group.broadcast, torch.zeros(1))
+        library.began.wait()
+        group.close()
+        with pytest.raises(RuntimeError, match="the group was closed"):
+            sending.result()
+
+
 @pytest.mark.parametrize("library", ["destroy"], indirect=True)
 def test_leaving_a_group_that_hangs_ends(library: Library) -> None:
     group = nccl_group(library)
@@ -136,7 +174,7 @@ def test_an_error_of_the_library_is_raised_as_it_is() -> None:
         def _broadcast(self, tensor: Any) -> None:
             raise ValueError("no such dtype")
 
-        def close(self) -> None:
+        def _leave(self) -> None:
             pass
 
     with pytest.raises(ValueError, match="no such dtype"):

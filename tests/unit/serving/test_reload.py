@@ -9,12 +9,16 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
-from .fakes import RouteError, TableEngine, app_of, client_of, current_platform, tensor_shapes
+from .fakes import KeyGuard, RouteError, TableEngine, app_of, client_of, current_platform, tensor_shapes
 
+GENERATE = {"prompt": {"prompt_token_ids": [1, 2]}, "max_tokens": 2}
+SCORE = {"prompts": [{"token_ids": [1, 2], "num_scored": 1}], "top_k": 1}
 WEIGHTS = {"embed": np.zeros((8, 4), np.float32), "head": np.ones((8, 4), np.float32)}
 
 
@@ -225,6 +229,87 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones(root: Path) -> None:
     assert reply.status_code == 500
     assert engine.calls == ["pause wait", "load new", "load old", "reset", "version 0", "resume"]
     assert engine.version == "0"
+
+
+CUDA = "Call to collective_rpc method failed: CUDA out of memory. Tried to allocate 742.00 MiB."
+"""What vLLM's frontend gets of a worker's error."""
+NO_MEMORY = [torch.OutOfMemoryError(CUDA), RuntimeError(CUDA), Exception(CUDA), MemoryError()]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("replaced", [[], ["model.embed_tokens"]], ids=["nothing", "a layer"])
+def test_without_memory_the_old_weights_are_whole_and_the_reply_says_so(
+    root: Path, error: Exception, replaced: list[str]
+) -> None:
+    engine = engine_of(root, broken_paths=("new",), load_error=error, replaced=replaced)
+    client = client_of(engine)
+    reply = client.post("/v1/opd/reload_weights", json={"path": "new", "version": 3})
+    refused = reply.json()["error"]
+    assert (reply.status_code, refused["kind"]) == (409, "out_of_memory")
+    assert all(words in refused["message"] for words in ("no memory to load", "are whole", "--gpu-memory-utilization"))
+    loads = ["load new", *(["load old", "reset", "version 0"] if replaced else [])]
+    assert engine.calls == ["pause wait", *loads, "resume"]
+    assert ("1 layers had been replaced (model.embed_tokens" in refused["message"]) == bool(replaced)
+    assert client.get("/v1/opd/info").json()["broken_weights"] is None
+    assert client.post("/generate", json=GENERATE).status_code == 200
+
+
+@pytest.mark.parametrize(("error", "kind"), [(Exception(CUDA), "out_of_memory"), (OSError("gone"), "broken_weights")])
+def test_weights_of_two_pushes_compute_nothing_until_whole_ones_are_loaded(
+    root: Path, error: Exception, kind: str
+) -> None:
+    """The old weights can't be loaded again either."""
+    checkpoint(root / "newer")
+    engine = engine_of(root, broken_paths=("new", "old"), load_error=error, replaced=["lm_head"])
+    client = client_of(engine)
+    reply = client.post("/v1/opd/reload_weights", json={"path": "new"})
+    assert (reply.status_code, reply.json()["error"]["kind"]) == (409, kind)
+    assert engine.calls == ["pause wait", "load new", "load old", "pause abort", "resume"]
+    assert "1 layers had been replaced (lm_head" in client.get("/v1/opd/info").json()["broken_weights"]
+    adapter = {"path": "new", "version": 1}
+    for route, body in (("/generate", GENERATE), ("/v1/opd/score", SCORE), ("/v1/opd/load_adapter", adapter)):
+        reply = client.post(route, json=body)
+        assert (reply.status_code, reply.json()["error"]["kind"]) == (409, "broken_weights"), route
+    assert not engine.requests
+    assert client.post("/v1/opd/reload_weights", json={"path": "newer"}).status_code == 200
+    assert client.get("/v1/opd/info").json()["broken_weights"] is None
+    assert client.post("/generate", json=GENERATE).status_code == 200
+
+
+def test_a_request_that_runs_while_the_weights_break_is_refused(root: Path) -> None:
+    engine = engine_of(root, broken_paths=("new", "old"), replaced=["lm_head"], gate=asyncio.Event())
+
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(await app_of(engine))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            sampling = asyncio.create_task(client.post("/generate", json=GENERATE))
+            await engine.began.wait()
+            reloaded = await client.post("/v1/opd/reload_weights", json={"path": "new"})
+            assert engine.gate is not None
+            engine.gate.set()
+            return [reloaded, await sampling]
+
+    for reply in asyncio.run(run()):
+        assert (reply.status_code, reply.json()["error"]["kind"]) == (409, "broken_weights")
+
+
+def test_vllms_own_routes_are_refused_too(root: Path) -> None:
+    """The middleware that serve-vllm adds to vLLM's server."""
+    engine = engine_of(root, broken_paths=("new", "old"), replaced=["lm_head"])
+
+    async def run() -> list[httpx.Response]:
+        app = await app_of(engine)
+        app.state.args = Namespace(api_key=None, host="127.0.0.1", log_error_stack=False)
+        app.add_api_route("/v1/completions", lambda: "text", methods=["POST"])
+        app.add_middleware(KeyGuard)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+            before = await client.post("/v1/completions", json={})
+            await client.post("/v1/opd/reload_weights", json={"path": "new"})
+            return [before, await client.post("/v1/completions", json={})]
+
+    before, after = asyncio.run(run())
+    assert (before.status_code, after.status_code) == (200, 409)
+    assert after.json()["error"]["kind"] == "broken_weights"
 
 
 def test_reloads_do_not_overlap_and_end_although_their_client_goes(root: Path) -> None:

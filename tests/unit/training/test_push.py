@@ -1,21 +1,27 @@
 """Pushes into a server that computes in its own precision, with a head of its own or without."""
 
 import asyncio
-import math
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import BrokenWeightsError, ConfigError, ServerMemoryError
+from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
-from agentic_opd.training.model import merged, tied_names
+from agentic_opd.training.model import merged, tied_names, whole_specs, write_weights
 from agentic_opd.training.policy import TrainedPolicy, load_policy
-from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher
+from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher, release_cache
 from agentic_opd.training.rounding import Rounding, as_sent
 from agentic_opd.training.trainer import Trainer, open_trainer
 from tests.support.served_model import Server
@@ -141,34 +147,43 @@ def test_a_head_of_its_own_has_no_place_in_a_tied_server(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["whole", "merged", "adapters"])
 def test_the_policy_is_read_as_it_was_sent_and_is_then_what_it_was(kind: str, tmp_path: Path) -> None:
-    _, policy = make_policy(save_tiny_model(tmp_path / "tied"), tmp_path, lora_rank=None if kind == "whole" else 4)
+    config, policy = make_policy(save_tiny_model(tmp_path / "tied"), tmp_path, lora_rank=None if kind == "whole" else 4)
     move(policy, 1e-2)
-    before, plain = {name: one.clone() for name, one in policy.state_dict().items()}, own(policy)
-    sent = Rounding().weights(merged(policy.model, policy.model.state_dict()), torch.bfloat16).weights
-    with as_sent(policy, None if kind == "adapters" else sent, torch.bfloat16, WORLD):
+    before, plain = {name: value.clone() for name, value in policy.state_dict().items()}, own(policy)
+    sent = dict(Rounding().weights(merged(policy.model, policy.model.state_dict()), torch.bfloat16))
+    with as_sent(policy, torch.bfloat16, is_whole=kind != "adapters"):
         rounded = own(policy)
-        if kind != "adapters":
-            held = {
-                name.replace(".base_layer.", "."): one for name, one in policy.named_parameters() if "lora" not in name
-            }
-            for name, one in held.items():
-                assert torch.equal(one, sent[name.removeprefix("model.").removeprefix("base_model.model.")].float()), (
-                    name
-                )
     assert 1e-4 < (rounded - plain).abs().max() < 0.5
     assert torch.equal(own(policy), plain)
-    assert all(torch.equal(one, before[name]) for name, one in policy.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    receiver = load_policy(config.model_copy(update={"lora_rank": None}), WORLD).eval()
+    if kind == "adapters":
+        receiver = load_policy(config, WORLD).eval()
+        sent = {name: value.to(torch.bfloat16) for name, value in policy.model.state_dict().items()}
+    receiver.model.load_state_dict(sent)
+    assert torch.equal(own(receiver), rounded)
 
 
 def test_what_does_not_fit_in_sixteen_bits_is_a_share() -> None:
     """Between 1 and 2 bfloat16 counts in steps of 1/128: of 1/128, 1/256 and 1/512 only the first gets through."""
     rounding = Rounding()
-    assert rounding.weights([("w", torch.ones(4))], torch.bfloat16).share == 0.0
+    assert dict(rounding.weights([("w", torch.ones(4))], torch.bfloat16))["w"].tolist() == [1.0] * 4
+    assert rounding.share == 0.0
     trained = torch.ones(4) + torch.tensor([1 / 128, 1 / 256, 1 / 512, 0.0])
-    found = rounding.weights([("w", trained)], torch.bfloat16)
-    assert found.weights["w"].tolist() == [1 + 1 / 128, 1.0, 1.0, 1.0]
-    assert found.share == pytest.approx((1 / 256 + 1 / 512) / (1 / 128 + 1 / 256 + 1 / 512))
-    assert math.isfinite(rounding.weights([("w", torch.ones(4))], torch.float32).share)
+    sent = dict(rounding.weights([("w", trained)], torch.bfloat16))
+    assert sent["w"].tolist() == [1 + 1 / 128, 1.0, 1.0, 1.0]
+    assert rounding.share == pytest.approx((1 / 256 + 1 / 512) / (1 / 128 + 1 / 256 + 1 / 512))
+    assert len(dict(rounding.weights([("w", torch.ones(4))], torch.float32))) == 1
+    assert rounding.share == 0.0
+
+
+def test_the_share_of_large_tensors_is_that_of_a_sample() -> None:
+    """A quarter of the elements moves by what bfloat16 keeps, another by half of it, which is withheld."""
+    moves = torch.tensor([1 / 128, 1 / 256, 0.0, 0.0])[torch.randint(4, (2**19 + 7,))]
+    rounding = Rounding()
+    for value in (torch.ones_like(moves), torch.ones_like(moves) + moves):
+        dict(rounding.weights([("w", value)], torch.bfloat16))
+    assert rounding.share == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_the_average_of_whole_weights_goes_to_the_servers_that_teach(tmp_path: Path) -> None:
@@ -201,3 +216,96 @@ def test_the_average_of_whole_weights_goes_to_the_servers_that_teach(tmp_path: P
         torch.testing.assert_close(value, start[name].float().lerp(trained[name], 0.1))
     assert not torch.equal(trained["lm_head.weight"], start["lm_head.weight"].float())
     assert sorted(path.name for path in (tmp_path / "weights" / "teacher").iterdir()) == ["step-000000", "step-000001"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"), [("out_of_memory", ServerMemoryError), ("broken_weights", BrokenWeightsError)]
+)
+@pytest.mark.parametrize("adapters", [0, 2], ids=["whole", "adapters"])
+def test_a_server_without_memory_is_asked_once(
+    reply: str, error: type[Exception], adapters: int, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    config, policy = make_policy(model, tmp_path, lora_rank=4 if adapters else None)
+    server, asked = Server(model, "float32", adapters=adapters), list[str]()
+    refusal = {"error": {"field": None, "message": "this server has no memory. Leave it more", "kind": reply}}
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        return web.json_response(refusal, status=409)
+
+    async def run() -> None:
+        handlers = {**server.handlers, "/v1/opd/reload_weights": refuse, "/v1/opd/load_adapter": refuse}
+        async with served(handlers) as url:
+            patient = {"vllm_urls": [url], "server_retry_s": 300.0}
+            pusher = WeightPusher(config.model_copy(update=patient), WORLD)
+            try:
+                await pusher.push(policy, 1, None)
+            finally:
+                await pusher.close()
+
+    with pytest.raises(error, match="Leave it more"):
+        asyncio.run(run())
+    assert len(asked) == 1
+
+
+def test_a_server_with_broken_weights_is_refused_but_by_a_push(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    config, policy = make_policy(model, tmp_path)
+    server = Server(model, "float32")
+    server.info["broken_weights"] = "partly those of a push that failed"
+
+    async def run() -> None:
+        async with served(server.handlers) as url, JsonClient(url) as client:
+            with pytest.raises(BrokenWeightsError, match="partly those of a push"):
+                await PluginClient.connected(client)
+
+    asyncio.run(run())
+    assert pushes(config, policy, server, []) == []
+    assert server.version == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "empties"),
+    [
+        ("cuda:0", ["GPU-1234"], True),
+        ("cuda", ["GPU-0000", "1234"], True),
+        ("cuda:0", ["GPU-0000"], False),
+        ("cuda:0", [], False),
+        ("cpu", ["GPU-1234"], False),
+    ],
+)
+def test_the_cache_is_emptied_where_a_server_shares_the_card(
+    device: str, gpus: list[str], empties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[str]()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1234"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    server: Any = SimpleNamespace(info=SimpleNamespace(gpus=gpus))
+    release_cache(device, [server])
+    assert calls == ["empty"] * empties
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_that_is_written_tensor_by_tensor_is_one_of_transformers(tied: bool, tmp_path: Path) -> None:
+    """At no time is there more than one rounded tensor, and nothing that was not named is written."""
+    model = save_tiny_model(tmp_path / "model", tied=tied)
+    _, policy = make_policy(model, tmp_path)
+    alive = list[weakref.ref[torch.Tensor]]()
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in Rounding().weights(merged(policy.model, policy.model.state_dict()), torch.bfloat16):
+            assert not [reference for reference in alive[:-1] if reference() is not None]
+            alive.append(weakref.ref(value))
+            yield name, value
+
+    specs = whole_specs(policy.model, torch.bfloat16, has_head=not tied)
+    write_weights(policy.model, str(model), tmp_path / "written", specs, tensors())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    assert loaded.dtype == torch.bfloat16
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, policy.model.state_dict()[name].to(torch.bfloat16)), name
+    with safe_open(tmp_path / "written" / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(specs)
+    with pytest.raises(KeyError, match="lacks"):
+        write_weights(policy.model, str(model), tmp_path / "less", specs, [])
