@@ -86,7 +86,9 @@ def compare_conversations(
             counts["differences"] += 1
             calls = [[api_process.in_words(as_job(call)) for call in turn] for turn in case.turns]
             print(f"DIFFERENT: {case.task.task_id}, {case.kind}: ours {ours!r}, theirs {theirs!r}: {json.dumps(calls)}")
-    counts["differences"] += asyncio.run(_played(site, dice.sample(tasks, num_played)))
+    playable = [task for task in tasks if not _calls_too_early(task.data)]
+    counts["conversations whose right calls use a function before the user brings it"] = len(tasks) - len(playable)
+    counts["differences"] += asyncio.run(_played(site, dice.sample(playable, num_played)))
     counts["conversations, right: played call by call"] += num_played
     return counts
 
@@ -203,6 +205,12 @@ async def _judge(site: Path, cases: Sequence[Judged]) -> list[tuple[Any, Any]]:
 
     parts = [cases[start : start + _A_PROCESS] for start in range(0, len(cases), _A_PROCESS)]
     return [verdict for verdicts in await asyncio.gather(*map(judge, parts)) for verdict in verdicts]
+
+
+def _calls_too_early(case: ConversationCase) -> bool:
+    """Return whether right calls use a function before the user brings it: BFCL runs it, the world refuses it."""
+    first_turns = {name: turn for turn, names in case.held_back.items() for name in names}
+    return any(turn < first_turns.get(call.name, 0) for turn, calls in enumerate(case.right_calls) for call in calls)
 
 
 async def _played(site: Path, tasks: Sequence[Task]) -> int:
