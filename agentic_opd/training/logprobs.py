@@ -160,7 +160,7 @@ def _to_logits(
         return dense_NV.scatter_add_(-1, ids_NK, grad_NK)
     plain_NK, tempered_N1 = grad_NK[:, :-1], grad_NK[:, -1:] / temperatures_N1
     dense_NV = _to_logits(logits_NV, ids_NK, norms_N[:, :1], plain_NK, None)
-    dense_NV -= (logits_NV / temperatures_N1 - norms_N[:, 1:]).exp_().mul_(tempered_N1)
+    dense_NV -= (logits_NV / temperatures_N1).sub_(norms_N[:, 1:]).exp_().mul_(tempered_N1)
     return dense_NV.scatter_add_(-1, ids_NK[:, :1], tempered_N1)
 
 

@@ -445,10 +445,10 @@ class ScoredRollout:
 
 def _sampling_of(trace: Trace) -> tuple[SamplingDistribution, ...]:
     """Return the distributions of a trace's turns, once if all are equal; empty if one is not known."""
-    known = [turn.sampling for turn in trace.turns if turn.sampling is not None]
-    if len(known) < len(trace.turns):
+    distributions = [turn.sampling for turn in trace.turns if turn.sampling is not None]
+    if len(distributions) < len(trace.turns):
         return ()
-    return tuple(known[:1] if len({*known}) == 1 else known)
+    return tuple(distributions[:1] if len({*distributions}) == 1 else distributions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ def test_without_opd_nothing_of_it_is_written(fake_server: FakePlugin, tmp_path:
     assert asked == []
     for group in read_lines(out):
         assert not [name for name in group if name.startswith("distill")]
+        sampling = [overrides.pop("opd") for overrides in group["overrides"]]
+        assert sampling == [{"sampling": {"temperature": 1.0}}] * len(sampling)
         assert "opd" not in json.dumps([group["overrides"], group["group_overrides"]])
     assert validate(out).returncode == 0
     assert "INACTIVE" not in done.stderr
