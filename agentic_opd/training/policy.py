@@ -181,7 +181,7 @@ def fit_memory(policy: TrainedPolicy, config: TrainerConfig, world: DistContext)
     Without a GPU, the settings or their defaults hold. The first process decides for all.
 
     Returns:
-        The settings with `micro_tokens` set.
+        The settings, with `micro_tokens` set if it was chosen.
     """
     plan, shape = plan_parts(config), policy.shape
     if world.device.startswith("cuda") and shape is not None:
@@ -197,6 +197,8 @@ def fit_memory(policy: TrainedPolicy, config: TrainerConfig, world: DistContext)
         # A layer's weights are gathered for its recomputation, so all processes recompute, or none does.
         is_needed = plan.is_recomputed(max(config.max_token_len, plan.micro_tokens))
         policy.plan = replace(plan, kept_tokens=0 if is_needed else None)
+    if plan.micro_tokens == config.part_tokens:
+        return config
     return config.model_copy(update={"micro_tokens": plan.micro_tokens})
 
 
