@@ -25,7 +25,7 @@ def settings_of_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvC
     config = validated(AgenticOPDEnvConfig, "", layers, wrong)
     if wrong:
         raise ConfigError(
-            f"{str(settings_path(file))!r} holds a setting that is none today ({wrong[0]}); change it there, or remove "
-            "the file and name the settings with --config"
+            f"{str(settings_path(file))!r} holds a setting that this version refuses ({wrong[0]}); change it there, "
+            "or remove the file and name the settings with --config"
         )
     return config

@@ -173,8 +173,8 @@ class Hindsight(BaseEnv):
         if (inherited := getattr(super(), "verdicts", None)) is not None:
             return inherited(group)
         overrides = group.get("overrides") or [None for _ in group["tokens"]]
-        given = [one.get(FEEDBACK) if isinstance(one, dict) else None for one in overrides]
-        return [one if isinstance(one, str) else None for one in given]
+        feedback = [fields.get(FEEDBACK) if isinstance(fields, dict) else None for fields in overrides]
+        return [text if isinstance(text, str) else None for text in feedback]
 
     async def env_manager(self) -> None:
         """Serve a trainer, as Atropos does, with connections to judge and teacher."""
@@ -218,14 +218,14 @@ class Hindsight(BaseEnv):
         """Distill the groups that Atropos will write or send, then continue as the environment does."""
         if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
-            kept = [group for group in groups if self._opd_is_kept(group)]
+            kept_groups = [group for group in groups if self._opd_is_kept(group)]
             if self.config.ensure_scores_are_not_same:
                 self._opd_count_equal(sum(map(self._opd_is_equal, groups)))
-            if kept:
+            if kept_groups:
                 self._opd_without_group.clear()
             else:
                 self._opd_count_item()
-            await gather_all(self._opd_distill(group, item) for group in kept)
+            await gather_all(self._opd_distill(group, item) for group in kept_groups)
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -346,20 +346,20 @@ class Hindsight(BaseEnv):
         name = f"{self.name or type(self).__name__}#{self.opd_counts['groups']}"
         try:
             line = Line(self.opd_counts["groups"], self._opd_with_verdicts(group, item), name)
-            done = await FileDistiller(by, self.opd_tools).distill(line)
+            distilled = await FileDistiller(by, self.opd_tools).distill(line)
         except ServerUnreachableError:
             raise
         except OPDError as error:
             self._opd_count("failed_groups", f"group {name} has no hindsight: {error}")
             return
-        for why in done.unmatched:
+        for why in distilled.unmatched:
             self._opd_count("unmatched_sequences", f"group {name}, unmatched: {why}")
-        assert done.group is not None
-        for turn in (turn for rollout in done.group.rollouts for turn in rollout.turns or ()):
+        assert distilled.group is not None
+        for turn in (turn for rollout in distilled.group.rollouts for turn in rollout.turns or ()):
             self.opd_counts[f"turns_{turn.outcome.value}"] += 1
         for column in [column for column, value in group.items() if _is_empty(value)]:
             del group[column]
-        group.update(done.group.to_wire())
+        group.update(distilled.group.to_wire())
 
     def _opd_with_verdicts(self, group: dict[str, Any], item: Any) -> dict[str, Any]:
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
@@ -367,12 +367,12 @@ class Hindsight(BaseEnv):
         count = len(group["tokens"])
         if len(verdicts) != count:
             raise ConfigError(f"verdicts returned {len(verdicts)} entries for a group of {count} rollouts")
-        if wrong := [type(one).__name__ for one in verdicts if not isinstance(one, str | None)]:
+        if wrong := [type(verdict).__name__ for verdict in verdicts if not isinstance(verdict, str | None)]:
             raise ConfigError(f"verdicts returned {wrong[0]}, expected a text or None for each rollout")
-        overrides = [dict(one or {}) for one in columns.get("overrides") or [{}] * count]
-        for one, verdict in zip(overrides, verdicts, strict=False):
+        overrides = [dict(fields or {}) for fields in columns.get("overrides") or [{}] * count]
+        for fields, verdict in zip(overrides, verdicts, strict=False):
             if verdict is not None:
-                one[FEEDBACK] = well_formed(verdict)
+                fields[FEEDBACK] = well_formed(verdict)
         return {**columns, "overrides": overrides}
 
     def _opd_count(self, kind: str, text: str) -> None:
@@ -390,8 +390,8 @@ def _as_list(servers: Any) -> list[APIServerConfig]:
     if not isinstance(servers, list):
         servers = [servers if isinstance(servers, APIServerConfig) else APIServerConfig()]
     is_named = any(flag.startswith("--openai.") for flag in sys.argv)
-    kept: list[APIServerConfig] = servers[:1] if is_named else servers
-    return [one.model_copy(update={"server_type": "vllm"}) for one in kept]
+    configs: list[APIServerConfig] = servers[:1] if is_named else servers
+    return [config.model_copy(update={"server_type": "vllm"}) for config in configs]
 
 
 def _with_tokenizer(servers: Any, name: str) -> Any:
@@ -415,7 +415,7 @@ def _is_empty(value: Any) -> bool:
 def _settings(model: type[BaseEnvConfig]) -> dict[str, str]:
     """Return the mixin's settings and their names in a configuration class: `opd_NAME` if the environment has NAME."""
     names = {name: f"opd_{name}" for name in HindsightConfig.model_fields}
-    return {name: other if other in model.model_fields else name for name, other in names.items()}
+    return {name: prefixed if prefixed in model.model_fields else name for name, prefixed in names.items()}
 
 
 def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]:
@@ -426,7 +426,7 @@ def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]
     Raises:
         ConfigError: a setting does not exist.
     """
-    sections = {held: name for name, held in _settings(model).items() if name in _SECTIONS}
+    sections = {field: name for name, field in _settings(model).items() if name in _SECTIONS}
     words: list[str] = []
     wrong: list[str] = []
     flags: dict[str, list[FlagText]] = {}
@@ -434,20 +434,24 @@ def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]
     while remaining:
         word = remaining.pop(0)
         path, has_value, text = word.removeprefix("--env.").partition("=")
-        held, _, inner = path.partition(".")
-        if not word.startswith("--env.") or not inner or held not in sections:
-            if word.startswith("--env.") and held not in {*model.model_fields, *sections} and held in old_names.RENAMED:
-                wrong.append(f"--env.{held} is now --env.{old_names.RENAMED[held]}")
+        field, _, inner = path.partition(".")
+        if not word.startswith("--env.") or not inner or field not in sections:
+            if (
+                word.startswith("--env.")
+                and field not in {*model.model_fields, *sections}
+                and field in old_names.RENAMED
+            ):
+                wrong.append(f"--env.{field} is now --env.{old_names.RENAMED[field]}")
             words.append(word)
             continue
         texts = (text,) if has_value else (remaining.pop(0),) if remaining else ()
-        flags.setdefault(held, []).append(FlagText(f"env.{path}", texts))
+        flags.setdefault(field, []).append(FlagText(f"env.{path}", texts))
     file = next((Path(path) for word, path in pairwise(words) if word == "--config"), None)
     in_file = read_yaml(file, "environment").get("env") if file is not None and flags else None
-    for held, texts in flags.items():
-        layers = [[(in_file or {}).get(held) or {}], flags_layer(texts, f"env.{held}")]
-        merged = Merge(_SECTIONS[sections[held]], f"env.{held}", wrong).merged(layers)
-        words += [f"--env.{held}", json.dumps(merged)]
+    for field, texts in flags.items():
+        layers = [[(in_file or {}).get(field) or {}], flags_layer(texts, f"env.{field}")]
+        merged = Merge(_SECTIONS[sections[field]], f"env.{field}", wrong).merged(layers)
+        words += [f"--env.{field}", json.dumps(merged)]
     refuse(wrong)
     return words
 
@@ -455,8 +459,8 @@ def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]
 def hindsight_settings(config: BaseEnvConfig) -> HindsightConfig:
     """Return the settings of the mixin that a configuration holds."""
     names = _settings(type(config))
-    given = {name: getattr(config, held) for name, held in names.items() if held in config.model_fields_set}
-    return HindsightConfig(**given)
+    settings = {name: getattr(config, field) for name, field in names.items() if field in config.model_fields_set}
+    return HindsightConfig(**settings)
 
 
 def _checked(config: Any) -> Any:

@@ -178,13 +178,13 @@ async def check_prompts(setup: Setup) -> Note:
     long = await asyncio.to_thread(too_long, every.values(), setup.world, chat, limit, by_program=by_program)
     if not long:
         return Note(f"the first prompts of all {len(every)} tasks fit {limit} tokens")
-    what = described(long, len(every), limit)
+    problem = described(long, len(every), limit)
     if not config.skip_too_long or len(long) == len(every):
-        raise DatasetError(f"{what}. Raise env.max_token_length, or leave such tasks out with env.skip_too_long.")
+        raise DatasetError(f"{problem}. Raise env.max_token_length, or leave such tasks out with env.skip_too_long.")
     is_same = setup.eval_tasks is setup.tasks
     setup.tasks = [task for task in setup.tasks if task.task_id not in long]
     setup.eval_tasks = setup.tasks if is_same else [task for task in setup.eval_tasks if task.task_id not in long]
-    return Note(f"{what}; they are left out", Status.WARNING)
+    return Note(f"{problem}; they are left out", Status.WARNING)
 
 
 REQUIREMENTS: tuple[SetupCheck, ...] = (

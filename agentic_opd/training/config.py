@@ -19,6 +19,8 @@ GAP_PARTS = ("token_advantage", "combined")
 """Parts that use the difference of two readings of the sampled token."""
 PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward", "combined")
 """Names of the loss settings that are weights of parts, except `start_kl`, which is added to the other parts."""
+DISTRIBUTION_PARTS = ("token_advantage", "grpo", "step_reward", "combined", "start_kl")
+"""Parts whose estimate is over the distribution from which the tokens were sampled: the surrogates, and start_kl."""
 _EXAMPLES = "scripts/learning/loss_parts.py"
 _MOVED_PARTS = ("rlsd", "sdar", "rlcsd", "rejection")
 MOVED = {
@@ -131,6 +133,12 @@ class LossConfig(BaseModel):
     position_clip: float | None = _bound(
         "Divergences: maximum at one position, in nats; a larger value is scaled down, with its gradient", gt=0
     )
+    temperature: Literal["group"] | Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = Field(
+        default="group",
+        description="Temperature of the sampled tokens' log-probabilities in ratios and start_kl: group (at which each "
+        "turn was sampled, as its group records it; 1 where it does not) or a number. The divergences' rows and the "
+        "gaps are at 1.",
+    )
     teacher_temperature: float = Field(
         default=1.0,
         gt=0,
@@ -179,6 +187,11 @@ class LossConfig(BaseModel):
     def has_divergence(self) -> bool:
         """Whether one of the divergences has a weight."""
         return any((self.forward_kl, self.reverse_kl, self.jensen_shannon))
+
+    @property
+    def distribution_parts(self) -> list[str]:
+        """Names of the parts with a weight that need the distribution from which the tokens were sampled."""
+        return [name for name in DISTRIBUTION_PARTS if self.weight_of(name)]
 
     @property
     def contrasts_with_start(self) -> bool:

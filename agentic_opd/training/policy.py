@@ -49,6 +49,8 @@ class ForwardPass(NamedTuple):
     """Logprobs (nats) in float32."""
     computed_tokens: int
     """Tokens computed by the layers, without padding."""
+    tempered_BT: Tensor | None
+    """Logprobs (nats) of the first ids for logits / temperature; None without temperatures."""
 
 
 class TrainedPolicy(nn.Module):
@@ -65,24 +67,32 @@ class TrainedPolicy(nn.Module):
         if pack:
             use_packed_attention(self._causal)
 
-    def forward(self, tokens_BT: Tensor, attended_BT: Tensor, ids_BTK: Tensor, wanted_BT: Tensor) -> ForwardPass:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        attended_BT: Tensor,
+        ids_BTK: Tensor,
+        wanted_BT: Tensor,
+        temperatures_BT: Tensor | None = None,
+    ) -> ForwardPass:
         """Compute the logprobs [B, T, K] of `ids_BTK` at each wanted position, given the tokens before it.
 
-        Sequences are padded on the right. Positions that are not wanted, and position 0, get 0.
+        With temperatures also those of each position's first id for logits / temperature. Sequences are padded on the
+        right. Positions that are not wanted, and position 0, get 0.
         """
-        B, T, K = ids_BTK.shape
+        B, T, _ = ids_BTK.shape
         wanted_BT = wanted_BT.clone()
         wanted_BT[:, 0] = False
         row = pack(tokens_BT, attended_BT) if self.ways.is_packed else None
         computed = int(attended_BT.sum()) if row is None else len(row.tokens_N)
         if self.plan is not None and torch.is_grad_enabled():
-            held = tokens_BT.numel() if row is None else computed
-            set_recomputing(self._causal, is_on=self.plan.is_recomputed(held))
+            num_tokens = tokens_BT.numel() if row is None else computed
+            set_recomputing(self._causal, is_on=self.plan.is_recomputed(num_tokens))
         with torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=self._is_bf16):
             if not self.ways.by_head:
                 logits = self.model(input_ids=tokens_BT, attention_mask=attended_BT.long(), use_cache=False).logits
-                chosen_BTK = torch.where(wanted_BT[..., None], selected_logprobs(logits, ids_BTK), 0.0)
-                return ForwardPass(chosen_BTK, computed)
+                chosen_BTK = selected_logprobs(logits, ids_BTK, temperatures_BT)
+                return _forward_pass(torch.where(wanted_BT[..., None], chosen_BTK, 0.0), computed, temperatures_BT)
             if row is not None:
                 hidden_ND = self._causal.base_model(**packed_arguments(row)).last_hidden_state[0]
                 indices_BT = row.indices_BT
@@ -92,9 +102,12 @@ class TrainedPolicy(nn.Module):
                 indices_BT = torch.arange(B * T, device=tokens_BT.device).view(B, T)
             before_W = indices_BT.roll(1, 1)[wanted_BT]
             head = self._causal.get_output_embeddings()
-            chosen_WK = head_logprobs(hidden_ND[before_W], head.weight, ids_BTK[wanted_BT], head.bias)
-        chosen_BTK = chosen_WK.new_zeros(B, T, K).index_put(wanted_BT.nonzero(as_tuple=True), chosen_WK)
-        return ForwardPass(chosen_BTK, computed)
+            temperatures_W = None if temperatures_BT is None else temperatures_BT[wanted_BT]
+            states_WD, ids_WK = hidden_ND[before_W], ids_BTK[wanted_BT]
+            chosen_WK = head_logprobs(states_WD, head.weight, ids_WK, head.bias, temperatures_W)
+        chosen_BTK = chosen_WK.new_zeros(B, T, chosen_WK.shape[-1])
+        chosen_BTK = chosen_BTK.index_put(wanted_BT.nonzero(as_tuple=True), chosen_WK)
+        return _forward_pass(chosen_BTK, computed, temperatures_BT)
 
     @torch.no_grad()
     def find_ways(self) -> None:
@@ -145,6 +158,13 @@ class TrainedPolicy(nn.Module):
     def _causal(self) -> Any:
         """The model without its adapter wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+
+def _forward_pass(chosen_BTK: Tensor, computed: int, temperatures_BT: Tensor | None) -> ForwardPass:
+    """Separate the last column, which holds the tempered logprobs if there are temperatures."""
+    if temperatures_BT is None:
+        return ForwardPass(chosen_BTK, computed, None)
+    return ForwardPass(chosen_BTK[..., :-1], computed, chosen_BTK[..., -1])
 
 
 class StartingPolicy:

@@ -301,10 +301,10 @@ def _settings_table(rows: Iterable[Setting]) -> str:
     lines: list[str] = []
     for row in rows:
         default = row.shown_default()
-        shown = default if default in ("unset", "needed") else f"`{default}`"
-        about = row.info.description or ""
-        of_type = f"`{row.type_name}`: {about}" if row.type_name else about
-        cells = (f"`{row.flag}`", f"`{row.placeholder()}`", shown, of_type)
+        default_cell = default if default in ("unset", "needed") else f"`{default}`"
+        text = row.info.description or ""
+        of_type = f"`{row.type_name}`: {text}" if row.type_name else text
+        cells = (f"`{row.flag}`", f"`{row.placeholder()}`", default_cell, of_type)
         escaped = [cell.replace("|", "\\|") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *lines])

@@ -119,7 +119,7 @@ class ShellWorld(RememberingWorld):
         self.form = form
         self.system_prompt, self.tools = form.system_prompt, ()
         self._outputs: dict[tuple[str, str | None, str], tuple[Output, str | None]] = {}
-        self._new_sandbox = sandbox_factory(WorldConfig())
+        self._new_sandbox = sandbox_factory(WorldConfig().sandbox)
 
     async def answer(self, task: Task, solution: str | None, turn: Message) -> tuple[str | None, str | None]:
         """Return what the turn's command prints (None: it submits), and what solution.py holds after it."""

@@ -610,12 +610,12 @@ class Examiner:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
         settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam}
+        evaluation = {"samples": laboratory.eval_samples, "temperature": laboratory.subject.exam_temperature}
+        settings["eval"] = {**settings.get("eval", {}), **evaluation}
         from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
 
         config = AgenticOPDEnvConfig(
-            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
-            eval_samples=laboratory.eval_samples,
-            eval_temperature=laboratory.subject.exam_temperature,
+            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None}
         )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
         self.env = AgenticOPDEnv(config, [server])

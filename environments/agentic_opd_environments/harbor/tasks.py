@@ -43,7 +43,7 @@ _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 # ----------------------------------------------------------------------------------------------------- tables of TOML
 
 
-class _Table(BaseModel):
+class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
 
     def unknown(self, prefix: str) -> Iterator[str]:
@@ -51,14 +51,14 @@ class _Table(BaseModel):
         yield from (f"{prefix}{name}" for name in self.model_extra or ())
         for name in type(self).model_fields:
             table = getattr(self, name)
-            if isinstance(table, _Table):
+            if isinstance(table, _TomlTable):
                 yield from table.unknown(f"[{name}] ")
 
 
 _Network = Literal["no-network", "public", "allowlist"] | None
 
 
-class Healthcheck(_Table):
+class Healthcheck(_TomlTable):
     """A command that succeeds when the container is ready; the meaning of the fields is Docker's."""
 
     command: str
@@ -69,7 +69,7 @@ class Healthcheck(_Table):
     retries: int = Field(default=3, ge=1)
 
 
-class _Environment(_Table):
+class _Environment(_TomlTable):
     docker_image: str | None = None
     build_timeout_sec: float = Field(default=600.0, gt=0)
     os: str = "linux"
@@ -104,7 +104,7 @@ class _Environment(_Table):
         return size
 
 
-class _Agent(_Table):
+class _Agent(_TomlTable):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | None = None
     network_mode: _Network = None
@@ -119,11 +119,11 @@ class _Verifier(_Agent):
     collect: list[Any] = []
 
 
-class _Solution(_Table):
+class _Solution(_TomlTable):
     env: dict[str, str] = {}
 
 
-class _TaskFile(_Table):
+class _TaskFile(_TomlTable):
     version: str = ""
     schema_version: str = ""
     task: dict[str, Any] = {}

@@ -136,7 +136,7 @@ def test_samples_act_behind_the_earlier_turns_and_the_world_judges_them(tokenize
     measured = measure(
         tokenizer, lambda hinted: [PATCHED] * 3 + ["done"] if hinted else ["done", PATCHED, broken, "done"]
     )
-    assert (measured.place, measured.task_id, measured.hint) == ((1, 0, 1), "t", "Return one.")
+    assert (measured.key, measured.task_id, measured.hint) == ((1, 0, 1), "t", "Return one.")
     assert (measured.samples, measured.passed_with, measured.passed_without) == (4, 3, 1)
     assert measured.evidence == ("verdict",)
 
