@@ -129,11 +129,11 @@ class TrainedPolicy(nn.Module):
         self.ways, self._is_bf16 = correct, is_bf16
         self.train(was_training)
 
-    def _correct_ways(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], wanted: Ways) -> tuple[Ways, str]:
+    def _correct_ways(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], shortest: Ways) -> tuple[Ways, str]:
         """Return the shortest ways that give the full forward pass's logprobs, and why shorter ones do not."""
         correct = self.ways = Ways(by_head=False, is_packed=False)
         expected, why = self(*inputs).chosen_BTK, ""
-        for ways in dict.fromkeys((Ways(is_packed=False), wanted)):
+        for ways in dict.fromkeys((Ways(is_packed=False), shortest)):
             self.ways = ways
             try:
                 difference = float((self(*inputs).chosen_BTK - expected).abs().max())
