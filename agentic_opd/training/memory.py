@@ -239,17 +239,17 @@ def plan_parts(
     if shape is None or free_bytes is None:
         return PartPlan(config.part_tokens, 0 if setting else None)
     recipe = recipe or Recipe.of(config)
-    kept, recomputed = (
+    kept_limit, recomputed_limit = (
         max(0, free_bytes) // token_bytes(shape, recipe, is_recomputed=is_recomputed) for is_recomputed in (False, True)
     )
     if setting is not None:
-        kept = 0 if setting else kept
-        longest = recomputed if setting else kept
+        kept_limit = 0 if setting else kept_limit
+        longest = recomputed_limit if setting else kept_limit
         chosen = min(longest, MAX_PART_TOKENS)
     else:
-        longest = recomputed
-        chosen = min(max(kept, min(MIN_PART_TOKENS, recomputed)), MAX_PART_TOKENS)
-    return PartPlan(config.micro_tokens or max(1, chosen), None if setting is False else kept, longest)
+        longest = recomputed_limit
+        chosen = min(max(kept_limit, min(MIN_PART_TOKENS, recomputed_limit)), MAX_PART_TOKENS)
+    return PartPlan(config.micro_tokens or max(1, chosen), None if setting is False else kept_limit, longest)
 
 
 def free_for_activations(free_bytes: int, total: int, unallocated: int) -> int:

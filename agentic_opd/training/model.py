@@ -127,9 +127,9 @@ def in_float32(model: nn.Module) -> Generator[None]:
     narrow = dict[nn.Module, dict[str, Tensor]]()
 
     def upcast(module: nn.Module, _: object) -> None:
-        own = {name: p for name, p in module.named_parameters(recurse=False) if p.dtype == torch.bfloat16}
-        narrow[module] = {name: parameter.data for name, parameter in own.items()}
-        for parameter in own.values():
+        parameters = {name: p for name, p in module.named_parameters(recurse=False) if p.dtype == torch.bfloat16}
+        narrow[module] = {name: parameter.data for name, parameter in parameters.items()}
+        for parameter in parameters.values():
             parameter.data = parameter.data.float()
 
     def restore(module: nn.Module, *_: object) -> None:

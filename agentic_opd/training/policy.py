@@ -129,11 +129,11 @@ class TrainedPolicy(nn.Module):
         self.ways, self._is_bf16 = correct, is_bf16
         self.train(was_training)
 
-    def _correct_ways(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], wanted: Ways) -> tuple[Ways, str]:
+    def _correct_ways(self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], shortest: Ways) -> tuple[Ways, str]:
         """Return the shortest ways that give the full forward pass's logprobs, and why shorter ones do not."""
         correct = self.ways = Ways(by_head=False, is_packed=False)
         expected, why = self(*inputs).chosen_BTK, ""
-        for ways in dict.fromkeys((Ways(is_packed=False), wanted)):
+        for ways in dict.fromkeys((Ways(is_packed=False), shortest)):
             self.ways = ways
             try:
                 difference = float((self(*inputs).chosen_BTK - expected).abs().max())
@@ -201,7 +201,7 @@ def fit_memory(policy: TrainedPolicy, config: TrainerConfig, world: DistContext)
     Without a GPU, the settings or their defaults hold. The first process decides for all.
 
     Returns:
-        The settings with `micro_tokens` set.
+        The settings, with `micro_tokens` set if it was chosen.
     """
     plan, shape = plan_parts(config), policy.shape
     if world.device.startswith("cuda") and shape is not None:
@@ -217,6 +217,8 @@ def fit_memory(policy: TrainedPolicy, config: TrainerConfig, world: DistContext)
         # A layer's weights are gathered for its recomputation, so all processes recompute, or none does.
         is_needed = plan.is_recomputed(max(config.max_token_len, plan.micro_tokens))
         policy.plan = replace(plan, kept_tokens=0 if is_needed else None)
+    if plan.micro_tokens == config.part_tokens:
+        return config
     return config.model_copy(update={"micro_tokens": plan.micro_tokens})
 
 
