@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.types import Completion
+from agentic_opd.core.types import Completion, SamplingDistribution
 from agentic_opd.plugin.client import PluginClient
 
 
@@ -47,9 +47,9 @@ class PolicyServer(VLLMServer):
         """Implement Atropos' call: return (prompt ids, ids, logprobs, finish reasons), the last three per choice."""
         prompt_ids = list(kwargs.pop("input_ids"))
         kwargs.pop("model", None)
-        got = await self.complete(prompt_ids, **kwargs)
-        ids, logprobs = [[*one.token_ids] for one in got], [[*one.logprobs] for one in got]
-        return prompt_ids, ids, logprobs, [one.finish_reason for one in got]
+        choices = await self.complete(prompt_ids, **kwargs)
+        ids, logprobs = [[*choice.token_ids] for choice in choices], [[*choice.logprobs] for choice in choices]
+        return prompt_ids, ids, logprobs, [choice.finish_reason for choice in choices]
 
 
 @dataclass(slots=True)
@@ -68,4 +68,4 @@ class ServedPolicy:
             prompt_ids, weight_version=self.weight_version, **self.params, max_tokens=max_tokens
         )
         self.weight_version = completion.weight_version
-        return completion
+        return replace(completion, sampling=SamplingDistribution.of_parameters(self.params))

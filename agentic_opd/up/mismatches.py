@@ -51,7 +51,7 @@ def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator
     """Yield a sentence for each part whose libraries are not installed here."""
     needs = dict.fromkeys(config.servers, "vllm") | {"trainer": "train"}
     for name, environment in config.environments.items():
-        if environment.mode == "gateway" or getattr(settings.get(name), "agent_command", None) is not None:
+        if environment.mode == "gateway" or _runs_program(settings.get(name)):
             needs[name] = "gateway"
     for name, extra in needs.items():
         if missing := [library for library in _LIBRARIES[extra] if find_spec(library) is None]:
@@ -59,6 +59,12 @@ def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator
                 f"{name}: {', '.join(missing)} is not installed here: it needs the extra, pip install "
                 f"'agentic-opd[{extra}]'"
             )
+
+
+def _runs_program(env: Any) -> bool:
+    """Whether a program of the settings takes the place of the agent loop, through a gateway of its own."""
+    agent = getattr(env, "agent", None)  # A gateway and a custom script have none.
+    return agent is not None and agent.command is not None
 
 
 def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[str, int | None]) -> Iterator[str]:
@@ -82,19 +88,22 @@ def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[s
                 f"episodes have up to env.max_token_length {length} tokens, and the trainer drops sequences above "
                 f"max_token_len {training.max_token_len}: raise it, or lower env.max_token_length"
             )
-    teacher = getattr(env, "teacher", "live")
-    if env.opd_enabled and teacher != "live" and env.teacher_base_url is None:
+    teacher = env.teacher.weights
+    if env.opd_enabled and teacher != "live" and env.teacher.base_url is None:
         if training.lora_rank is None:
-            yield f"env.teacher {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
+            yield (
+                f"env.teacher.weights {teacher} needs a policy that is trained with adapters: set the trainer's "
+                "lora_rank"
+            )
         elif teacher == "ema" and training.ema_decay is None:
-            yield "env.teacher ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
+            yield "env.teacher.weights ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
 
 
 def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:
     trainer = config.trainer
-    users = {name: (server.devices, _share(server)) for name, server in config.servers.items()}
-    devices = {name: _devices(indices, num_gpus) for name, (indices, _) in users.items()}
-    trainer_devices = _devices(trainer.devices, num_gpus)
+    users = {name: (server.devices, memory_share(server)) for name, server in config.servers.items()}
+    devices = {name: devices_of(indices, num_gpus) for name, (indices, _) in users.items()}
+    trainer_devices = devices_of(trainer.devices, num_gpus)
     if trainer.devices is not None and trainer.processes > len(trainer_devices):
         yield (
             f"trainer: {trainer.processes} processes need as many devices, and devices names {len(trainer_devices)} "
@@ -118,7 +127,7 @@ def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:
             )
 
 
-def _devices(indices: str | None, num_gpus: int) -> Sequence[str]:
+def devices_of(indices: str | None, num_gpus: int) -> Sequence[str]:
     """Return the GPUs that a part may use; without `indices`, all that are visible."""
     if indices is not None:
         return [index.strip() for index in indices.split(",") if index.strip()]
@@ -128,7 +137,7 @@ def _devices(indices: str | None, num_gpus: int) -> Sequence[str]:
     return [str(index) for index in range(num_gpus)]
 
 
-def _share(server: ServerConfig) -> float:
+def memory_share(server: ServerConfig) -> float:
     """Return the share of a GPU's memory that a server takes."""
     arguments = " ".join(server.vllm_args).replace("=", " ").replace("_", "-").split()
     values = [value for flag, value in pairwise(arguments) if flag == "--gpu-memory-utilization"]

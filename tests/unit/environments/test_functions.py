@@ -123,7 +123,7 @@ QUESTION = "How far is 2 miles in kilometres?"
 
 def made_world(folder: Path) -> tuple[HookedWorld, Task]:
     options = written(folder, (QUESTION, [CONVERT, STOP], [{"convert": ALLOWED}]))
-    world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
+    world = make_world(AgentEnvConfig(world={"type": "functions", **options}))
     assert isinstance(world, HookedWorld)
     (task,), held_out = asyncio.run(world.train_and_eval_tasks())
     assert held_out == []
@@ -159,7 +159,7 @@ def test_a_parameter_without_a_type_takes_any_value_and_a_function_may_have_no_p
     ]
     answers = [{"set": {"mode": [1], "items": ["", ["b"]], "note": [None]}}, {"stop": {}}]
     options = written(tmp_path, ("Set it, then stop.", functions, answers))
-    world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
+    world = make_world(AgentEnvConfig(world={"type": "functions", **options}))
     assert isinstance(world, HookedWorld)
     (task,), _ = asyncio.run(world.train_and_eval_tasks())
     given = {"mode": 1, "items": ["b"], "note": None}
@@ -237,7 +237,7 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"question": [[], []]}, "question '0' has 2 turns of the user; this world has one"),
+        ({"question": [[], []]}, "question '0' has 2 turns of the user, expected one"),
         ({"function": [{**STOP, "parameters": {"type": "HashMap", "properties": {}}}]}, "no field or type 'HashMap'"),
         ({"function": [function("other")]}, "the answer calls stop, which is not one of its functions"),
         ({"id": "live_relevance_0-0-0"}, "question 'live_relevance_0-0-0': any call is right there"),
@@ -260,7 +260,9 @@ def test_wrong_files_are_named(tmp_path: Path, change: dict[str, Any], said: str
 def test_verdicts_are_those_of_bfcls_checker() -> None:
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or spec.origin is None:
-        pytest.skip("bfcl-eval is not installed: pip install --no-deps --target FOLDER bfcl-eval, FOLDER in PYTHONPATH")
+        pytest.skip(
+            "bfcl-eval is not installed: pip install --no-deps --target FOLDER bfcl-eval mpmath, FOLDER in PYTHONPATH"
+        )
     site = Path(spec.origin).parents[1]
     done = subprocess.run([sys.executable, "scripts/checks/bfcl", site], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
