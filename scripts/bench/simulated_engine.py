@@ -224,8 +224,10 @@ class SimulatedEngine:
         body = await request.json()
         votes = body.get("n") or 1
         self.requests["judged"] += 1
+        number = self.requests["judged"]
         await self.node.samples(await self._read_size(request) // 4, votes * self._judge_tokens)
-        text = f"\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"
+        # A real judge hardly gives a hint twice.
+        text = f"\\boxed{{1}}\n[HINT_START]{HINT} ({number})[HINT_END]"
         message = {"role": "assistant", "content": text}
         choices = [{"index": i, "finish_reason": "stop", "message": message} for i in range(votes)]
         reply = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
