@@ -23,7 +23,7 @@ from agentic_opd.core.errors import (
 )
 from agentic_opd.core.http import NoAnswerError, RetryWindow, key_advice, may_pass
 from agentic_opd.core.rate_limits import pause_asked
-from agentic_opd.core.text import json_body, well_formed
+from agentic_opd.core.text import request_body, well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.distill.completions import advice_on, choice_texts, error_in, error_of, read_completion, status_of
 from agentic_opd.distill.config import DistillConfig
@@ -248,7 +248,7 @@ class OpenAIJudge:
         params |= {"n": n} if n > 1 else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
         params |= self._extra_body | ({"stream": True} if form.is_stream else {})
-        body = json_body(params)
+        body = request_body(params)
 
         async def ask() -> _Answer:
             self._check_refusal()
