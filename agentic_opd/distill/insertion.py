@@ -9,7 +9,7 @@ always appended to the last user message.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from renderers import Renderer
@@ -148,28 +148,31 @@ class _Frame:
     without: list[int]
     opening: list[int]
     """The assistant's opening after `before`."""
+    adds_opening: bool = True
+    """Whether the template opens the assistant's turn after a user message but not after a tool result, as DeepSeek
+    V3's does; that opening is then part of the added tokens."""
 
     @classmethod
     def of(cls, renderer: Renderer, before: Sequence[Any]) -> Self:
         without = renderer.render(list(before)).token_ids
         opened = renderer.render(list(before), add_generation_prompt=True).token_ids
-        return cls(renderer, tuple(before), without, opened[len(without) :])
+        frame = cls(renderer, tuple(before), without, opened[len(without) :])
+        probe = HINT_HEADER + _PROBE
+        return replace(frame, adds_opening=frame.added(probe) != replace(frame, adds_opening=False).added(probe))
 
     def added(self, content: str) -> list[int] | None:
-        """Return the tokens that the template adds for a user message; None if earlier tokens change.
-
-        DeepSeek V3's template opens the assistant's turn after a user message but not after a tool result; that opening
-        is then part of the added tokens.
-        """
+        """Return the tokens that the template adds for a user message; None if earlier tokens change."""
         after: list[Any] = [*self.before, {"role": "user", "content": content}]
         without, opening = self.without, self.opening
         extended = self.renderer.render(after).token_ids
         if extended[: len(without)] != without or len(extended) == len(without):
             return None
-        opened = self.renderer.render(after, add_generation_prompt=True).token_ids
-        end = len(opened) - len(opening)
-        is_longer = end > len(extended) and opened[: len(extended)] == extended and opened[end:] == opening
-        return opened[len(without) : end] if is_longer else extended[len(without) :]
+        if self.adds_opening:
+            opened = self.renderer.render(after, add_generation_prompt=True).token_ids
+            end = len(opened) - len(opening)
+            if end > len(extended) and opened[: len(extended)] == extended and opened[end:] == opening:
+                return opened[len(without) : end]
+        return extended[len(without) :]
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
