@@ -30,9 +30,8 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
-from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 from agentic_opd.wire.images import ImageFolder
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
     from agentic_opd.wire.files import GroupFile
 
-_SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"} | RendererConfig.model_fields.keys()) | {
-    *("tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
+_SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"}) | {
+    *("renderer", "tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
     *("base_url", "api_key"),
 }
 """Settings that have an effect here; others are accepted, because files of settings have them."""
@@ -50,10 +49,10 @@ _PROBE_S = 1.0
 """Longest time, in seconds, for which a server that does not answer at the start is asked again."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
         description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
         "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
@@ -62,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
     parser.add_argument("--out", type=Path, metavar="OUT", help="output file (default: FILE's name.distilled.jsonl)")
@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
             raise ConfigError("distill reads with one policy server: name one below openai")
-        if missing := {"sibling", "reference"} & {*settings.env.hint_source}:
-            raise ConfigError(f"env.hint_source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
+        if missing := {"sibling", "reference"} & {*settings.env.hint.source}:
+            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
@@ -117,7 +117,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     connected = PolicyDistiller.connected(
         server.base_url,
         config,
-        config,
+        config.renderer,
         api_key=server.api_key or None,
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         retry_s=config.server_retry_s,
@@ -139,7 +139,7 @@ async def _probe(config: Any, server: Any) -> None:
     """Check that each server listens, so that a wrong address ends the command within seconds."""
     from agentic_opd.core.http import JsonClient
 
-    for url in filter(None, (server.base_url, config.judge_base_url, config.teacher_base_url)):
+    for url in filter(None, (server.base_url, config.judge.base_url, config.teacher.base_url)):
         async with JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s)) as client:
             with suppress(ServerRequestError):  # It answers, but wants its key or has no such route.
                 await client.get("/v1/models")
@@ -218,4 +218,4 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
     if not settings_path(file).exists():
         return ()
 
-    return make_world(config.world, config, config.system_prompt).tools
+    return make_world(config).tools

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.settings.layers import nested_layer, set_values
+from agentic_opd.settings.read import validated
 
 _EXCLUDED = frozenset({"tokenizer_name", "custom_thinking_prompt"})
 """Settings that are not taken from the run's file: the tokenizer is the server's model's."""
@@ -20,13 +20,12 @@ def settings_of_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvC
     from agentic_opd.report.read import read_settings, settings_path  # Imports numpy, which `--help` does not need.
 
     run = read_settings(settings_path(file))
-    settings = {name: run[name] for name in run.keys() & AgenticOPDEnvConfig.model_fields.keys() - _EXCLUDED}
-    try:
-        return AgenticOPDEnvConfig.model_validate({**defaults.model_dump(), **settings})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
+    wrong: list[str] = []
+    layers = [[set_values(defaults)], nested_layer(run, AgenticOPDEnvConfig, _EXCLUDED)]
+    config = validated(AgenticOPDEnvConfig, "", layers, wrong)
+    if wrong:
         raise ConfigError(
-            f"{str(settings_path(file))!r} holds a setting that this version refuses ({name}: {first['msg']}); "
-            "correct it there, or remove the file and name the settings with --config"
-        ) from error
+            f"{str(settings_path(file))!r} holds a setting that this version refuses ({wrong[0]}); change it there, "
+            "or remove the file and name the settings with --config"
+        )
+    return config

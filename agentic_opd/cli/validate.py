@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
     parser.add_argument("--server", metavar="URL", help="vLLM server whose weights scored the file")
-    parser.add_argument("--kind", metavar="KIND", help="kind of task that the server scores in env.teachers")
+    parser.add_argument("--kind", metavar="KIND", help="kind of task that the server scores in env.teacher.by_kind")
     parser.add_argument(
         "--api-key", metavar="KEY", help="API key of the server (default: the variable VLLM_API_KEY, or none)"
     )
@@ -70,7 +70,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     from agentic_opd.report.read import read_settings, settings_path
     from agentic_opd.runs.rescore import compare  # The import of the scoring code takes a second.
 
-    teacher = read_settings(settings_path(path)).get("teacher", "live")
+    teacher = read_settings(settings_path(path)).get("teacher.weights", "live")
     key = args.api_key or os.environ.get("VLLM_API_KEY")
     setting = "--api-key or the variable VLLM_API_KEY"
     async with JsonClient(args.server, key, retry_s=5.0, key_setting=setting) as client:

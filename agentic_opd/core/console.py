@@ -104,6 +104,8 @@ class LiveBar:
 
 
 _STYLES = {logging.WARNING: ("warning: ", "yellow"), logging.ERROR: ("error: ", "red")}
+_PACKAGES = ("agentic_opd", "agentic_opd_environments")
+"""Packages whose log lines are shown; the second one is installed with this one."""
 _SAYS_IT_ONCE = "agentic_opd.core.notices"
 """Logger that handles repetition itself: its warnings are printed every time."""
 
@@ -155,7 +157,8 @@ def set_up_logging(*, verbose: bool) -> None:
         handlers=[ConsoleHandler(log_console(), with_names=verbose)],
         force=True,
     )
-    logging.getLogger("agentic_opd").setLevel(logging.INFO)
+    for package in _PACKAGES:
+        logging.getLogger(package).setLevel(logging.INFO)
     logging.captureWarnings(True)
     if not verbose:
         for library in ("transformers", "huggingface_hub"):

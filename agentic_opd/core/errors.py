@@ -29,7 +29,7 @@ class HintSourceError(OPDError):
 
 
 class AgentError(OPDError):
-    """The program of `agent_command` produced nothing to learn from."""
+    """The program of `agent.command` produced nothing to learn from."""
 
 
 class RendererError(OPDError):

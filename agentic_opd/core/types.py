@@ -90,7 +90,7 @@ class Task:
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
     user message. `tools` are the schemas of the functions of this task in OpenAI's format; None: those of the world.
     `data` is for the world's hooks alone. `limits` (see `TASK_LIMITS`) replace the settings of the same names, `image`
-    replaces `sandbox_image`.
+    replaces `sandbox.image`.
     """
 
     task_id: str
@@ -252,9 +252,9 @@ class StopReason(StrEnum):
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
     AGENT_FAILED = "agent_failed"
-    """The program of `agent_command` ended with a nonzero exit code, or was stopped at one of its limits."""
+    """The program of `agent.command` ended with a nonzero exit code, or was stopped at one of its limits."""
     AGENT_TIMEOUT = "agent_timeout"
-    """The program of `agent_command` had not ended after `agent_timeout_s`."""
+    """The program of `agent.command` had not ended after `agent.timeout_s`."""
     CLOSED = "closed"
     """A conversation that the client closed."""
     IDLE = "idle"
@@ -316,7 +316,7 @@ StoppedFor = Literal["time", "output", "memory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """Exit of the program of `agent_command`, and the tokens it sampled outside the episode's sequence."""
+    """Exit of the program of `agent.command`, and the tokens it sampled outside the episode's sequence."""
 
     exit_code: int
     """Exit code; 128 + n if signal n ended the program."""

@@ -14,13 +14,14 @@ turn in so many groups gets a hint."""
 
 ADVICE = {
     TurnOutcome.NO_NEXT_STATE: "nothing answers the turns: no tool result, no user, no verdict. Does the policy call "
-    "tools at all, and is env.renderer the model's own, so that its calls are read? (`agentic-opd doctor` checks that)",
+    "tools at all, and is env.renderer.name the model's own, so that its calls are read? (`agentic-opd doctor` checks "
+    "that)",
     TurnOutcome.VOTE_FAILED: "the judge finds nothing to say about the turns. Where the policy solves nearly every "
-    "task that is as it should be: take harder tasks. Otherwise take a stronger judge (env.judge_base_url), or "
-    "accept a hint from one vote (env.hint_vote_rule any)",
+    "task that is as it should be: take harder tasks. Otherwise take a stronger judge (env.judge.base_url), or "
+    "accept a hint from one vote (env.hint.vote_rule any)",
     TurnOutcome.JUDGE_ERROR: "the judge fails, or its votes can't be read. `agentic-opd doctor` shows what it answers; "
-    "a reasoning model needs a larger env.judge_max_tokens, or thinking switched off in env.judge_extra_body",
-    TurnOutcome.LEAKED: "the hints repeat hidden test code, and are dropped. Another judge (env.judge_base_url) may "
+    "a reasoning model needs a larger env.judge.max_tokens, or thinking switched off in env.judge.extra_body",
+    TurnOutcome.LEAKED: "the hints repeat hidden test code, and are dropped. Another judge (env.judge.base_url) may "
     "keep to its instruction; tests that are also in the task's text do not count as hidden",
     TurnOutcome.TOO_LONG: "turn and hint do not fit the teacher's context. Restart its server with a larger "
     "--max-model-len, or lower env.max_token_length",
@@ -102,17 +103,17 @@ class StepScoreWatch:
         return (
             f"STEP SCORES ARE REVERSED: turns with a hint score {hinted:+.2f} on average, turns without one "
             f"{unhinted:+.2f}. The judge probably answers the first question again (1: there is a hint), so "
-            "loss.step_reward and loss.combined would reward mistakes. Use another judge (env.judge_base_url), word "
-            "the question for this one (env.judge_step_prompt), or set env.step_votes to 0."
+            "loss.step_reward and loss.combined would reward mistakes. Use another judge (env.judge.base_url), word "
+            "the question for this one (env.judge.step_prompt), or set env.judge.step_votes to 0."
         )
 
 
 def live_teacher(config: DistillConfig) -> str | None:
     """Return a warning if the teacher has the newest weights of a policy that is being trained."""
-    if not config.opd_enabled or config.teacher != "live" or config.teacher_base_url is not None:
+    if not config.opd_enabled or config.teacher.weights != "live" or config.teacher.base_url is not None:
         return None
     return (
         "the teacher is the policy with its newest weights; in two long experiments the pass rate then fell to 0%. Set "
-        "env.teacher_base_url to a server with fixed weights or with the trainer's moving average (teacher_urls), or "
-        "train adapters with env.teacher frozen or ema"
+        "env.teacher.base_url to a server with fixed weights or with the trainer's moving average (teacher_urls), or "
+        "train adapters with env.teacher.weights frozen or ema"
     )

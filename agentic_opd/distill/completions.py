@@ -168,11 +168,11 @@ def advice_on(error: object, text: str, status: int, *, is_passing: bool) -> str
     if _ABOUT_CONTENT.search(message) or status >= 500:
         return None
     if status == 402 or _NO_ACCOUNT.search(codes) or (not is_passing and _NO_ACCOUNT.search(message)):
-        return "Add credit at its provider, or name another judge in env.judge_base_url"
+        return "Add credit at its provider, or name another judge in env.judge.base_url"
     if status == 429:
         return None
     if status in (401, 403) or _NO_KEY.search(codes) or _NO_KEY.search(message):
-        return "Set its key in env.judge_api_key, or ask its provider what the key may use"
+        return "Set its key in env.judge.api_key, or ask its provider what the key may use"
     if _NO_MODEL.search(codes) or _NO_MODEL.search(message):
-        return "Set a model that it serves in env.judge_model_name"
-    return "Set its address in env.judge_base_url: requests go to /chat/completions below it" if status == 404 else None
+        return "Set a model that it serves in env.judge.model_name"
+    return "Set its address in env.judge.base_url: requests go to /chat/completions below it" if status == 404 else None

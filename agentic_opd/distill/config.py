@@ -2,11 +2,19 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
-from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
+from agentic_opd.settings.fields import DISTILLATION, FIRST, HINT, JUDGE, RUN_ONLY, TEACHER, Section, Url
+from agentic_opd.settings.old_names import RootSettings
 
 
 def _names(value: object) -> object:
@@ -14,81 +22,136 @@ def _names(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
-class TeacherServer(BaseModel):
+class TeacherServer(Section):
     """A server that scores the tasks of one kind."""
-
-    model_config = ConfigDict(extra="forbid")
 
     base_url: Url
     model_name: str | None = None
     api_key: SecretStr | None = None
 
 
-class DistillConfig(BaseModel):
-    """Settings for finding hints and scoring turns."""
+class HintConfig(Section):
+    """Where hints come from, which one is used, and how the teacher reads it."""
 
-    setting_group: ClassVar = DISTILLATION
+    setting_group: ClassVar = HINT
 
-    opd_enabled: bool = Field(
-        default=True,
-        description="Distill from hindsight. Off: the judge is not asked and no distillation fields are written.",
+    source: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        default=("judge",),
+        min_length=1,
+        description="Sources of the teacher's hint, of which the first with a hint for a turn is used ([sibling, "
+        "judge]): judge (the hint that the judge wrote), feedback (what came after the turn, verbatim; SDPO), "
+        "sibling (what a passing rollout of the group did, for the turn that caused the failure; group_size above "
+        "1), reference (the task's own solution; OPSD), or a function as FILE.py:NAME or package.module:NAME "
+        "(docs/judge.md). feedback, sibling and reference never ask the judge, not even for judge.step_votes; hints "
+        "with data of hidden tests are dropped as leaked.",
     )
-    distill_topk: int = Field(
-        default=50,
-        ge=1,
-        le=1000,
-        description="Number of entries in a scored row: the sampled token and the teacher's most likely other tokens.",
-    )
-    prm_votes: int = Field(default=3, ge=1, le=64, description="Number of judge votes on each turn.")
-    hint_max_next_state_chars: int = Field(
-        default=4000,
-        ge=100,
-        description="Maximum number of characters of a next state that the judge reads; "
-        "longer ones are cut in the middle.",
-    )
-    hindsight: Literal["delayed", "next_state"] = Field(
-        default="delayed",
-        description="Evidence by which a turn is judged. delayed: its next state, what later turns showed about its "
-        "changes, and the verdict if any of its changes remain in the judged files; next_state (the published "
-        "method): only its next state, and for the last turn the verdict.",
-    )
-    hindsight_max_turns: int = Field(
-        default=4, ge=0, description="delayed: maximum number of later turns whose results are evidence about a turn."
-    )
-    hindsight_max_chars: int = Field(
-        default=2000,
-        ge=0,
-        description="delayed: maximum number of characters of all these later results together, the earliest first.",
-    )
-    hint_vote_rule: Literal["majority", "any"] = Field(
+    vote_rule: Literal["majority", "any"] = Field(
         default="majority",
         description="Rule by which a hint is accepted: more than half of all votes are positive (majority), or at "
         "least one is (any, as in OpenClaw-RL).",
     )
-    distill_support: Literal["teacher", "student", "union"] = Field(
-        default="teacher",
-        description="Tokens of a scored row beside the sampled one: the teacher's most likely (teacher), the "
-        "student's (student: those of the weights that sample, without the hint), or the most likely of both (union). "
-        "student and union need a reading without the hint and twice the logprobs a row; on a server whose model "
-        "runner takes no named ids (vLLM's V1), the student's tokens beyond them are replaced by the teacher's next.",
-    )
-    hint_selection: Literal["longest", "shortest", "overlap"] = Field(
+    selection: Literal["longest", "shortest", "overlap"] = Field(
         default="longest",
         description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
         "turn's distinct accepted hints, and where there are several also the turn without a hint, in one request.",
     )
-    hint_placement: Literal["end", "last_user"] = Field(
+    placement: Literal["end", "last_user"] = Field(
         default="end",
         description="Position of the hint in the teacher's prompt: a user message before the assistant's opening "
         "(end), or appended to the last user message (last_user).",
     )
-
-    score_reasoning: Literal["all", "answer"] = Field(
-        default="all",
-        description="Scored tokens of a turn with reasoning: all tokens, or only those after the reasoning (answer).",
+    control: Literal["none", "neutral", "other", "same_task"] = Field(
+        default="none",
+        description="Score each turn also under a control hint in the same request, at about twice the scoring "
+        "time, and record the logprobs: neutral (hint.neutral), other (an accepted hint of another task), "
+        "or same_task (another accepted hint of this task). The neutral hint is used while none of the others fits.",
+    )
+    neutral: str = Field(
+        default="Take your time and think about the next step.",
+        min_length=11,
+        description="Control hint without information about any task.",
     )
 
+    @property
+    def asks_judge(self) -> bool:
+        """Whether any hint source may ask the judge, as a user's may."""
+        return any(name not in ("feedback", "sibling", "reference") for name in self.source)
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> "HintConfig":
+        names = self.source
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"source names {' and '.join(twice)} twice")
+        if unknown := [name for name in names if name not in HINT_SOURCES and ":" not in name]:
+            expected = ", ".join(HINT_SOURCES)
+            raise ValueError(f"source {unknown[0]}: expected {expected}, FILE.py:NAME or package.module:NAME")
+        return self
+
+
+class EvidenceConfig(Section):
+    """What the judge reads about a turn."""
+
+    setting_group: ClassVar = HINT
+
+    evidence: Literal["delayed", "next_state"] = Field(
+        default="delayed",
+        description="Evidence by which a turn is judged. delayed: its next state, what later turns showed about its "
+        "changes, and the verdict if any of its changes remain in the judged files; next_state (the published "
+        "method): only its next state, and for the last turn the verdict.",
+    )
+    max_turns: int = Field(
+        default=4, ge=0, description="delayed: maximum number of later turns whose results are evidence about a turn."
+    )
+    max_chars: int = Field(
+        default=2000,
+        ge=0,
+        description="delayed: maximum number of characters of all these later results together, the earliest first.",
+    )
+
+
+class JudgeConfig(Section):
+    """The judge, which votes on turns and writes hints."""
+
+    setting_group: ClassVar = JUDGE
+
+    base_url: Annotated[Url | None, FIRST] = Field(
+        default=None,
+        description="OpenAI-compatible endpoint of the judge, such as http://127.0.0.1:8002/v1. Its query is part of "
+        "each request; with api-version in it (Azure), the key is sent as api-key. Unset: the policy server.",
+    )
+    model_name: Annotated[str | None, FIRST] = Field(
+        default=None, description="Model of the judge. Unset: the policy's model."
+    )
+    api_key: SecretStr | None = Field(default=None, description="API key for base_url.")
+    temperature: float = Field(default=0.7, ge=0.0, le=2.0, description="Sampling temperature of the votes.")
+    max_tokens: int = Field(default=512, ge=16, description="Maximum number of tokens of one vote.")
+    timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds without any answer from the judge after which pending requests are cancelled. They are "
+        "retried a quarter at a time; a request that is not answered even alone ends its turn as judge_error.",
+    )
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Additional fields of the judge request, for example {chat_template_kwargs: {enable_thinking: "
+        "false}}.",
+    )
+    reads_reasoning: bool = Field(
+        default=False,
+        description="Show the judge a turn's reasoning before its answer, cut in the middle to "
+        "hint_max_next_state_chars.",
+    )
+    system_prompt: str | None = Field(
+        default=None,
+        description="System prompt of the judge, which must name the protocol: \\boxed{1}, \\boxed{-1}, "
+        "[HINT_START] and [HINT_END]. Unset: the text in docs/judge.md.",
+    )
+    question: str | None = Field(
+        default=None,
+        description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: the template in "
+        "docs/judge.md.",
+    )
     step_votes: int = Field(
         default=0,
         ge=0,
@@ -96,171 +159,144 @@ class DistillConfig(BaseModel):
         description="Number of votes on a second question: did the turn do what was wanted (1, 0, -1)? The result "
         "is recorded as the turn's step_score, which a trainer may use as a reward; 0: the question is not asked.",
     )
-    hint_source: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
-        default=("judge",),
-        min_length=1,
-        description="Sources of the teacher's hint, of which the first with a hint for a turn is used ([sibling, "
-        "judge]): judge (the hint that the judge wrote), feedback (what came after the turn, verbatim; SDPO), "
-        "sibling (what a passing rollout of the group did, for the turn that caused the failure; group_size above "
-        "1), reference (the task's own solution; OPSD), or a function as FILE.py:NAME or package.module:NAME "
-        "(docs/judge.md). feedback, sibling and reference never ask the judge, not even for step_votes; hints with "
-        "data of hidden tests are dropped as leaked.",
-    )
-    control: Literal["none", "neutral", "other", "same_task"] = Field(
-        default="none",
-        description="Score each turn also under a control hint in the same request, at about twice the scoring "
-        "time, and record the logprobs: neutral (control_neutral_hint), other (an accepted hint of another task), "
-        "or same_task (another accepted hint of this task). The neutral hint is used while none of the others fits.",
-    )
-    control_neutral_hint: str = Field(
-        default="Take your time and think about the next step.",
-        min_length=11,
-        description="Control hint without information about any task.",
-    )
-
-    judge_base_url: Annotated[Url | None, JUDGE] = Field(
-        default=None,
-        description="OpenAI-compatible endpoint of the judge, such as http://127.0.0.1:8002/v1. Its query is part of "
-        "each request; with api-version in it (Azure), the key is sent as api-key. Unset: the policy server.",
-    )
-    judge_model_name: Annotated[str | None, JUDGE] = Field(
-        default=None, description="Model of the judge. Unset: the policy's model."
-    )
-    judge_api_key: Annotated[SecretStr | None, JUDGE] = Field(default=None, description="API key for judge_base_url.")
-    judge_temperature: Annotated[float, JUDGE] = Field(
-        default=0.7, ge=0.0, le=2.0, description="Sampling temperature of the votes."
-    )
-    judge_max_tokens: Annotated[int, JUDGE] = Field(
-        default=512, ge=16, description="Maximum number of tokens of one vote."
-    )
-    judge_system_prompt: Annotated[str | None, JUDGE] = Field(
-        default=None,
-        description="System prompt of the judge, which must name the protocol: \\boxed{1}, \\boxed{-1}, "
-        "[HINT_START] and [HINT_END]. Unset: the text in docs/judge.md.",
-    )
-    judge_reads_reasoning: Annotated[bool, JUDGE] = Field(
-        default=False,
-        description="Show the judge a turn's reasoning before its answer, cut in the middle to "
-        "hint_max_next_state_chars.",
-    )
-    judge_step_prompt: Annotated[str | None, JUDGE] = Field(
+    step_prompt: str | None = Field(
         default=None,
         description="System prompt of the judge for the second question (step_votes), which must name \\boxed{1} "
         "and \\boxed{-1}. Unset: the text in docs/judge.md.",
     )
-    judge_question: Annotated[str | None, JUDGE] = Field(
-        default=None,
-        description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: the template in "
-        "docs/judge.md.",
-    )
-    judge_timeout_s: Annotated[float, JUDGE] = Field(
-        default=120.0,
-        gt=0,
-        description="Seconds without any answer from the judge after which pending requests are cancelled. They are "
-        "retried a quarter at a time; a request that is not answered even alone ends its turn as judge_error.",
-    )
-    judge_extra_body: Annotated[dict[str, Any], JUDGE] = Field(
-        default_factory=dict,
-        description="Additional fields of the judge request, for example {chat_template_kwargs: {enable_thinking: "
-        "false}}.",
-    )
-
-    teacher: Annotated[Literal["live", "frozen", "ema"], TEACHER] = Field(
-        default="live",
-        description="Weights of the policy's server that score the turns: live (those that sampled them; "
-        "for short runs), frozen (those that the server started with), or ema (the moving average of the trainer, its "
-        "ema_decay). frozen and ema need a policy that is trained with adapters (docs/closing_the_loop.md); "
-        "teacher_base_url selects another server.",
-    )
-    teacher_base_url: Annotated[Url | None, TEACHER] = Field(
-        default=None,
-        description="Separate vLLM server, ending in /v1, that scores the turns; it must have the policy's "
-        "vocabulary. Unset: the policy server.",
-    )
-    teacher_model_name: Annotated[str | None, TEACHER] = Field(
-        default=None, description="Model of the teacher. Unset: the model that its server serves."
-    )
-    teacher_api_key: Annotated[SecretStr | None, TEACHER] = Field(
-        default=None, description="API key for teacher_base_url."
-    )
-    teachers: Annotated[dict[str, TeacherServer], TEACHER] = Field(
-        default_factory=dict,
-        description="Servers that score the tasks of one kind, by the tasks' `kind` (the dataset's column of that "
-        "name, or dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, with "
-        "model_name and api_key as for teacher_base_url. Tasks of all other kinds are scored by the usual teacher.",
-    )
-    gap_baseline: Annotated[Literal["student", "teacher"], TEACHER] = Field(
-        default="student",
-        description="Reading without the hint from which gaps are measured, if teacher_base_url or teachers name "
-        "another model: the policy's (student), or the teacher's own. Without another model, both are the same.",
-    )
-    max_concurrent_judgements: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
+    max_concurrent: Annotated[int, RUN_ONLY] = Field(
         default=64,
         ge=1,
         description="Number of judge requests in flight at the same time, reduced if the judge is too slow.",
     )
-    max_concurrent_scores: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
+
+    @field_validator("system_prompt", "step_prompt")
+    @classmethod
+    def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
+        words = VOTE_PROTOCOL if info.field_name == "system_prompt" else STEP_PROTOCOL
+        if missing := [word for word in words if prompt is not None and word not in prompt]:
+            raise ValueError(f"it does not say {' and '.join(missing)}, so its answers could not be read")
+        return prompt
+
+    @field_validator("question")
+    @classmethod
+    def _check_question(cls, template: str | None) -> str | None:
+        if template is not None and (problems := template_problems(template)):
+            raise ValueError("; ".join(problems))
+        return template
+
+    @model_validator(mode="after")
+    def _check_key(self) -> "JudgeConfig":
+        if self.api_key is not None and self.base_url is None:
+            raise ValueError("api_key is set, but base_url is not")
+        return self
+
+
+class TeacherConfig(Section):
+    """The teacher, which scores turns, and the rows that it writes."""
+
+    setting_group: ClassVar = TEACHER
+
+    weights: Annotated[Literal["live", "frozen", "ema"], FIRST] = Field(
+        default="live",
+        description="Weights of the policy's server that score the turns: live (those that sampled them; "
+        "for short runs), frozen (those that the server started with), or ema (the moving average of the trainer, its "
+        "ema_decay). frozen and ema need a policy that is trained with adapters (docs/closing_the_loop.md); "
+        "base_url selects another server.",
+    )
+    base_url: Annotated[Url | None, FIRST] = Field(
+        default=None,
+        description="Separate vLLM server, ending in /v1, that scores the turns; it must have the policy's "
+        "vocabulary. Unset: the policy server.",
+    )
+    model_name: str | None = Field(
+        default=None, description="Model of the teacher. Unset: the model that its server serves."
+    )
+    api_key: SecretStr | None = Field(default=None, description="API key for base_url.")
+    by_kind: dict[str, TeacherServer] = Field(
+        default_factory=dict,
+        description="Servers that score the tasks of one kind, by the tasks' `kind` (the dataset's column of that "
+        "name, or world.dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, "
+        "with model_name and api_key as here. Tasks of all other kinds are scored by the usual teacher.",
+    )
+    gap_baseline: Literal["student", "teacher"] = Field(
+        default="student",
+        description="Reading without the hint from which gaps are measured, if base_url or by_kind name "
+        "another model: the policy's (student), or the teacher's own. Without another model, both are the same.",
+    )
+    support: Literal["teacher", "student", "union"] = Field(
+        default="teacher",
+        description="Tokens of a scored row beside the sampled one: the teacher's most likely (teacher), the "
+        "student's (student: those of the weights that sample, without the hint), or the most likely of both (union). "
+        "student and union need a reading without the hint and twice the logprobs a row; on a server whose model "
+        "runner takes no named ids (vLLM's V1), the student's tokens beyond them are replaced by the teacher's next.",
+    )
+    score_reasoning: Literal["all", "answer"] = Field(
+        default="all",
+        description="Scored tokens of a turn with reasoning: all tokens, or only those after the reasoning (answer).",
+    )
+    max_concurrent: Annotated[int, RUN_ONLY] = Field(
         default=32, ge=1, description="Number of scoring requests in flight at the same time."
     )
 
     @property
-    def logprobs_asked(self) -> int:
-        """Maximum of logprobs requested per position from the teacher."""
-        return self.distill_topk if self.control == "none" and self.distill_support == "teacher" else self.wide_topk
+    def server(self) -> TeacherServer | None:
+        """The server that scores tasks without an entry in `by_kind`; None: the policy's server."""
+        if self.base_url is None:
+            return None
+        return TeacherServer(base_url=self.base_url, model_name=self.model_name, api_key=self.api_key)
+
+    @model_validator(mode="after")
+    def _check_server(self) -> "TeacherConfig":
+        if self.api_key is not None and self.base_url is None:
+            raise ValueError("api_key is set, but base_url is not")
+        if self.weights != "live" and self.base_url is not None:
+            raise ValueError(f"weights are {self.weights}, those of the policy's server, but base_url is set")
+        return self
+
+
+class DistillConfig(RootSettings):
+    """Settings for finding hints and scoring turns."""
+
+    setting_group: ClassVar = DISTILLATION
+
+    opd_enabled: Annotated[bool, FIRST] = Field(
+        default=True,
+        description="Distill from hindsight. Off: the judge is not asked and no distillation fields are written.",
+    )
+    distill_topk: Annotated[int, FIRST] = Field(
+        default=50,
+        ge=1,
+        le=1000,
+        description="Number of entries in a scored row: the sampled token and the teacher's most likely other tokens.",
+    )
+    prm_votes: Annotated[int, FIRST] = Field(default=3, ge=1, le=64, description="Number of judge votes on each turn.")
+    hint_max_next_state_chars: int = Field(
+        default=4000,
+        ge=100,
+        description="Maximum number of characters of a next state that the judge reads; "
+        "longer ones are cut in the middle.",
+    )
+
+    hint: HintConfig = HintConfig()
+    hindsight: EvidenceConfig = EvidenceConfig()
+    judge: JudgeConfig = JudgeConfig()
+    teacher: TeacherConfig = TeacherConfig()
 
     @property
-    def asks_judge(self) -> bool:
-        """Whether any hint source may ask the judge, as a user's may."""
-        return any(name not in ("feedback", "sibling", "reference") for name in self.hint_source)
+    def logprobs_asked(self) -> int:
+        """Maximum of logprobs requested per position from the teacher."""
+        is_plain = self.hint.control == "none" and self.teacher.support == "teacher"
+        return self.distill_topk if is_plain else self.wide_topk
 
     @property
     def wide_topk(self) -> int:
         """Logprobs requested per position of which most ids of another reading's rows should be found."""
         return 1 if self.distill_topk == 1 else 2 * self.distill_topk
 
-    @property
-    def usual_teacher(self) -> TeacherServer | None:
-        """The server that scores tasks without an entry in `teachers`; None: the policy's server."""
-        if self.teacher_base_url is None:
-            return None
-        return TeacherServer(
-            base_url=self.teacher_base_url, model_name=self.teacher_model_name, api_key=self.teacher_api_key
-        )
-
-    @model_validator(mode="after")
-    def _check_prompts(self) -> "DistillConfig":
-        protocols = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
-        for name, words in protocols.items():
-            prompt = getattr(self, name)
-            missing = [word for word in words if prompt is not None and word not in prompt]
-            if missing:
-                raise ValueError(f"{name} does not say {' and '.join(missing)}, so its answers could not be read")
-        problems = [] if self.judge_question is None else template_problems(self.judge_question)
-        if problems:
-            raise ValueError(f"judge_question: {'; '.join(problems)}")
-        return self
-
     @model_validator(mode="after")
     def _check_support(self) -> "DistillConfig":
-        if self.distill_support != "teacher" and self.distill_topk == 1:
-            raise ValueError(f"distill_support {self.distill_support} chooses no token: distill_topk is 1")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sources(self) -> "DistillConfig":
-        names = self.hint_source
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise ValueError(f"hint_source names {' and '.join(twice)} twice")
-        if unknown := [name for name in names if name not in HINT_SOURCES and ":" not in name]:
-            expected = ", ".join(HINT_SOURCES)
-            raise ValueError(f"hint_source {unknown[0]}: expected {expected}, FILE.py:NAME or package.module:NAME")
-        return self
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> "DistillConfig":
-        for who in ("judge", "teacher"):
-            if getattr(self, f"{who}_api_key") is not None and getattr(self, f"{who}_base_url") is None:
-                raise ValueError(f"{who}_api_key is set, but {who}_base_url is not")
-        if self.teacher != "live" and self.teacher_base_url is not None:
-            raise ValueError(f"teacher is {self.teacher}, weights of the policy's server, but teacher_base_url is set")
+        support = self.teacher.support
+        if support != "teacher" and self.distill_topk == 1:
+            raise ValueError(f"teacher.support {support} chooses no token: distill_topk is 1")
         return self

@@ -12,7 +12,7 @@ from renderers import Renderer
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
-from agentic_opd.distill.config import DistillConfig, TeacherServer
+from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherServer
 from agentic_opd.distill.hints import JudgedBy, Questions
 from agentic_opd.distill.insertion import HintEncoder
 from agentic_opd.distill.judge import OpenAIJudge
@@ -25,7 +25,7 @@ from agentic_opd.plugin.scoring import ReadBy
 logger = logging.getLogger(__name__)
 
 READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
-"""`DistillConfig.teacher` -> the weights that read."""
+"""`TeacherConfig.weights` -> the weights that read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,16 @@ async def connect(
     """Connect to judge and teacher, and check that they fit sequences of `max_token_length` tokens.
 
     Raises:
-        RendererError: the chat template can't take a hint at `config.hint_placement`.
+        RendererError: the chat template can't take a hint at `config.hint.placement`.
         ServerMismatchError: the teacher does not fit; the message says how to restart it.
         ServerRequestError: a server refused a request, for example because of a wrong key.
         ServerUnreachableError: a server is unreachable.
     """
     hint_encoder = HintEncoder(renderer, tokenizer)
-    for hint in ("A plain hint.", config.control_neutral_hint):
-        hint_encoder.encode(hint, as_message=config.hint_placement == "end")
-    separate = config.usual_teacher
-    policy_info = await _policy_info(policy, retry_s) if separate or config.teachers else None
+    for hint in ("A plain hint.", config.hint.neutral):
+        hint_encoder.encode(hint, as_message=config.hint.placement == "end")
+    separate = config.teacher.server
+    policy_info = await _policy_info(policy, retry_s) if separate or config.teacher.by_kind else None
     async with AsyncExitStack() as undo:
 
         async def connected(
@@ -76,37 +76,37 @@ async def connect(
                 max_token_length=max_token_length,
                 model_name=server.model_name,
                 policy=policy_server,
-                max_concurrent=config.max_concurrent_scores,
+                max_concurrent=config.teacher.max_concurrent,
                 read_by=read_by,
             )
             undo.push_async_callback(teacher.close)
             return teacher
 
         of_policy = TeacherServer(
-            base_url=policy.base_url, model_name=config.teacher_model_name, api_key=policy.api_key
+            base_url=policy.base_url, model_name=config.teacher.model_name, api_key=policy.api_key
         )
-        own_key, teacher_key = JsonClient.key_setting, "env.teacher_api_key"
+        own_key, teacher_key = JsonClient.key_setting, "env.teacher.api_key"
         teacher = await connected(
             separate or of_policy,
             policy_info if separate else None,
-            READ_BY[config.teacher],
+            READ_BY[config.teacher.weights],
             teacher_key if separate else own_key,
         )
-        is_policy = not separate and config.teacher == "live"
-        has_student = config.distill_support != "teacher" and bool(config.teachers or not is_policy)
+        is_policy = not separate and config.teacher.weights == "live"
+        has_student = config.teacher.support != "teacher" and bool(config.teacher.by_kind or not is_policy)
         student = await connected(of_policy, None, "policy", own_key) if has_student else None
         teachers = {
-            kind: await connected(server, policy_info, "policy", f"env.teachers: {kind}: api_key")
-            for kind, server in config.teachers.items()
+            kind: await connected(server, policy_info, "policy", f"env.teacher.by_kind: {kind}: api_key")
+            for kind, server in config.teacher.by_kind.items()
         }
-        judge = make_judge(config, policy, retry_s)
+        judge = make_judge(config.judge, policy, retry_s)
         undo.push_async_callback(judge.close)
-        if config.asks_judge:
+        if config.hint.asks_judge:
             await judge.check()
         undo.pop_all()
         return DistillServers(
             policy_url=policy.base_url,
-            judge=JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
+            judge=JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge.base_url is None),
             teacher=teacher,
             hint_encoder=hint_encoder,
             teacher_is_policy=is_policy,
@@ -123,9 +123,9 @@ def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
     """
     return Questions(
         secret=secrets.token_bytes(16),
-        system_prompt=config.judge_system_prompt or JUDGE_SYSTEM_PROMPT,
-        step_prompt=config.judge_step_prompt or JUDGE_STEP_PROMPT,
-        template=config.judge_question or JUDGE_QUESTION,
+        system_prompt=config.judge.system_prompt or JUDGE_SYSTEM_PROMPT,
+        step_prompt=config.judge.step_prompt or JUDGE_STEP_PROMPT,
+        template=config.judge.question or JUDGE_QUESTION,
         control_tokens=() if tokenizer is None else tuple(control_tokens(tokenizer).values()),
     )
 
@@ -153,12 +153,12 @@ async def connect_teacher(
         undo.push_async_callback(http.close)
         info = await fetch_info(http)
         if model_name is not None:
-            await check_model(http, info, model_name, "env.teacher_model_name")
+            await check_model(http, info, model_name, "env.teacher.model_name")
         if read_by != "policy" and not info.max_adapters:
             raise ServerMismatchError(
-                f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher must be live "
-                "there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or set "
-                "env.teacher_base_url."
+                f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher.weights must be "
+                "live there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or "
+                "set env.teacher.base_url."
             )
         if not info.has_plugin:
             info = replace(info, model=model_name or info.model)
@@ -183,12 +183,12 @@ async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
         return await fetch_info(client)
 
 
-def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
+def make_judge(config: JudgeConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
     """Return the configured judge; without one, the policy's server is the judge."""
     return OpenAIJudge(
-        config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
-        config.judge_model_name or policy.model,
-        config.judge_api_key if config.judge_base_url else policy.api_key,
+        config.base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
+        config.model_name or policy.model,
+        config.api_key if config.base_url else policy.api_key,
         config,
         retry_s,
     )

@@ -131,7 +131,7 @@ class Distiller:
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
-        for name in config.hint_source:
+        for name in config.hint.source:
             if name != "judge":
                 source_of(name)
         self._inactivity, self._step_scores = InactivityWatch(), StepScoreWatch()
@@ -139,14 +139,14 @@ class Distiller:
     @property
     def policy_top_k(self) -> int | None:
         """Logprobs requested per position from a policy server; None if only a separate teacher scores."""
-        if self.config.teacher_base_url and self.config.distill_support == "teacher":
+        if self.config.teacher.base_url and self.config.teacher.support == "teacher":
             return None
         return self.config.logprobs_asked
 
     @property
     def needs_group(self) -> bool:
         """Whether distilling an episode requires the other episodes of its group."""
-        return "sibling" in self.config.hint_source
+        return "sibling" in self.config.hint.source
 
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
         """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`."""
@@ -168,11 +168,11 @@ class Distiller:
         Raises:
             ConfigError: `teachers` names a kind that is not in `kinds`.
         """
-        unknown = [kind for kind in self.config.teachers if kind not in kinds]
+        unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
         if unknown:
             expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
             raise ConfigError(
-                f"env.teachers names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {expected}"
+                f"env.teacher.by_kind names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {expected}"
             )
 
     def servers_of(self, policy_url: str) -> DistillServers:
@@ -217,29 +217,29 @@ class Distiller:
         outcomes = [record.outcome for record in records]
         metadata = GroupDistillation(
             distill_topk=self.config.distill_topk,
-            hint_placement=self.config.hint_placement,
+            hint_placement=self.config.hint.placement,
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
-            gap_baseline=self.config.gap_baseline,
-            hint_sources=tuple(map(source_name, self.config.hint_source)),
+            gap_baseline=self.config.teacher.gap_baseline,
+            hint_sources=tuple(map(source_name, self.config.hint.source)),
             noise_floor=noise and noise.largest,
             noise_rms=noise and noise.rms,
             precision=servers.teacher.info.dtype,
-            teacher=kind if kind in self.config.teachers else None,
+            teacher=kind if kind in self.config.teacher.by_kind else None,
         )
         return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""
         config = self.config
-        named = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
-        judge = named if config.asks_judge else f"none (hints from {', '.join(config.hint_source)})"
+        named = f"{config.judge.model_name} at {config.judge.base_url}" if config.judge.base_url else "the policy"
+        judge = named if config.hint.asks_judge else f"none (hints from {', '.join(config.hint.source)})"
         by_weights = {
             "live": "the policy",
             "frozen": "the policy without adapters",
             "ema": "the policy's moving average",
         }
-        by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teachers.items())
-        return {"judge": judge, "teacher": (config.teacher_base_url or by_weights[config.teacher]) + by_kind}
+        by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teacher.by_kind.items())
+        return {"judge": judge, "teacher": (config.teacher.base_url or by_weights[config.teacher.weights]) + by_kind}
 
     async def close(self) -> None:
         """Close all connections, and warn if the run scored no turn."""

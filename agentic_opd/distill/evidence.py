@@ -59,12 +59,12 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
     for index, turn in enumerate(recording.turns):
         message = recording.messages[turn.message_index]
         evidence = _next_state(recording, index, max_chars)
-        if config.hindsight == "delayed":
-            evidence += _later(recording, index, config.hindsight_max_turns, config.hindsight_max_chars)
+        if config.hindsight.evidence == "delayed":
+            evidence += _later(recording, index, config.hindsight.max_turns, config.hindsight.max_chars)
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
         text = turn_text(message)
-        reasoning = (message.get("reasoning_content") or "").strip() if config.judge_reads_reasoning else ""
+        reasoning = (message.get("reasoning_content") or "").strip() if config.judge.reads_reasoning else ""
         if reasoning:
             text = f"[reasoning]\n{cut_middle(reasoning, max_chars)}\n\n[answer]\n{text}"
         pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
@@ -170,7 +170,7 @@ def _verdicts(recording: Recording, config: DistillConfig) -> dict[int, str]:
     if recording.verification is None or not recording.turns:
         return {}
     report, last = recording.verification.judge_report, len(recording.turns) - 1
-    if config.hindsight == "next_state":
+    if config.hindsight.evidence == "next_state":
         return {last: report}
     verdicts = dict.fromkeys(author_turns(recording) or [last], report)
     if last not in verdicts and not _calls(recording, last) and not recording.verification.all_passed:

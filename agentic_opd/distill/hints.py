@@ -3,7 +3,7 @@
 judge: question -> answers -> votes -> quorum --.
 feedback, reference, sibling -------------------+-> the first text without data of hidden tests -> Hint
 
-With `hint_selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
+With `hint.selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Hint:
     judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
     further: tuple[AcceptedHint, ...] = ()
-    """The turn's other accepted hints, which the teacher reads too (`hint_selection: overlap`)."""
+    """The turn's other accepted hints, which the teacher reads too (`hint.selection: overlap`)."""
 
     @property
     def text(self) -> str:
@@ -168,7 +168,7 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
         return NoHint(TurnOutcome.NO_NEXT_STATE)
     judging = _Judging(context, judge, config, pool)
     failures: list[NoHint] = []
-    for source in config.hint_source:
+    for source in config.hint.source:
         result = await _hint_of(source, judging)
         if isinstance(result, Hint):
             return result
@@ -245,8 +245,8 @@ async def _judge_hint(
 ) -> tuple[Judgement, tuple[str, ...] | NoHint]:
     question = judge.questions.question(context.pair)
     requests = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
-    if config.step_votes:
-        requests.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
+    if config.judge.step_votes:
+        requests.append(judge.client.ask(judge.questions.step_messages(question), config.judge.step_votes))
     try:
         hints, *steps = await gather_all(requests)
     except ServerError as error:
@@ -260,7 +260,7 @@ async def _judge_hint(
 
 
 def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> tuple[str, ...] | NoHint:
-    """Return the hint that the votes accept, or with `hint_selection: overlap` all distinct ones, the longest first.
+    """Return the hint that the votes accept, or with `hint.selection: overlap` all distinct ones, the longest first.
 
     Missing votes and abstentions count against a majority of `prm_votes`. A vote with a leaking hint counts as
     positive, because the judge found a mistake, but its hint can't be chosen. Of equally long hints the first is.
@@ -268,11 +268,11 @@ def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillC
     if all(vote.decision is None for vote in votes):
         return NoHint(TurnOutcome.JUDGE_ERROR, "no vote could be read")
     hints = [vote.hint for vote in votes if vote.hint is not None]
-    if len(hints) < (config.prm_votes // 2 + 1 if config.hint_vote_rule == "majority" else 1):
+    if len(hints) < (config.prm_votes // 2 + 1 if config.hint.vote_rule == "majority" else 1):
         return NoHint(TurnOutcome.VOTE_FAILED)
-    hints.sort(key=len, reverse=config.hint_selection != "shortest")
+    hints.sort(key=len, reverse=config.hint.selection != "shortest")
     distinct: dict[str, str] = {}
-    for hint in _clean(hints, context, len(hints) if config.hint_selection == "overlap" else 1):
+    for hint in _clean(hints, context, len(hints) if config.hint.selection == "overlap" else 1):
         distinct.setdefault(AcceptedHint(context.recording.name, hint).words, hint)
     return tuple(distinct.values()) or NoHint(TurnOutcome.LEAKED)
 

@@ -26,7 +26,7 @@ from agentic_opd.core.rate_limits import pause_asked
 from agentic_opd.core.text import request_body, well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.distill.completions import advice_on, choice_texts, error_in, error_of, read_completion, status_of
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.pace import Pace, StalledError
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class OpenAIJudge:
         base_url: str,
         model: str,
         api_key: SecretStr | None,
-        config: DistillConfig,
+        config: JudgeConfig,
         retry_s: float = 60.0,
     ) -> None:
         address = urlsplit(base_url)
@@ -121,15 +121,15 @@ class OpenAIJudge:
         # A server without a key may want one all the same.
         key_header = {"api-key": self._key} if is_azure else {"Authorization": f"Bearer {self._key or 'EMPTY'}"}
         self._headers = {"Accept": "application/json", "User-Agent": f"agentic_opd/{__version__}", **key_header}
-        self._setting = "env.judge_base_url" if config.judge_base_url else "openai.base_url"
-        self._model_setting = "env.judge_model_name" if config.judge_base_url else "openai.model_name"
-        self._key_setting = "env.judge_api_key" if config.judge_base_url else "openai.api_key"
+        self._setting = "env.judge.base_url" if config.base_url else "openai.base_url"
+        self._model_setting = "env.judge.model_name" if config.base_url else "openai.model_name"
+        self._key_setting = "env.judge.api_key" if config.base_url else "openai.api_key"
         self._session: aiohttp.ClientSession | None = None
-        self._temperature, self._max_tokens = config.judge_temperature, config.judge_max_tokens
-        self._extra_body = config.judge_extra_body
+        self._temperature, self._max_tokens = config.temperature, config.max_tokens
+        self._extra_body = config.extra_body
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {self.base_url}")
-        at_once, setting = config.max_concurrent_judgements, "env.max_concurrent_judgements"
-        self._pace = Pace(f"the judge {self.base_url}", at_once, config.judge_timeout_s, setting)
+        at_once, setting = config.max_concurrent, "env.judge.max_concurrent"
+        self._pace = Pace(f"the judge {self.base_url}", at_once, config.timeout_s, setting)
         self._refusal: EndpointRefusedError | None = None
         self._next_question_at = float("-inf")
         self._takes_n, self._form, self._has_answered = True, _Form(), False
@@ -291,8 +291,8 @@ class OpenAIJudge:
         except StalledError as error:
             raise ServerTooSlowError(
                 f"judge {self.model!r} at {self.base_url} answered nothing for {self._pace.patience_s:g} s, asked for "
-                f"one turn at a time: raise env.judge_timeout_s, lower env.judge_max_tokens "
-                f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge_base_url"
+                f"one turn at a time: raise env.judge.timeout_s, lower env.judge.max_tokens "
+                f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge.base_url"
             ) from error
 
     async def _retried(
@@ -355,7 +355,7 @@ class OpenAIJudge:
         if status == 429 or (may_pass(status) and pause_s is not None):
             return RateLimitError(
                 f"judge {self.model!r} at {self.base_url} is over its rate limit ({words[:300]}): lower "
-                "env.max_concurrent_judgements or env.prm_votes, or name another judge in env.judge_base_url",
+                "env.judge.max_concurrent or env.prm_votes, or name another judge in env.judge.base_url",
                 pause_s,
             )
         if may_pass(status):

@@ -72,7 +72,7 @@ OPD_METRICS = (
         "opd/hint_overlap",
         "share",
         "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hints were compared "
-        "(hint_selection: overlap)",
+        "(hint.selection: overlap)",
     ),
     Metric("opd/hints_compared", "hints", "mean number of hints that a scored turn's hint was chosen from, likewise"),
     Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),

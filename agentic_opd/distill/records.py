@@ -231,8 +231,8 @@ def _score_stats(
     start, end = record.scored_span
     entropies, masses = row_stats(rows.logprobs_RK)
     control = None
-    if record.control is not None and config.control != "none":
-        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.control)
+    if record.control is not None and config.hint.control != "none":
+        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.hint.control)
     return ScoreStats(
         gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.rows).tolist()),
         entropies=entropies,

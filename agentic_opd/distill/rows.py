@@ -1,7 +1,7 @@
 """Rows of a turn's hints -> the rows to write: which hint teaches a token, and which tokens a row holds. Pure.
 
-With `hint_selection: overlap` the accepted hints of a turn are compared by the probability that the teacher shares with
-the reading without a hint. `distill_support` chooses the tokens of the rows.
+With `hint.selection: overlap` the accepted hints of a turn are compared by the probability that the teacher shares with
+the reading without a hint. `teacher.support` chooses the tokens of the rows.
 """
 
 import math
@@ -57,16 +57,16 @@ def chosen_rows(
     Args:
         hints: The hints that the teacher read, at least one.
         rows: Its rows with each of them.
-        student: The student's rows without a hint, if `distill_support` takes tokens from them.
+        student: The student's rows without a hint, if `teacher.support` takes tokens from them.
         plain: The teacher's rows without a hint, if there are several hints.
-        config: `distill_support` and `distill_topk`.
+        config: `teacher.support` and `distill_topk`.
     """
     sampled_R = sampled_of(hints[0].request)
     written = list(rows)
-    if config.distill_support != "teacher":
+    if config.teacher.support != "teacher":
         assert student is not None
         written = [
-            with_support(hinted, sampled_R, student=student, support=config.distill_support, top_k=config.distill_topk)
+            with_support(hinted, sampled_R, student=student, support=config.teacher.support, top_k=config.distill_topk)
             for hinted in rows
         ]
     if len(hints) == 1:

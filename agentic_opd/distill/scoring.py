@@ -1,7 +1,7 @@
 """TurnContext + Hint -> Scored or NotScored: the teacher reads the turn again, with the hint in its prompt (I/O).
 
 One request holds all `Readings` of a turn: with the hint, and where the settings need them, without it (the gap's
-baseline), with further accepted hints (`hint_selection: overlap`), and with a control hint in the hint's position. The
+baseline), with further accepted hints (`hint.selection: overlap`), and with a control hint in the hint's position. The
 control measures how much of a gap any hint would explain.
 """
 
@@ -61,7 +61,7 @@ class Scored:
     replied_s: float
     """Arrival of the reply, in seconds of the monotonic clock."""
     hints: tuple[ComparedHint, ...] = ()
-    """All hints, if they were compared (`hint_selection: overlap`)."""
+    """All hints, if they were compared (`hint.selection: overlap`)."""
     support: DistillSupport | None = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
 
@@ -86,7 +86,7 @@ async def score(
     trace, turn, start = context.trace, context.turn, scored_from(context.turn, config)
     if start == turn.end:
         return NotScored(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
-    position = hint_place(trace, turn, config.hint_placement)
+    position = hint_place(trace, turn, config.hint.placement)
 
     def with_hint(text: str) -> HintRequest:
         ids = servers.hint_encoder.encode(text, as_message=position.as_message)
@@ -102,7 +102,7 @@ async def score(
             failure = failure or str(error)
     if not hints:
         return NotScored(TurnOutcome.SCORING_ERROR, failure)
-    controls = None if config.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
+    controls = None if config.hint.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
     return await read_turn(hints, plain, controls, servers, config)
 
 
@@ -115,7 +115,7 @@ async def read_turn(
 ) -> Scored | NotScored:
     """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
 
-    With `hint_selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
+    With `hint.selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
     otherwise there is one.
     """
     # The server samples one token after the request, which must fit too.
@@ -133,7 +133,7 @@ async def read_turn(
     readings = _readings(fitting, plain, baseline, control, servers, config)
     try:
         student = None
-        if servers.student is not None and config.distill_support != "teacher":
+        if servers.student is not None and config.teacher.support != "teacher":
             student = (await servers.student.score(plain, config.distill_topk)).rows
         reply, rows = await readings.read_by(servers.teacher)
     except (AlignmentError, ServerRequestError) as error:
@@ -141,9 +141,9 @@ async def read_turn(
     unhinted = None
     if rows.plain is not None and _is_of_other_weights(baseline, reply):
         unhinted = tuple(rounded(rows.plain.actual_R).tolist())
-    is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+    is_baseline = servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"
     chosen = ChosenRows(0, rows.hints[0])
-    if len(fitting) > 1 or config.distill_support != "teacher":
+    if len(fitting) > 1 or config.teacher.support != "teacher":
         chosen = await asyncio.to_thread(chosen_rows, fitting, rows.hints, student or rows.plain, rows.plain, config)
     return Scored(
         hint=fitting[chosen.index],
@@ -155,7 +155,7 @@ async def read_turn(
         read_tokens=readings.num_tokens(rows),
         replied_s=time.monotonic(),
         hints=chosen.hints,
-        support=None if config.distill_support == "teacher" else config.distill_support,
+        support=None if config.teacher.support == "teacher" else config.teacher.support,
     )
 
 
@@ -215,7 +215,7 @@ def _readings(
     info, top_k = servers.teacher.info, config.distill_topk
     wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
     named = info.named_ids and servers.student is None
-    has_support = config.distill_support != "teacher"
+    has_support = config.teacher.support != "teacher"
     compares_student = len(hints) > 1 or (has_support and servers.student is None)
     if compares_student:
         baseline = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
@@ -253,7 +253,7 @@ def without_hint(plain: TeacherRequest, servers: TeacherServers) -> Reading | No
 
 def scored_from(turn: Turn, config: DistillConfig) -> int | None:
     """Return the first position to score if the turn's reasoning is left out; None: the start of the turn."""
-    if config.score_reasoning == "answer" and turn.reasoning_tokens:
+    if config.teacher.score_reasoning == "answer" and turn.reasoning_tokens:
         return turn.start + turn.reasoning_tokens
     return None
 
@@ -270,7 +270,7 @@ async def noise_floor(traces: Sequence[Trace], servers: TeacherServers, config: 
         context, or if the server refuses the request.
     """
     trace = next((trace for trace in traces if trace.turns), None)
-    if trace is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
+    if trace is None or not (servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"):
         return None
     turn = trace.turns[0]
     request = insert_hint(trace.tokens_T, turn, turn.start, (), images=trace.images)
@@ -298,11 +298,11 @@ def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator
     Controls differ in text from the accepted hints and from the one that the teacher reads.
     """
     hints = (hint.accepted, hint.read, *hint.further)
-    if config.control == "other" and (of_other_task := pool.of_other_task(*hints)) is not None:
+    if config.hint.control == "other" and (of_other_task := pool.of_other_task(*hints)) is not None:
         yield "other", of_other_task.text
-    if config.control == "same_task" and (of_task := pool.of_same_task(hint.accepted.task_id, *hints)) is not None:
+    if config.hint.control == "same_task" and (of_task := pool.of_same_task(hint.accepted.task_id, *hints)) is not None:
         yield "same_task", of_task.text
-    neutral = AcceptedHint("", config.control_neutral_hint)
+    neutral = AcceptedHint("", config.hint.neutral)
     if neutral.words not in (accepted.words for accepted in hints):
         yield "neutral", neutral.text
 

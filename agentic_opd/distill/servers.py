@@ -16,7 +16,7 @@ class TeacherServers:
     teacher_is_policy: bool
     """Whether the teacher without a hint equals the student, so that a noise floor can be measured."""
     student: PluginClient | None = None
-    """The policy, if rows hold its most likely tokens (`distill_support`) and the teacher has other weights."""
+    """The policy, if rows hold its most likely tokens (`teacher.support`) and the teacher has other weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

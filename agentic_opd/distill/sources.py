@@ -1,6 +1,6 @@
 """Sources of hints beside the judge: the package's own, and those of a user's file (I/O there).
 
-A source of a file, `env.hint_source: FILE.py:NAME`, is a function, plain or async, with one parameter, a `SourceTurn`.
+A source of a file, `env.hint.source: FILE.py:NAME`, is a function, plain or async, with one parameter, a `SourceTurn`.
 It returns `Hints`, or the reason why it has none for the turn.
 """
 
@@ -65,10 +65,10 @@ async def hints_of(name: str, turn: SourceTurn) -> Hints | str:
         raise
     except Exception as error:
         line = error_line(error, {source.__code__.co_filename} if inspect.isfunction(source) else None)
-        raise HintSourceError(f"env.hint_source: {name} raised {type(error).__name__}: {error}{line}") from error
+        raise HintSourceError(f"env.hint.source: {name} raised {type(error).__name__}: {error}{line}") from error
     if not isinstance(result, Hints | str):
         raise HintSourceError(
-            f"env.hint_source: {name} returned {type(result).__name__}; expected Hints, or the reason as a text"
+            f"env.hint.source: {name} returned {type(result).__name__}; expected Hints, or the reason as a text"
         )
     return result
 
@@ -82,11 +82,11 @@ def source_of(name: str) -> Source:
     """
     if name in _SOURCES:
         return _SOURCES[name]
-    source = load_named("env.hint_source", name, "function")
+    source = load_named("env.hint.source", name, "function")
     try:
         inspect.signature(source).bind(None)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"env.hint_source: {name}: {error}; expected a function of one parameter") from error
+        raise ConfigError(f"env.hint.source: {name}: {error}; expected a function of one parameter") from error
     return source
 
 

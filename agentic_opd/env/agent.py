@@ -105,7 +105,7 @@ class AgentEnv(BaseEnv):
 
     def make_world(self) -> World:
         """Return the world in which the agent acts."""
-        return make_world(self.config.world, self.config, self.config.system_prompt)
+        return make_world(self.config)
 
     def make_distiller(self) -> Distiller | None:
         """Return the distiller of the episodes; None: episodes are not distilled."""
@@ -127,18 +127,18 @@ class AgentEnv(BaseEnv):
         top_k = self.distiller.policy_top_k if self.distiller else None
         names = [server.config.model_name for server in self.servers]
         connections = [server.client for server in self.servers]
-        found = Setup(self.config, connections, top_k, model_names=names, tokenizer=self.tokenizer)
-        found.world = self.world
-        await meet(REQUIREMENTS, found)
-        self.tasks, self.eval_tasks, self.chat = found.tasks, found.eval_tasks, found.known_chat()
-        for server, client in zip(self.servers, found.clients, strict=True):
+        prepared = Setup(self.config, connections, top_k, model_names=names, tokenizer=self.tokenizer)
+        prepared.world = self.world
+        await meet(REQUIREMENTS, prepared)
+        self.tasks, self.eval_tasks, self.chat = prepared.tasks, prepared.eval_tasks, prepared.known_chat()
+        for server, client in zip(self.servers, prepared.clients, strict=True):
             server.use(client)
         if self.distiller is not None:
-            renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, found.clients)
-            await gather_all(self.distiller.connect(one, renderer, self.tokenizer) for one in endpoints)
+            renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, prepared.clients)
+            await gather_all(self.distiller.connect(endpoint, renderer, self.tokenizer) for endpoint in endpoints)
             self.distiller.check_kinds({task.kind for task in self.tasks})
-        if self.config.agent_command is not None:
-            self._agent = await self._started_agent(found.clients)
+        if self.config.agent.command is not None:
+            self._agent = await self._started_agent(prepared.clients)
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 
@@ -146,7 +146,7 @@ class AgentEnv(BaseEnv):
         try:
             from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
-            needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
+            needs = "env.agent.command needs the extra: pip install 'agentic-opd[gateway]'"
             raise ConfigError(f"{error}. {needs}") from error
         agent = AgentProcess(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
         await agent.start()
@@ -181,48 +181,48 @@ class AgentEnv(BaseEnv):
             WorldError: no episode got a verdict.
         """
         if self.distiller is not None and self.distiller.needs_group:
-            made = await self._finished_together(item.task, self.distiller)
+            all_episodes = await self._finished_together(item.task, self.distiller)
         else:
-            made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
-        rolled_out = tuple(episode for episode, _ in made)
-        made = [(episode, done) for episode, done in made if episode.no_verdict is None]
+            all_episodes = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
+        rolled_out = tuple(episode for episode, _ in all_episodes)
+        judged = [pair for pair in all_episodes if pair[0].no_verdict is None]
         no_verdicts = Counter(episode.no_verdict.value for episode in rolled_out if episode.no_verdict is not None)
-        if not made:
+        if not judged:
             self.run_metrics.add_episodes(rolled_out)
             causes = ", ".join(f"{cause} {count}" for cause, count in no_verdicts.most_common())
             raise WorldError(f"no rollout of {item.task.task_id} got a verdict from its tests: {causes}")
-        distilled = [one for _, one in made if one is not None]
-        of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
-        episodes = tuple(episode for episode, _ in made)
+        recordings = [recording for _, recording in judged if recording is not None]
+        distilled_group = await self.distiller.close_group(recordings) if self.distiller is not None else None
+        episodes = tuple(episode for episode, _ in judged)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
         has_branches = any(len(episode.traces) > 1 for episode in episodes)
         group = ScoredGroup(
             rollouts=tuple(
                 sequence
-                for number, (episode, done) in enumerate(made)
-                for sequence in self._scored(episode, done, str(number) if has_branches else None)
+                for number, (episode, recording) in enumerate(judged)
+                for sequence in self._scored(episode, recording, str(number) if has_branches else None)
             ),
             item_id=item.item_id,
             task_id=item.task.task_id,
             weight_version=min(versions, default=None),
-            distillation=of_group.metadata if of_group else None,
+            distillation=distilled_group.metadata if distilled_group else None,
             no_verdicts=no_verdicts or None,
         )
-        return FinishedGroup(group, rolled_out, of_group)
+        return FinishedGroup(group, rolled_out, distilled_group)
 
     async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
-        async with AsyncExitStack() as place:
-            server = await place.enter_async_context(self._slot())
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(self._slot())
             if self.distiller is None:
                 return await self._sampled(task, server), None
             policy_url = server.client.base_url
             async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
-                is_next_state = self.distiller.config.hindsight == "next_state"
+                is_next_state = self.distiller.config.hindsight.evidence == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 if episode.no_verdict is not None:
                     return episode, None
-                await place.aclose()  # The next episode begins while this one is judged and scored.
+                await stack.aclose()  # The next episode begins while this one is judged and scored.
                 results = await turns.results()
                 return episode, await self.distiller.distill(episode.recording, policy_url, results)
 
@@ -239,12 +239,12 @@ class AgentEnv(BaseEnv):
         group = [(episode, url) for episode, url in rolled_out if episode.no_verdict is None]
         distilled = await gather_all(
             distiller.distill(
-                episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
+                episode.recording, url, siblings=[sibling.recording for sibling, _ in group if sibling is not episode]
             )
             for episode, url in group
         )
         without = [(episode, None) for episode, _ in rolled_out if episode.no_verdict is not None]
-        return [*((episode, done) for (episode, _), done in zip(group, distilled, strict=True)), *without]
+        return [*((episode, result) for (episode, _), result in zip(group, distilled, strict=True)), *without]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""
@@ -260,7 +260,7 @@ class AgentEnv(BaseEnv):
         write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
         if distilled is None:
             return [write(trace) for trace in episode.traces]
-        return [write(one.trace, rows=one.arrays, turns=one.records) for one in distilled.traces]
+        return [write(sequence.trace, rows=sequence.arrays, turns=sequence.records) for sequence in distilled.traces]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:
@@ -304,8 +304,8 @@ class AgentEnv(BaseEnv):
             await self.setup()
             self._need_training_tasks()
             count = len(self.tasks) if config.total_steps == -1 else config.total_steps
-            is_part = self.eval_tasks and self.eval_tasks is not self.tasks and config.eval_dataset_name is None
-            held_out = f"; {len(self.eval_tasks)} tasks are held out (env.eval_fraction)" if is_part else ""
+            is_part = self.eval_tasks and self.eval_tasks is not self.tasks and config.eval.dataset_name is None
+            held_out = f"; {len(self.eval_tasks)} tasks are held out (env.eval.fraction)" if is_part else ""
             return await process(self, self.run_metrics, count, held_out)
         finally:
             await self.close()
@@ -332,11 +332,11 @@ class AgentEnv(BaseEnv):
 
     def evaluation(self) -> Evaluation:
         """Return the evaluation of the held-out tasks with the configured sampling; call `setup` first."""
-        sampling = {"temperature": self.config.eval_temperature, "split": "eval"}
+        sampling = {"temperature": self.config.eval.temperature, "split": "eval"}
 
         async def roll_out(task: Task) -> Episode:
             async with self._slot() as server:
-                return await self._rollout(task, server, self.config.eval_temperature, "eval")
+                return await self._rollout(task, server, self.config.eval.temperature, "eval")
 
         async def save(evaluated: Evaluated, duration_s: float) -> None:
             if self.config.data_dir_to_save_evals is not None:
@@ -349,7 +349,7 @@ class AgentEnv(BaseEnv):
                     generation_parameters={
                         **sampling,
                         "top_p": self.config.top_p,
-                        "samples": self.config.eval_samples,
+                        "samples": self.config.eval.samples,
                     },
                     verbose=False,
                 )
@@ -363,15 +363,15 @@ class AgentEnv(BaseEnv):
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:
-            raise ConfigError("every task is held out for evaluation: lower env.eval_fraction")
+            raise ConfigError("every task is held out for evaluation: lower env.eval.fraction")
 
     # --------------------------------------------------------------------------------------------- facts about the run
 
     def roles(self) -> dict[str, str]:
         """Return role -> model and address, for the first lines of a run."""
-        places = ", ".join(server.client.base_url for server in self.servers)
-        others = self.distiller.roles() if self.distiller else {"hints": "none"}
-        return {"policy": f"{self.servers[0].config.model_name} at {places}", **others}
+        urls = ", ".join(server.client.base_url for server in self.servers)
+        distillation = self.distiller.roles() if self.distiller else {"hints": "none"}
+        return {"policy": f"{self.servers[0].config.model_name} at {urls}", **distillation}
 
     def line_settings(self) -> dict[str, Any]:
         """Return the settings that a written line depends on, and the policy's model."""

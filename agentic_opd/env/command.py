@@ -3,7 +3,6 @@
 The command line is parsed and validated before heavy imports, so that help and errors appear immediately.
 """
 
-import argparse
 import asyncio
 import logging
 import signal
@@ -22,7 +21,8 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.plugin.info import check_model, fetch_info, fetch_model_path
 from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.settings.fields import Mode
-from agentic_opd.settings.flags import HelpFormatter, add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
+from agentic_opd.settings.help import HelpFormatter
 from agentic_opd.settings.read import Settings, read_settings
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ For live conversations instead of tasks: agentic-opd gateway, or python -m agent
 {exit_codes}"""
 
 
-def build_parser(program: str, description: str, models: Mapping[str, BaseModel]) -> argparse.ArgumentParser:
+def build_parser(program: str, description: str, models: Mapping[str, BaseModel]) -> SettingsParser:
     """Return a parser with a sub-command per mode and a flag per field of `models` (prefix -> defaults)."""
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog=program,
         description=description,
         epilog=_EPILOG.format(program=program, exit_codes=EXIT_CODES),
@@ -52,7 +52,9 @@ def build_parser(program: str, description: str, models: Mapping[str, BaseModel]
     )
     modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE", title="modes")
     for mode, text in MODES.items():
-        sub = modes.add_parser(mode, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        sub = modes.add_parser(
+            mode, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False, add_help=False
+        )
         add_settings(sub, models, mode)
     return parser
 

@@ -4,59 +4,44 @@ They are declared without atroposlib, whose import takes seconds, so that help a
 reads only their fields.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.env.world_settings import HarborConfig, SqlConfig
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
-from agentic_opd.settings.fields import MOST_USED, TASKS
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.settings.fields import FIRST, RUN, WORLD
+from agentic_opd.worlds.coding.config import CodingSettings
+from agentic_opd.worlds.config import WorldConfig
+from agentic_opd.worlds.settings import WORLD_KINDS, WorldSettings
 
 
-class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborConfig, IdleEnvSettings):
+class AgentEnvConfig(RunConfig, RolloutConfig, WorldConfig, IdleEnvSettings):
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
-    tokenizer_name: Annotated[str, MOST_USED] = Field(
+    setting_group: ClassVar = RUN
+
+    tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
 
-    world: Annotated[str, MOST_USED] = Field(
-        default="coding",
-        description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
-        "databases, docs/sql.md), functions (function calls, docs/functions.md), harbor (tasks in Harbor's format, "
-        "docs/harbor.md), replay (for evaluate: turns of a gateway's journal, docs/gateway.md), or a custom class as "
-        "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
-    )
-    world_options: Annotated[dict[str, Any], TASKS] = Field(
-        default_factory=dict,
-        description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
-        "{level: 3}.",
+    world: Annotated[WorldSettings, WORLD_KINDS, WORLD] = CodingSettings()
+    skip_too_long: Annotated[bool, WORLD] = Field(
+        default=False,
+        description="Skip tasks whose first prompt does not fit max_token_length, and report them, instead of failing.",
     )
 
     @model_validator(mode="after")
-    def _check_world(self) -> "AgentEnvConfig":
-        if self.sql_file is not None and self.world != "sql":
-            raise ValueError(f"sql_file is set, but the world is {self.world}: set world to sql")
-        if self.sql_file is None and self.world == "sql":
-            raise ValueError("the world sql needs questions: set sql_file and sql_databases (docs/sql.md)")
-        if self.dataset_name is not None and self.world != "coding":
-            raise ValueError(f"dataset_name is set, but it is for the world coding, and the world is {self.world}")
-        if self.tasks_dir is not None and self.world != "harbor":
-            raise ValueError(f"tasks_dir is set, but the world is {self.world}: set world to harbor")
-        if self.tasks_dir is None and self.world == "harbor":
-            raise ValueError("the world harbor needs tasks: set tasks_dir (docs/harbor.md)")
-        if self.world == "harbor" and self.sandbox_backend != "docker":
-            raise ValueError(
-                "the world harbor runs each task in a container of docker or podman on this machine: set "
-                f"sandbox_backend docker, and sandbox_container_command for podman; got {self.sandbox_backend}"
-            )
-        if self.world_options and self.world in ("coding", "sql", "harbor"):
-            raise ValueError(f"world_options are set, but the world {self.world} has none")
+    def _check_eval_dataset(self) -> "AgentEnvConfig":
+        if self.eval.dataset_name is None and self.eval.dataset_split is None:
+            return self
+        if not isinstance(self.world, CodingSettings):
+            raise ValueError(f"eval.dataset_* are settings of the world coding, and the world is {self.world.type}")
+        if self.eval.dataset_name is None and self.world.dataset_name is None:
+            raise ValueError("eval.dataset_split is set, but neither eval.dataset_name nor world.dataset_name is")
         return self
 
 
@@ -68,8 +53,8 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 
     @model_validator(mode="after")
     def _check_siblings(self) -> "AgenticOPDEnvConfig":
-        if "sibling" in self.hint_source and self.group_size == 1:
-            raise ValueError("hint_source sibling needs other rollouts of the task: set group_size above 1")
+        if "sibling" in self.hint.source and self.group_size == 1:
+            raise ValueError("hint.source sibling needs other rollouts of the task: set group_size above 1")
         return self
 
 

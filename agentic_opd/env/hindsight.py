@@ -8,13 +8,16 @@ Nothing else of the environment changes. Its groups are distilled before Atropos
 
 import asyncio
 import inspect
+import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
-from typing import Annotated, Any, NoReturn, cast, get_origin
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
 
 import yaml
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
@@ -31,8 +34,13 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.renderer import load_tokenizer
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.runs.distill_file import FEEDBACK, FileDistiller, Line
+from agentic_opd.settings import old_names
 from agentic_opd.settings.atropos import UNNAMED_MODEL
-from agentic_opd.settings.files import parse_yaml
+from agentic_opd.settings.fields import section_of
+from agentic_opd.settings.files import parse_yaml, read_yaml
+from agentic_opd.settings.flags import FlagText
+from agentic_opd.settings.layers import Merge, flags_layer
+from agentic_opd.settings.read import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +52,20 @@ _COLLECTING = ("collect_trajector", "postprocess_histories", "score")
 """Parts of the names of methods that return groups."""
 
 
-class HindsightConfig(DistillConfig, RendererConfig):
-    """Settings that `Hindsight` adds to an environment's own."""
+class HindsightRenderer(RendererConfig):
+    """The renderer with which an environment's prompts are compared."""
 
-    renderer: str = Field(
+    name: str = Field(
         default="default",
         description="Renderer of the `renderers` package with which the environment's prompts are compared. default: "
         "the tokenizer's chat template, as Atropos' servers apply it.",
     )
+
+
+class HindsightConfig(DistillConfig):
+    """Settings that `Hindsight` adds to an environment's own."""
+
+    renderer: HindsightRenderer = HindsightRenderer()
     server_retry_s: float = Field(
         default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
@@ -59,54 +73,45 @@ class HindsightConfig(DistillConfig, RendererConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
-        """Read lists and objects that Atropos' command line passes as text."""
+        """Read sections that Atropos' command line passes as text."""
         if not isinstance(values, dict):
             return values
-        return {name: _from_text(value) if name in _CONTAINERS else value for name, value in values.items()}
+        return {name: _from_text(value) if name in _SECTIONS else value for name, value in values.items()}
 
     @model_validator(mode="after")
     def _check_hindsight(self) -> "HindsightConfig":
-        if missing := {"sibling", "reference"} & {*self.hint_source}:
-            raise ValueError(f"hint_source {', '.join(sorted(missing))}: only the package's own worlds have these")
+        if missing := {"sibling", "reference"} & {*self.hint.source}:
+            raise ValueError(f"hint.source {', '.join(sorted(missing))}: only the package's own worlds have these")
         return self
 
     @property
     def rendering(self) -> RendererConfig:
         """The renderer's settings; the chat template needs a parser of tool calls, which is not used here."""
-        options = dict(self.renderer_options)
-        if self.renderer == "default":
-            options.setdefault("tool_parser", "hermes")
-        return RendererConfig(
-            renderer=self.renderer,
-            renderer_options=options,
-            tool_format=self.tool_format,
-            stop_tokens=self.stop_tokens,
-        )
+        if self.renderer.name != "default":
+            return self.renderer
+        return self.renderer.model_copy(update={"options": {"tool_parser": "hermes", **self.renderer.options}})
 
 
-def _from_text(value: Any) -> Any:
-    """Return the list or object that a text holds as YAML (`[a, b]`, `{a: b}`) or as names with commas (`a,b`)."""
-    if not isinstance(value, str):
-        return value
+def _from_text(text: Any) -> Any:
+    """Return the data that a text holds as YAML (`{a: b}`); what is no text stays as it is."""
+    if not isinstance(text, str):
+        return text
     try:
-        return parse_yaml(value) if value.lstrip()[:1] in ("[", "{") else [name.strip() for name in value.split(",")]
+        return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{value!r} is not YAML: {error}") from error
+        raise ValueError(f"{text!r} is not YAML: {error}") from error
 
 
-_CONTAINERS = {
-    name: info
-    for name, info in HindsightConfig.model_fields.items()
-    if (get_origin(info.annotation) or info.annotation) in (dict, tuple)
+_SECTIONS = {
+    name: section for name, info in HindsightConfig.model_fields.items() if (section := section_of(info)) is not None
 }
-"""Settings that hold lists or objects."""
 
 
 class Hindsight(BaseEnv):
     """A mixin that adds hints and the teacher's rows to the groups of the environment class behind it.
 
     Its methods and attributes begin with `opd_` or `_opd_`, except for `verdicts` and those of Atropos that it extends.
-    Its settings join those of the environment (`env.distill_topk`, `env.judge_base_url`, ...); with `env.opd_enabled`
+    Its settings join those of the environment (`env.distill_topk`, `env.judge.base_url`, ...); with `env.opd_enabled`
     off the environment runs as it was. The policy's servers must be vLLM with the package's plugin.
     """
 
@@ -148,9 +153,13 @@ class Hindsight(BaseEnv):
     def cli(cls) -> NoReturn:
         """Run the environment's command line, with errors of settings and servers as text instead of a traceback."""
         try:
+            sys.argv[1:] = _with_sections(sys.argv[1:], cast(type[BaseEnvConfig], cls.env_config_cls))
             super().cli()
         except ValidationError as error:
-            problems = [f"env.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            problems = [
+                f"env.{'.'.join(map(str, entry['loc'])).removeprefix('env.')}: {entry['msg']}"
+                for entry in error.errors()
+            ]
             raise SystemExit("\n  - ".join(["error: settings are wrong:", *problems])) from None
         except OPDError as error:
             raise SystemExit(f"error: {error}") from None
@@ -164,8 +173,8 @@ class Hindsight(BaseEnv):
         if (inherited := getattr(super(), "verdicts", None)) is not None:
             return inherited(group)
         overrides = group.get("overrides") or [None for _ in group["tokens"]]
-        given = [one.get(FEEDBACK) if isinstance(one, dict) else None for one in overrides]
-        return [one if isinstance(one, str) else None for one in given]
+        feedback = [fields.get(FEEDBACK) if isinstance(fields, dict) else None for fields in overrides]
+        return [text if isinstance(text, str) else None for text in feedback]
 
     async def env_manager(self) -> None:
         """Serve a trainer, as Atropos does, with connections to judge and teacher."""
@@ -209,14 +218,14 @@ class Hindsight(BaseEnv):
         """Distill the groups that Atropos will write or send, then continue as the environment does."""
         if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
-            kept = [group for group in groups if self._opd_is_kept(group)]
+            kept_groups = [group for group in groups if self._opd_is_kept(group)]
             if self.config.ensure_scores_are_not_same:
                 self._opd_count_equal(sum(map(self._opd_is_equal, groups)))
-            if kept:
+            if kept_groups:
                 self._opd_without_group.clear()
             else:
                 self._opd_count_item()
-            await gather_all(self._opd_distill(group, item) for group in kept)
+            await gather_all(self._opd_distill(group, item) for group in kept_groups)
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -337,20 +346,20 @@ class Hindsight(BaseEnv):
         name = f"{self.name or type(self).__name__}#{self.opd_counts['groups']}"
         try:
             line = Line(self.opd_counts["groups"], self._opd_with_verdicts(group, item), name)
-            done = await FileDistiller(by, self.opd_tools).distill(line)
+            distilled = await FileDistiller(by, self.opd_tools).distill(line)
         except ServerUnreachableError:
             raise
         except OPDError as error:
             self._opd_count("failed_groups", f"group {name} has no hindsight: {error}")
             return
-        for why in done.unmatched:
+        for why in distilled.unmatched:
             self._opd_count("unmatched_sequences", f"group {name}, unmatched: {why}")
-        assert done.group is not None
-        for turn in (turn for rollout in done.group.rollouts for turn in rollout.turns or ()):
+        assert distilled.group is not None
+        for turn in (turn for rollout in distilled.group.rollouts for turn in rollout.turns or ()):
             self.opd_counts[f"turns_{turn.outcome.value}"] += 1
         for column in [column for column, value in group.items() if _is_empty(value)]:
             del group[column]
-        group.update(done.group.to_wire())
+        group.update(distilled.group.to_wire())
 
     def _opd_with_verdicts(self, group: dict[str, Any], item: Any) -> dict[str, Any]:
         columns = {name: value for name, value in group.items() if not _is_empty(value)}
@@ -358,12 +367,12 @@ class Hindsight(BaseEnv):
         count = len(group["tokens"])
         if len(verdicts) != count:
             raise ConfigError(f"verdicts returned {len(verdicts)} entries for a group of {count} rollouts")
-        if wrong := [type(one).__name__ for one in verdicts if not isinstance(one, str | None)]:
+        if wrong := [type(verdict).__name__ for verdict in verdicts if not isinstance(verdict, str | None)]:
             raise ConfigError(f"verdicts returned {wrong[0]}, expected a text or None for each rollout")
-        overrides = [dict(one or {}) for one in columns.get("overrides") or [{}] * count]
-        for one, verdict in zip(overrides, verdicts, strict=False):
+        overrides = [dict(fields or {}) for fields in columns.get("overrides") or [{}] * count]
+        for fields, verdict in zip(overrides, verdicts, strict=False):
             if verdict is not None:
-                one[FEEDBACK] = well_formed(verdict)
+                fields[FEEDBACK] = well_formed(verdict)
         return {**columns, "overrides": overrides}
 
     def _opd_count(self, kind: str, text: str) -> None:
@@ -381,8 +390,8 @@ def _as_list(servers: Any) -> list[APIServerConfig]:
     if not isinstance(servers, list):
         servers = [servers if isinstance(servers, APIServerConfig) else APIServerConfig()]
     is_named = any(flag.startswith("--openai.") for flag in sys.argv)
-    kept: list[APIServerConfig] = servers[:1] if is_named else servers
-    return [one.model_copy(update={"server_type": "vllm"}) for one in kept]
+    configs: list[APIServerConfig] = servers[:1] if is_named else servers
+    return [config.model_copy(update={"server_type": "vllm"}) for config in configs]
 
 
 def _with_tokenizer(servers: Any, name: str) -> Any:
@@ -406,14 +415,52 @@ def _is_empty(value: Any) -> bool:
 def _settings(model: type[BaseEnvConfig]) -> dict[str, str]:
     """Return the mixin's settings and their names in a configuration class: `opd_NAME` if the environment has NAME."""
     names = {name: f"opd_{name}" for name in HindsightConfig.model_fields}
-    return {name: other if other in model.model_fields else name for name, other in names.items()}
+    return {name: prefixed if prefixed in model.model_fields else name for name, prefixed in names.items()}
+
+
+def _with_sections(argv: Sequence[str], model: type[BaseEnvConfig]) -> list[str]:
+    """Return a command line on which the settings of each section are one flag, as Atropos reads them.
+
+    `--env.judge.temperature 0.5` becomes `--env.judge '{"temperature": 0.5}'`, with the file's settings of the section.
+
+    Raises:
+        ConfigError: a setting does not exist.
+    """
+    sections = {field: name for name, field in _settings(model).items() if name in _SECTIONS}
+    words: list[str] = []
+    wrong: list[str] = []
+    flags: dict[str, list[FlagText]] = {}
+    remaining = list(argv)
+    while remaining:
+        word = remaining.pop(0)
+        path, has_value, text = word.removeprefix("--env.").partition("=")
+        field, _, inner = path.partition(".")
+        if not word.startswith("--env.") or not inner or field not in sections:
+            if (
+                word.startswith("--env.")
+                and field not in {*model.model_fields, *sections}
+                and field in old_names.RENAMED
+            ):
+                wrong.append(f"--env.{field} is now --env.{old_names.RENAMED[field]}")
+            words.append(word)
+            continue
+        texts = (text,) if has_value else (remaining.pop(0),) if remaining else ()
+        flags.setdefault(field, []).append(FlagText(f"env.{path}", texts))
+    file = next((Path(path) for word, path in pairwise(words) if word == "--config"), None)
+    in_file = read_yaml(file, "environment").get("env") if file is not None and flags else None
+    for field, texts in flags.items():
+        layers = [[(in_file or {}).get(field) or {}], flags_layer(texts, f"env.{field}")]
+        merged = Merge(_SECTIONS[sections[field]], f"env.{field}", wrong).merged(layers)
+        words += [f"--env.{field}", json.dumps(merged)]
+    refuse(wrong)
+    return words
 
 
 def hindsight_settings(config: BaseEnvConfig) -> HindsightConfig:
     """Return the settings of the mixin that a configuration holds."""
     names = _settings(type(config))
-    given = {name: getattr(config, held) for name, held in names.items() if held in config.model_fields_set}
-    return HindsightConfig(**given)
+    settings = {name: getattr(config, field) for name, field in names.items() if field in config.model_fields_set}
+    return HindsightConfig(**settings)
 
 
 def _checked(config: Any) -> Any:
@@ -421,22 +468,30 @@ def _checked(config: Any) -> Any:
     return config
 
 
+def _refuse_old_names(model: type[BaseEnvConfig], values: Any) -> Any:
+    """Raise ValueError for names of earlier versions that the environment does not have itself."""
+    return old_names.refuse(values, {*model.model_fields, *HindsightConfig.model_fields})
+
+
 @cache
 def _with_hindsight(model: type[BaseEnvConfig]) -> type[BaseEnvConfig]:
     """Return an environment's configuration class with the settings of the mixin.
 
-    Atropos makes the model of its command line of the fields' annotations alone, without validators, so that those of
-    `_CONTAINERS` are named types, which read texts.
+    Atropos makes the model of its command line of the fields' annotations alone, without validators, so that the
+    sections are named types, which read texts.
     """
     if "opd_enabled" in model.model_fields:
         return model
     fields: dict[str, Any] = {}
     for name, info in HindsightConfig.model_fields.items():
         kind: Any = info.annotation
-        if name in _CONTAINERS:
+        if name in _SECTIONS:
             kind = TypeAliasType(name, Annotated[kind, BeforeValidator(_from_text)])  # type: ignore[misc]
         fields[f"opd_{name}" if name in model.model_fields else name] = (kind, info)
-    validators: Any = {"check_hindsight": model_validator(mode="after")(_checked)}
+    validators: Any = {
+        "check_hindsight": model_validator(mode="after")(_checked),
+        "refuse_old_names": model_validator(mode="before")(partial(_refuse_old_names, model)),
+    }
     name = f"Hindsight{model.__name__}"
     return create_model(name, __base__=model, __module__=model.__module__, __validators__=validators, **fields)
 

@@ -47,9 +47,9 @@ class PolicyServer(VLLMServer):
         """Implement Atropos' call: return (prompt ids, ids, logprobs, finish reasons), the last three per choice."""
         prompt_ids = list(kwargs.pop("input_ids"))
         kwargs.pop("model", None)
-        got = await self.complete(prompt_ids, **kwargs)
-        ids, logprobs = [[*one.token_ids] for one in got], [[*one.logprobs] for one in got]
-        return prompt_ids, ids, logprobs, [one.finish_reason for one in got]
+        choices = await self.complete(prompt_ids, **kwargs)
+        ids, logprobs = [[*choice.token_ids] for choice in choices], [[*choice.logprobs] for choice in choices]
+        return prompt_ids, ids, logprobs, [choice.finish_reason for choice in choices]
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, 
 from agentic_opd.sandboxes.memory import memory_limited
 from agentic_opd.settings.atropos import UNNAMED_MODEL
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.custom import HookedWorld
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Setup:
 
     @cached_property
     def world(self) -> World:
-        return make_world(self.config.world, self.config, self.config.system_prompt)
+        return make_world(self.config)
 
     def known_chat(self) -> ChatFormat:
         """Return the chat that the renderer's check creates."""
@@ -89,24 +90,26 @@ async def check_tasks(setup: Setup) -> Note:
     """Load the tasks."""
     config = setup.config
     setup.tasks, setup.eval_tasks = await setup.world.train_and_eval_tasks()
-    origin = (config.dataset_name or "the built-in ones") if config.world == "coding" else config.world
+    settings, origin = config.world, config.world.type
+    if isinstance(settings, CodingSettings):
+        origin = settings.dataset_name or "the built-in ones"
     text = f"{len(setup.tasks)} tasks of {origin}, {len(setup.eval_tasks)} to evaluate on"
     if not setup.tasks or not setup.eval_tasks:
-        return Note(f"{text}: mind env.eval_fraction ({config.eval_fraction:g})", Status.WARNING)
+        return Note(f"{text}: mind env.eval.fraction ({config.eval.fraction:g})", Status.WARNING)
     return Note(text)
 
 
 async def check_world(setup: Setup) -> Note:
     """Check that the world's sessions work on this machine."""
     await setup.world.check()
-    backend = setup.config.sandbox_backend
+    backend = setup.config.sandbox.type
     limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
     return Note(f"{backend} works{limit}")
 
 
 async def check_session(setup: Setup) -> Note:
     """Open a session of the first task, which starts the world's state of an episode and closes it; read its tools."""
-    if setup.config.world == "harbor":
+    if setup.config.world.type == "harbor":
         return Note("the image of a Harbor task is built in the run", Status.SKIPPED)
     if not setup.tasks:
         return Note("there is no task", Status.SKIPPED)
@@ -159,7 +162,7 @@ async def check_tokens(setup: Setup) -> Note:
 
 async def check_renderer(setup: Setup) -> Note:
     """Create the renderer, and check that it parses a tool call back from the ids that it renders."""
-    renderer = configured_renderer(setup.tokenizer, setup.config)
+    renderer = configured_renderer(setup.tokenizer, setup.config.renderer)
     chat = ChatFormat(renderer, setup.tokenizer, setup.world.tools)
     check_round_trip(chat)
     setup.chat = chat
@@ -170,20 +173,18 @@ async def check_prompts(setup: Setup) -> Note:
     """Check that every task's first prompt leaves room for an answer; leave out the others if the settings say so."""
     config, limit = setup.config, setup.config.max_token_length
     every = {task.task_id: task for task in (*setup.tasks, *setup.eval_tasks)}
-    by_program = config.agent_command is not None
+    by_program = config.agent.command is not None
     chat = setup.known_chat()
     long = await asyncio.to_thread(too_long, every.values(), setup.world, chat, limit, by_program=by_program)
     if not long:
         return Note(f"the first prompts of all {len(every)} tasks fit {limit} tokens")
-    what = described(long, len(every), limit)
-    if not config.dataset_skip_too_long or len(long) == len(every):
-        raise DatasetError(
-            f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long."
-        )
+    problem = described(long, len(every), limit)
+    if not config.skip_too_long or len(long) == len(every):
+        raise DatasetError(f"{problem}. Raise env.max_token_length, or leave such tasks out with env.skip_too_long.")
     is_same = setup.eval_tasks is setup.tasks
     setup.tasks = [task for task in setup.tasks if task.task_id not in long]
     setup.eval_tasks = setup.tasks if is_same else [task for task in setup.eval_tasks if task.task_id not in long]
-    return Note(f"{what}; they are left out", Status.WARNING)
+    return Note(f"{problem}; they are left out", Status.WARNING)
 
 
 REQUIREMENTS: tuple[SetupCheck, ...] = (

@@ -227,7 +227,7 @@ def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> byt
 
 
 class AgentProcess:
-    """Runs `agent_command` on tasks and captures the requests of each run. Call `start` before the first episode."""
+    """Runs `agent.command` on tasks and captures the requests of each run. Call `start` before the first episode."""
 
     def __init__(
         self,
@@ -245,12 +245,12 @@ class AgentProcess:
         """
         if not isinstance(world, ProgramWorld) or not world.runs_programs:
             raise ConfigError(
-                f"{type(world).__name__} has no sandbox for env.agent_command: no hook of the world has a parameter "
+                f"{type(world).__name__} has no sandbox for env.agent.command: no hook of the world has a parameter "
                 "`sandbox` or `files`"
             )
         for server in servers:
             server.check_streams()
-        assert config.agent_command is not None
+        assert config.agent.command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
         self._config, self._world = config, world
         self._sampler = Sampler(servers, renderer, tokenizer, self.telemetry)
@@ -298,7 +298,7 @@ class AgentProcess:
             SandboxError: the world itself fails, as a fresh session has shown.
         """
         mounts = [socket_mount(self._folder.path / "socket")]
-        mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
+        mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent.mounts]
         parameters = {"temperature": temperature, "top_p": self._config.top_p, "seed": None}
         limits = ServerLimits(self._config.max_token_length, self._config.max_tokens_per_turn, parameters, _SESSION)
         world, attempt = self._world, 0
@@ -373,22 +373,22 @@ class AgentProcess:
             count = f"{capture.requests} requests" if capture.requests else "no request"
             how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
             raise AgentError(
-                f"env.agent_command made {count} on task {task.task_id!r}, of which nothing can be learned ({how}). "
+                f"env.agent.command made {count} on task {task.task_id!r}, of which nothing can be learned ({how}). "
                 f"It printed: {run.output[-1000:]!r}"
             )
         return episode
 
     def _program(self, task: Task, key: str) -> Program:
         config = self._config.model_copy(update=dict(task.limits))
-        assert config.agent_command is not None
+        assert config.agent.command is not None
         return Program(
-            config.agent_command,
+            config.agent.command,
             task.prompt,
             key,
             self.model,
-            config.agent_timeout_s,
-            config.agent_variables,
-            pythons=[str(path.absolute() / "bin" / "python3") for path in config.agent_mounts],
+            config.agent.timeout_s,
+            config.agent.variables,
+            pythons=[str(path.absolute() / "bin" / "python3") for path in config.agent.mounts],
         )
 
 

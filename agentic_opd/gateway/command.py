@@ -15,7 +15,7 @@ from agentic_opd.core.exit_codes import EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.gateway.config import KEY_VARIABLE, GatewayConfig
 from agentic_opd.settings.atropos import PolicyServerConfig
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
 
 _SWITCH_S = 0.0005
@@ -27,8 +27,8 @@ _DESCRIPTION = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentic-opd gateway", description=_DESCRIPTION, allow_abbrev=False)
+def build_parser() -> SettingsParser:
+    parser = SettingsParser(prog="agentic-opd gateway", description=_DESCRIPTION, allow_abbrev=False, add_help=False)
     add_settings(parser, {"env": default_config(), "openai": PolicyServerConfig()}, "gateway")
     return parser
 

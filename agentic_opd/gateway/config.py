@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig, RolloutConfig
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.settings.fields import GATEWAY, MOST_USED, RUN_ONLY
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY
+from agentic_opd.worlds.config import WorldConfig
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
 """Environment variable with the clients' key, for settings without `api_keys`. Other users can read a command line."""
@@ -21,31 +21,33 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[
 """An origin as browsers send it."""
 
 
-class GatewayConfig(DistillConfig, RendererConfig):
+class GatewayConfig(DistillConfig):
     """All settings of the gateway except those of the policy's servers."""
 
     model_config = ConfigDict(frozen=True)
     setting_group: ClassVar = GATEWAY
     settings_elsewhere: ClassVar = dict.fromkeys(
-        {*RunConfig.model_fields, *RolloutConfig.model_fields, *CodingConfig.model_fields, "world", "world_options"},
+        {*RunConfig.model_fields, *RolloutConfig.model_fields, *WorldConfig.model_fields, "world", "skip_too_long"},
         "`agentic-opd process`, `serve` and `evaluate`",
     )
     """Command of each setting that other commands have; these come with a task."""
 
-    tokenizer_name: Annotated[str, MOST_USED] = Field(
+    renderer: RendererConfig = RendererConfig()
+
+    tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
-    data_path_to_save_groups: Annotated[Path, MOST_USED, RUN_ONLY] = Field(
+    data_path_to_save_groups: Annotated[Path, FIRST, RUN_ONLY] = Field(
         default=Path("runs/gateway/groups.jsonl"),
         description="JSONL file of scored groups. If the file exists, groups are appended.",
     )
-    host: Annotated[str, MOST_USED, RUN_ONLY] = Field(
+    host: Annotated[str, FIRST, RUN_ONLY] = Field(
         default="127.0.0.1", description="Address to listen on. Any address but a loopback one requires api_keys."
     )
-    port: Annotated[int, MOST_USED, RUN_ONLY] = Field(
+    port: Annotated[int, FIRST, RUN_ONLY] = Field(
         default=8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one."
     )
-    api_keys: Annotated[tuple[SecretStr, ...], MOST_USED, RUN_ONLY] = Field(
+    api_keys: Annotated[tuple[SecretStr, ...], FIRST, RUN_ONLY] = Field(
         default=(),
         description="Keys that clients may use; sessions of different keys are isolated from each other. Unset: the "
         f"key in the variable {KEY_VARIABLE}, or, on a loopback address, any key.",
@@ -55,7 +57,7 @@ class GatewayConfig(DistillConfig, RendererConfig):
         description="Origins of web pages that may send requests from a browser, as https://example.org or "
         "http://localhost:3000. Such a page needs a key as any other client. Unset: none (no CORS).",
     )
-    rollout_server_url: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
+    rollout_server_url: Annotated[str | None, FIRST, RUN_ONLY] = Field(
         default=None,
         description="Trajectory API (run-api) that receives the groups. Unset: groups are only written to the file.",
     )
@@ -114,8 +116,8 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
     @model_validator(mode="after")
     def _check_sources(self) -> "GatewayConfig":
-        if missing := {"sibling", "reference"} & {*self.hint_source}:
-            raise ValueError(f"hint_source {', '.join(sorted(missing))}: a conversation has none; leave it out")
+        if missing := {"sibling", "reference"} & {*self.hint.source}:
+            raise ValueError(f"hint.source {', '.join(sorted(missing))}: a conversation has none; leave it out")
         return self
 
     @field_validator("cors_origins")

@@ -115,7 +115,7 @@ class Gateway:
                 undo.push_async_callback(client.close)
             names = (config.tokenizer_name, servers[0].tokenizer_name, servers[0].model_name)
             tokenizer = await load_policy_tokenizer(names, clients[0])
-            renderer = configured_renderer(tokenizer, config)
+            renderer = configured_renderer(tokenizer, config.renderer)
             images = ImageFolder.beside(config.data_path_to_save_groups)
             connected = [await _connected(client, tokenizer, images) for client in clients]
             for server, config_of_server in zip(connected, servers, strict=True):

@@ -115,8 +115,8 @@ class PluginClient:
         if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
             wrong.append(
                 f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
-                f"twice that with env.control or env.distill_support): restart it with --max-logprobs {top_k} or more, "
-                "or lower env.distill_topk"
+                f"twice that with env.hint.control or env.teacher.support): restart it with --max-logprobs {top_k} or "
+                "more, or lower env.distill_topk"
             )
         if wrong:
             raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
@@ -173,7 +173,7 @@ class PluginClient:
         except ServerRequestError as error:
             raise ServerMismatchError(
                 f"{self.url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
-                f"env.control or env.distill_support) asks for: {error}. Restart it with scripts/serve_vllm "
+                f"env.hint.control or env.teacher.support) asks for: {error}. Restart it with scripts/serve_vllm "
                 f"{self.info.model} --max-logprobs {top_k}, or lower env.distill_topk."
             ) from error
 

@@ -20,6 +20,7 @@ from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
+from agentic_opd.settings.old_names import current_names
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
@@ -181,13 +182,13 @@ def report_path(path: Path) -> Path:
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """Return the settings in `path`; empty if the file does not exist or can't be read."""
+    """Return the settings in `path` by today's names; empty if the file does not exist or can't be read."""
     try:
         check_regular(path)
         settings = read_json(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
         return {}
-    return settings if isinstance(settings, dict) else {}
+    return current_names(settings) if isinstance(settings, dict) else {}
 
 
 def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRollout]:

@@ -262,8 +262,8 @@ def compute_reward(
     efficiency = correctness * min(max(saved, 0.0), 1.0)
     tool_usage = correctness * max(unbroken, 0.0)
     total = (
-        config.correctness_weight * correctness
-        + config.efficiency_weight * efficiency
-        + config.tool_usage_weight * tool_usage
+        config.reward.correctness * correctness
+        + config.reward.efficiency * efficiency
+        + config.reward.tool_usage * tool_usage
     )
     return Reward(correctness, efficiency, tool_usage, total)

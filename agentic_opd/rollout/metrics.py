@@ -11,13 +11,13 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import Episode, NoVerdict, StopReason
 
 _STOPS = {
-    StopReason.FINISHED: "because the model called no further tool, or the program of agent_command finished",
+    StopReason.FINISHED: "because the model called no further tool, or the program of agent.command finished",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
     StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log has the cause",
-    StopReason.AGENT_FAILED: "because the program of agent_command exited with a code other than 0, or was stopped "
+    StopReason.AGENT_FAILED: "because the program of agent.command exited with a code other than 0, or was stopped "
     "for its use of memory, disk or output",
-    StopReason.AGENT_TIMEOUT: "because the program of agent_command exceeded agent_timeout_s",
+    StopReason.AGENT_TIMEOUT: "because the program of agent.command exceeded agent.timeout_s",
     StopReason.SANDBOX_DIED: "because their sandbox died, while a fresh one works; the log has the cause. "
     "Their reward is 0",
 }
@@ -64,7 +64,7 @@ EPISODE_METRICS = (
     Metric(
         "train/left_out_tokens",
         "tokens",
-        "mean number of tokens per episode that the program of agent_command sampled in sequences other than the "
+        "mean number of tokens per episode that the program of agent.command sampled in sequences other than the "
         "episode's",
     ),
     *(Metric(f"train/stop/{stop.value}", "share", f"episodes that ended {text}") for stop, text in _STOPS.items()),

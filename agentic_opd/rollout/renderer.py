@@ -90,7 +90,7 @@ def load_renderer(
     Args, as the settings of `RendererConfig`:
         tokenizer: The policy's.
         name: `renderer`.
-        options: `renderer_options`.
+        options: `renderer.options`.
         tool_format: How tools are described to the model.
         stop_tokens: Tokens that end a turn; empty: those of the model's own files.
 
@@ -130,8 +130,8 @@ def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
     """Create the renderer of the settings; see `load_renderer`."""
     return load_renderer(
         tokenizer,
-        config.renderer,
-        config.renderer_options,
+        config.name,
+        config.options,
         tool_format=config.tool_format,
         stop_tokens=config.stop_tokens,
     )
@@ -156,7 +156,7 @@ def _template_renderer(
     name = config.tool_parser or (None if tool_format == "template" else "hermes")
     if tool_format != "template" and name not in WRITTEN:
         raise ConfigError(
-            f"tool_format {tool_format} writes tool calls as {', '.join(WRITTEN)}; renderer_options.tool_parser is "
+            f"tool_format {tool_format} writes tool calls as {', '.join(WRITTEN)}; renderer.options.tool_parser is "
             f"{name!r}"
         )
     names = ", ".join(sorted({*FORMATS, *OF_RENDERERS, *TOOL_PARSERS}))
@@ -164,7 +164,7 @@ def _template_renderer(
         raise ConfigError(
             f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
             "be read. Name the model family in `renderer` (for example qwen3). Or use its chat template, and name what "
-            "reads its tool calls: renderer: default with renderer_options: {tool_parser: ...}, which is one of "
+            "reads its tool calls: renderer: default with renderer.options: {tool_parser: ...}, which is one of "
             f"{names}. If the chat template knows no tools, set tool_format: text."
         )
     if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
@@ -354,12 +354,12 @@ def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
     if name not in written:
         return RendererError(
             f"the chat template writes no tool calls: of one to {name} it makes {written!r}. Set tool_format: text, "
-            f"which writes them as {' or '.join(WRITTEN)} (renderer_options.tool_parser), or name the model's own "
+            f"which writes them as {' or '.join(WRITTEN)} (renderer.options.tool_parser), or name the model's own "
             "renderer in `renderer`"
         )
     return RendererError(
         f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote, {written!r}. Name the "
-        "model's own renderer in `renderer`, or what reads this format in renderer_options.tool_parser: "
+        "model's own renderer in `renderer`, or what reads this format in renderer.options.tool_parser: "
         f"{', '.join([*FORMATS, *OF_RENDERERS, *TOOL_PARSERS])}"
     )
 

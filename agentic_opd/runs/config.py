@@ -2,11 +2,13 @@
 
 import math
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 
-from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, LOGGING, MOST_USED, RUN_ONLY, TASKS, TRAINER
+from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, FIRST, LOGGING, RUN, RUN_ONLY, TRAINER, WORLD
+from agentic_opd.settings.old_names import RootSettings
+from agentic_opd.worlds.config import EvalConfig
 
 
 class EvalHandling(Enum):
@@ -22,17 +24,15 @@ class EvalHandling(Enum):
         return cls(value.value) if isinstance(value, Enum) else None
 
 
-class RunConfig(BaseModel):
+class RunConfig(RootSettings):
     """Settings of a run and its outputs."""
 
-    seed: Annotated[int, TASKS] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
-    eval_samples: Annotated[int, EVALUATION, RUN_ONLY] = Field(
-        default=1, ge=1, description="Number of samples per task in an evaluation, for pass@k."
-    )
-    eval_temperature: Annotated[float, EVALUATION, RUN_ONLY] = Field(
-        default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
-    )
-    max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
+    setting_group: ClassVar = RUN
+
+    eval: EvalConfig = EvalConfig()
+
+    seed: Annotated[int, WORLD] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
+    max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY, FIRST] = Field(
         default=64,
         ge=1,
         description="Number of episodes that run at the same time; the next one starts while an earlier one is "
@@ -47,22 +47,22 @@ class RunConfig(BaseModel):
     server_retry_s: Annotated[float, CONCURRENCY, RUN_ONLY] = Field(
         default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
-    resume: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
+    resume: Annotated[bool, FIRST, RUN_ONLY] = Field(
         default=False, description="Continue the file of an earlier run; takes precedence over overwrite."
     )
-    overwrite: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
+    overwrite: Annotated[bool, FIRST, RUN_ONLY] = Field(
         default=False, description="Replace the file of an earlier run."
     )
-    group_size: Annotated[int, MOST_USED] = Field(
+    group_size: Annotated[int, FIRST] = Field(
         default=4, ge=1, description="Number of episodes of one task that form a group."
     )
-    total_steps: Annotated[int, MOST_USED, RUN_ONLY] = Field(
+    total_steps: Annotated[int, FIRST, RUN_ONLY] = Field(
         default=-1,
         ge=-1,
         description="process: number of groups to make (-1: one per task). serve: number of training steps (-1: the "
         "trainer's).",
     )
-    rollout_server_url: Annotated[str, TRAINER] = Field(
+    rollout_server_url: Annotated[str, TRAINER, FIRST] = Field(
         default="http://127.0.0.1:8001",
         description="serve: trajectory API (run-api); its port must differ from vLLM's.",
     )
@@ -78,9 +78,7 @@ class RunConfig(BaseModel):
         description="serve: groups that training may start during an evaluation: none (STOP_TRAIN), the share "
         "eval_limit_ratio of them (LIMIT_TRAIN), or all (NONE). Groups that have already started are finished.",
     )
-    use_wandb: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
-        default=False, description="Log metrics to Weights & Biases."
-    )
+    use_wandb: Annotated[bool, LOGGING, RUN_ONLY] = Field(default=False, description="Log metrics to Weights & Biases.")
     ensure_scores_are_not_same: Annotated[bool, TRAINER] = Field(
         default=False,
         description="Drop groups whose scores are all equal, although such a group may have hints to learn from.",
@@ -114,7 +112,7 @@ class RunConfig(BaseModel):
         le=1,
         description="serve: share of the groups that run during an evaluation with eval_handling LIMIT_TRAIN.",
     )
-    data_path_to_save_groups: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
+    data_path_to_save_groups: Annotated[str | None, FIRST, RUN_ONLY] = Field(
         default=None,
         description="JSONL file of scored groups, with metrics.jsonl beside it. Unset: process writes "
         "runs/process/groups.jsonl, serve writes no groups.",
@@ -142,11 +140,3 @@ class RunConfig(BaseModel):
     def groups_at_a_time(self) -> int:
         """Concurrent groups in `process`, enough that new episodes start as soon as others end."""
         return self.max_concurrent_groups or math.ceil(1.5 * self.max_concurrent_episodes / self.group_size)
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> "RunConfig":
-        if self.eval_samples > 1 and self.eval_temperature == 0.0:
-            raise ValueError(
-                "eval_samples above 1 needs an eval_temperature above 0: at temperature 0 all samples are the same"
-            )
-        return self

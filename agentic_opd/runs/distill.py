@@ -154,9 +154,9 @@ def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any
     )
     advice = "Other tools, another renderer or another tokenizer?"
     if recorded_text.startswith("<think>"):
-        advice = "Set env.renderer_options to {enable_thinking: false}: the prompts have an empty think block."
+        advice = "Set env.renderer.options to {enable_thinking: false}: the prompts have an empty think block."
     elif rendered_text.startswith("<think>"):
-        advice = "Set env.renderer_options to {enable_thinking: true}: the prompts have no think block."
+        advice = "Set env.renderer.options to {enable_thinking: true}: the prompts have no think block."
     return (
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
         f"up to position {same}, then {rendered_text!r} is rendered where {recorded_text!r} is recorded. {advice}"

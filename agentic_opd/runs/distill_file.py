@@ -289,7 +289,7 @@ class FileDistiller:
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
             outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
-            gap_baseline=config.gap_baseline,
+            gap_baseline=config.teacher.gap_baseline,
             hint_sources=sources,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=metadata))

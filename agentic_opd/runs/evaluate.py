@@ -204,7 +204,7 @@ class Evaluation:
             on_sample(sample)
             return sample
 
-        count = self.config.eval_samples
+        count = self.config.eval.samples
         samples = await gather_all(sample_task(task, index) for task in self.tasks for index in range(count))
         of_weights = _of_weights(before, await self.versions())
         metrics = {**eval_metrics(samples), **of_weights}
@@ -282,9 +282,9 @@ async def evaluate(
     """
     if not evaluation.tasks:
         raise ConfigError(
-            "no task is held out for evaluation: raise env.eval_fraction, or name a dataset with env.eval_dataset_name"
+            "no task is held out for evaluation: raise env.eval.fraction, or name a dataset with env.eval.dataset_name"
         )
-    tasks, samples = len(evaluation.tasks), evaluation.config.eval_samples
+    tasks, samples = len(evaluation.tasks), evaluation.config.eval.samples
     earlier = folder / "samples.jsonl"
     if earlier.exists() and earlier.stat().st_size > 0 and not evaluation.config.overwrite:
         raise PlaceError(

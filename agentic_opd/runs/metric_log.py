@@ -214,8 +214,8 @@ class RunMetrics:
         if self._num_rollouts and not self._has_calls and self.expects_calls():
             logger.warning(
                 "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "
-                "its calls could be read (env.renderer, its tool_parser, env.tool_format); a small model needs an "
-                "example turn before its task (examples, docs/worlds.md)",
+                "its calls could be read (env.renderer.name, its tool_parser, env.renderer.tool_format); a small model "
+                "needs an example turn before its task (examples, docs/worlds.md)",
                 self._num_rollouts,
             )
             self._num_rollouts = 0

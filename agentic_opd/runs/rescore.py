@@ -17,7 +17,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest, moved_images
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, TeacherConfig
 from agentic_opd.distill.connect import READ_BY
 from agentic_opd.distill.records import build_arrays, with_scores, written_rows
 from agentic_opd.distill.rows import HintRequest, known_logprobs
@@ -61,7 +61,7 @@ async def _read_again(
 async def rescored(rollout: ScoredRollout, servers: TeacherServers, config: DistillConfig) -> ScoredRollout:
     """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
-    Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded hints
+    Controls are dropped, because they belong to the replaced rows. With `hint.selection: overlap` all recorded hints
     of a turn are compared again, otherwise its `hint` is scored.
 
     Raises:
@@ -74,7 +74,7 @@ async def rescored(rollout: ScoredRollout, servers: TeacherServers, config: Dist
     async def result_of(record: TurnRecord) -> Scored | NotScored | None:
         if not record.hint or (record.insert_at is None and record.hint_source in (None, *HINT_SOURCES)):
             return None
-        compares_hints = config.hint_selection == "overlap"
+        compares_hints = config.hint.selection == "overlap"
         return await _read_again(rollout, record, servers, config, record.weight_version, compares_hints=compares_hints)
 
     results = await gather_all(map(result_of, rollout.turns))
@@ -238,7 +238,7 @@ async def _differences(teacher: PluginClient, turn: _ScoredTurn, version: int | 
     start, end = record.scored_span
     ids_RK = np.asarray(rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(rollout.rows.logprobs_TK[start:end])
-    config = DistillConfig(distill_topk=ids_RK.shape[1], distill_support=record.support or "teacher")
+    config = DistillConfig(distill_topk=ids_RK.shape[1], teacher=TeacherConfig(support=record.support or "teacher"))
     # A separate teacher is read without the hint in any case.
     servers = TeacherServers(teacher=teacher, teacher_is_policy=False)
     result = await _read_again(rollout, record, servers, config, record.scored_version, compares_hints=True)

@@ -1,62 +1,67 @@
-"""Settings of the sandbox: which backend, and what its processes may use."""
+"""Settings of the sandbox: where model-written code runs, and what its processes may use."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 
-from agentic_opd.settings.fields import RUN_ONLY, SANDBOX
+from agentic_opd.settings.fields import FIRST, RUN_ONLY, SANDBOX, Kinds, Section
 
 
-class SandboxConfig(BaseModel):
-    """Where model-written code runs, and what it may use."""
+class SandboxConfig(Section):
+    """Settings that all types of sandboxes have."""
 
     setting_group: ClassVar = SANDBOX
 
-    sandbox_backend: Literal["bubblewrap", "docker"] = Field(
-        default="bubblewrap",
-        description="Isolation of model-written code: bubblewrap (namespaces of this machine) or docker "
-        "(containers of Docker or podman).",
+    type: Annotated[Any, FIRST] = Field(
+        description="Isolation of model-written code: bubblewrap (namespaces of this machine) or docker (containers "
+        "of Docker or podman).",
     )
-    sandbox_container_command: str = Field(
-        default="docker",
-        min_length=1,
-        description="Command line for sandbox_backend docker: docker or podman, with its path and options if "
-        "needed, for example `podman --runtime runc`.",
-    )
-    sandbox_image: str = Field(
-        default="python:3.11-slim",
-        min_length=1,
-        description="Image for sandbox_backend docker, with Python 3.8 or later (`python`), a shell, coreutils, tar "
-        "and findutils. It is never pulled, so it must be present on this machine.",
-    )
-    sandbox_memory_mb: int = Field(
+    memory_mb: int = Field(
         default=1024,
         ge=64,
         description="Memory limit of a whole sandbox in MiB, including its processes, their shared memory and files "
         "in memory.",
     )
-    sandbox_file_mb: int = Field(
-        default=64, ge=1, description="Maximum size of each file that a process writes, in MiB."
-    )
-    sandbox_disk_mb: int = Field(default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB.")
-
-    sandbox_max_concurrent: Annotated[int | None, RUN_ONLY] = Field(
+    file_mb: int = Field(default=64, ge=1, description="Maximum size of each file that a process writes, in MiB.")
+    disk_mb: int = Field(default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB.")
+    max_concurrent: Annotated[int | None, RUN_ONLY] = Field(
         default=None,
         ge=1,
-        description="Maximum number of sandboxes in use at a time, for example memory of the machine / "
-        "sandbox_memory_mb; further episodes wait. Unset: no limit.",
+        description="Maximum number of sandboxes in use at a time, for example memory of the machine / memory_mb; "
+        "further episodes wait. Unset: no limit.",
     )
-    sandbox_warm: Annotated[int, RUN_ONLY] = Field(
+
+
+class BubblewrapConfig(SandboxConfig):
+    """Namespaces of this machine."""
+
+    type: Literal["bubblewrap"] = "bubblewrap"
+
+
+class DockerConfig(SandboxConfig):
+    """Containers of Docker or podman."""
+
+    type: Literal["docker"] = "docker"
+    container_command: str = Field(
+        default="docker",
+        min_length=1,
+        description="Command line of docker or podman, with its path and options if needed, for example `podman "
+        "--runtime runc`.",
+    )
+    image: str = Field(
+        default="python:3.11-slim",
+        min_length=1,
+        description="Image with Python 3.8 or later (`python`), a shell, coreutils, tar and findutils. It is never "
+        "pulled, so it must be present on this machine.",
+    )
+    warm: Annotated[int, RUN_ONLY] = Field(
         default=0,
         ge=0,
         description="Number of further containers that are started ahead, so that an episode does not wait for its "
-        "start (sandbox_backend docker, worlds other than harbor). A container is used by one episode only.",
+        "start (worlds other than harbor). A container is used by one episode only.",
     )
 
-    @model_validator(mode="after")
-    def _check_warm(self) -> "SandboxConfig":
-        if self.sandbox_warm and self.sandbox_backend != "docker":
-            raise ValueError(
-                f"sandbox_warm needs sandbox_backend docker: a sandbox of {self.sandbox_backend} starts in milliseconds"
-            )
-        return self
+
+SANDBOX_KINDS = Kinds.of(bubblewrap=BubblewrapConfig, docker=DockerConfig)
+AnySandbox = Annotated[SandboxConfig, SANDBOX_KINDS]
+"""Type of a setting that is a sandbox, with the settings of its type."""

@@ -208,7 +208,7 @@ class DockerSandbox:
 
     async def _enter(self) -> None:
         await self._folder.make(_write_profile)
-        await self._engine.need_image(self._image, "sandbox_image")
+        await self._engine.need_image(self._image, "env.sandbox.image")
         await self._start(
             *container_arguments(self._name, self._image, self._limits, self._folder.path / PROFILE, self._mounts)
         )
@@ -224,7 +224,7 @@ class DockerSandbox:
         if _NO_SUCH_FILE.search(line):
             raise SandboxError(
                 f"{error}. The engine opens files on its own machine. If that is another one, set TMPDIR to a folder "
-                "that both machines see, or use a Docker engine (DOCKER_HOST), and leave out agent_command, whose "
+                "that both machines see, or use a Docker engine (DOCKER_HOST), and leave out agent.command, whose "
                 "program needs a socket of this machine"
             )
         raise error

@@ -9,7 +9,7 @@ The settings decide: a backend that does not work is an error, never a reason fo
 from collections.abc import Sequence
 
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.sandboxes.config import SandboxConfig
+from agentic_opd.sandboxes.config import DockerConfig, SandboxConfig
 from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.pool import pooled
 from agentic_opd.sandboxes.protocol import Limits, Mount, SandboxFactory
@@ -18,17 +18,15 @@ from agentic_opd.sandboxes.protocol import Limits, Mount, SandboxFactory
 def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> SandboxFactory:
     """Return the factory of the backend that `config` names; the sandboxes also see `mounts` of this machine."""
     limits = Limits.from_config(config)
-    match config.sandbox_backend:
-        case "bubblewrap":
-            make: SandboxFactory = lambda: BubblewrapSandbox(limits, mounts)  # noqa: E731
-        case "docker":
-            command, image = config.sandbox_container_command, config.sandbox_image
-            make = lambda: DockerSandbox(command, image, limits, mounts)  # noqa: E731
-    max_concurrent, warm = config.sandbox_max_concurrent, config.sandbox_warm
-    if max_concurrent is None and not warm:
+    make: SandboxFactory
+    if isinstance(config, DockerConfig):
+        command, image, warm = config.container_command, config.image, config.warm
+        make, kind = lambda: DockerSandbox(command, image, limits, mounts), (command, image, limits, tuple(mounts))
+    else:
+        make, kind, warm = lambda: BubblewrapSandbox(limits, mounts), ("bubblewrap", limits, tuple(mounts)), 0
+    if config.max_concurrent is None and not warm:
         return make
-    kind = (config.sandbox_container_command, config.sandbox_image, limits, tuple(mounts))
-    return pooled(make, kind, max_concurrent, warm)
+    return pooled(make, kind, config.max_concurrent, warm)
 
 
 async def check_sandbox(factory: SandboxFactory) -> None:

@@ -22,7 +22,7 @@ _BOOT = """
 for python in python python3 %s; do
   command -v "$python" >/dev/null && exec "$python" -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'
 done
-echo "env.agent_command needs Python 3.8 or later in the sandbox, or bin/python3 in one of env.agent_mounts" >&2
+echo "env.agent.command needs Python 3.8 or later in the sandbox, or bin/python3 in one of env.agent.mounts" >&2
 exit 127
 """
 _OUTPUT_CHARS = 4000

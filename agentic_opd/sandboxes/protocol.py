@@ -34,9 +34,7 @@ class Limits:
 
     @staticmethod
     def from_config(config: SandboxConfig) -> "Limits":
-        return Limits(
-            memory_mb=config.sandbox_memory_mb, file_mb=config.sandbox_file_mb, disk_mb=config.sandbox_disk_mb
-        )
+        return Limits(memory_mb=config.memory_mb, file_mb=config.file_mb, disk_mb=config.disk_mb)
 
 
 @dataclass(frozen=True, slots=True)

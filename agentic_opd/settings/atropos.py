@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from agentic_opd.settings.fields import NO_EFFECT, POLICY_SERVER, POLICY_SERVER_LIMITS
+from agentic_opd.settings.fields import FIRST, NO_EFFECT, POLICY_SERVER
 
 
 class IdleEnvSettings(BaseModel):
@@ -38,31 +38,29 @@ class PolicyServerConfig(BaseModel):
 
     setting_group: ClassVar = POLICY_SERVER
 
-    base_url: str | None = Field(
+    base_url: Annotated[str | None, FIRST] = Field(
         default="http://127.0.0.1:8000/v1",
         description="Address of the server, with or without /v1. Several addresses, separated by commas, are "
         "servers with otherwise equal settings.",
     )
-    model_name: str = Field(
+    model_name: Annotated[str, FIRST] = Field(
         default=UNNAMED_MODEL,
         description="Name under which the server serves the model; default: the name that the server reports.",
     )
-    api_key: str | None = Field(
+    api_key: Annotated[str | None, FIRST] = Field(
         default="", description="API key of the server. Unset: the variable VLLM_API_KEY, or none."
     )
     tokenizer_name: str = Field(
         default="none", description="Tokenizer if env.tokenizer_name is unset; none: model_name."
     )
-    timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
-        default=1200, ge=1, description="Time limit of one request, in seconds."
-    )
-    num_max_requests_at_once: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+    timeout: int = Field(default=1200, ge=1, description="Time limit of one request, in seconds.")
+    num_max_requests_at_once: int = Field(
         default=512, ge=1, description="Number of sampling requests in flight at the same time."
     )
-    num_requests_for_eval: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+    num_requests_for_eval: int = Field(
         default=64, ge=1, description="Number of an evaluation's sampling requests in flight at the same time."
     )
-    rolling_buffer_length: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+    rolling_buffer_length: int = Field(
         default=1000, ge=1, description="Number of latest requests over which train/sample_s is measured."
     )
     server_type: Annotated[Literal["openai", "trl", "sglang", "vllm"], NO_EFFECT] = "vllm"

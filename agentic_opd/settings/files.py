@@ -114,7 +114,7 @@ def read_yaml(path: Path, kind: SettingsKind) -> dict[str, Any]:
                 expected = SETTINGS_FILES[kind].content
                 raise ConfigError(
                     f"the file {str(path)!r} holds rows of JSON, and this command needs {expected}: "
-                    "a file of tasks is named in env.dataset_name, and `agentic-opd distill` takes one of logs"
+                    "a file of tasks is named in env.world.dataset_name, and `agentic-opd distill` takes one of logs"
                 )
             data = parse_yaml(first + rest) or {}
     except FileNotFoundError as error:

@@ -1,229 +1,218 @@
-"""A command line built from settings fields: `--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`."""
+"""Flags of settings (`--env.judge.temperature 0.5`): where they stand on a command line, and how values are read.
+
+Flags are taken from the command line before argparse reads the rest, because which settings there are may depend on
+other settings (`env.sandbox.type`).
+"""
 
 import argparse
-import difflib
-import shutil
-import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import Enum
-from functools import partial
-from inspect import get_annotations
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from agentic_opd.core.exit_codes import EXIT_CODES
-from agentic_opd.core.text import text_lines
-from agentic_opd.settings.fields import Mode, SettingGroup, group_of
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, EXIT_USAGE
+from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.files import parse_yaml
+from agentic_opd.settings.help import HelpFormatter, SettingsHelp
+from agentic_opd.settings.listing import dotted, names_of, nearest
 
-NO_VALUE = "<no value>"
-"""Value of a flag that was given without its required value."""
-
-_EPILOG = """\
-Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
-"""
+_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*")
+"""A value that begins with a dash."""
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One line per flag, its description below it; texts keep their line breaks, and long lines are wrapped."""
+@dataclass(frozen=True, slots=True)
+class FlagText:
+    """The texts behind a flag on the command line; none for a flag without a value."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120))
+    flag: str
+    texts: tuple[str, ...]
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = partial(textwrap.fill, width=width, initial_indent=indent, subsequent_indent=indent)
-        return "\n".join(map(fill, text_lines(text)))
+    def value(self, annotation: Any) -> Any:
+        """Return the value for a field: the text for text fields (a key may look like a number), else its YAML.
 
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Write brackets only around optional values."""
-        if action.nargs == "*":
-            return f"{action.metavar} [{action.metavar} ...]"
-        if action.const == NO_VALUE:
-            return str(action.metavar)
-        return super()._format_args(action, default_metavar)
+        A list of files is written as several arguments, or as one YAML list.
+
+        Raises:
+            ConfigError: the flag needs a value.
+        """
+        if not self.texts:
+            if annotation is bool:
+                return True
+            raise ConfigError(f"--{self.flag} needs a value")
+        text = self.texts[0]
+        if annotation == list[Path] and not (len(self.texts) == 1 and text.startswith("[")):
+            return list(self.texts)
+        kinds = get_args(annotation) or (annotation,)
+        if text.lower() in ("null", "none") and NoneType in kinds:
+            return None
+        is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
+        if is_text and get_origin(annotation) not in (dict, list, tuple):
+            return text
+        return self.data()
+
+    def data(self) -> Any:
+        """Return the YAML data of the text; the text itself if it is not YAML.
+
+        Raises:
+            ConfigError: the flag needs a value.
+        """
+        if not self.texts:
+            raise ConfigError(f"--{self.flag} needs a value")
+        try:
+            return parse_yaml(self.texts[0])
+        except yaml.YAMLError:
+            return self.texts[0]
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """A parser of a command's own options, to which `add_settings` adds settings."""
+
+    settings: SettingsHelp | None = None
+    models: Mapping[str, BaseModel]
+    """Prefix of the flags -> default settings."""
+    footer = EXIT_CODES
+
+    def format_help(self) -> str:
+        """Return the short help: the command's own options, the settings that people set first, and the groups."""
+        if self.settings is None:
+            return super().format_help()
+        return f"{super().format_help()}\n{self.settings.first()}{self.footer}\n"
+
+    def show_group(self, name: str) -> NoReturn:
+        """Print one group of settings, or `all`, and exit."""
+        assert self.settings is not None
+        try:
+            text = self.settings.of_group(name)
+        except ValueError as error:  # A type of a section whose settings can't be read.
+            self.exit(EXIT_USAGE, f"error: --help {name}: {error}\n")
+        if text is None:
+            groups = ", ".join((*self.settings.groups(), "all"))
+            self.exit(EXIT_USAGE, f"error: --help {name}: there is no such group of settings; there are {groups}\n")
+        print(text)
+        raise SystemExit(EXIT_OK)
+
+
+class _ShowHelp(argparse.Action):
+    """`--help`, `--help GROUP` or `--help all`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> NoReturn:
+        assert isinstance(parser, SettingsParser)
+        if values is None:
+            parser.print_help()
+            raise SystemExit(EXIT_OK)
+        parser.show_group(values)
 
 
 def add_settings(
-    parser: argparse.ArgumentParser,
+    parser: SettingsParser,
     models: Mapping[str, BaseModel],
     mode: Mode | None = None,
-    shown: Collection[str] | None = None,
+    effective: Collection[str] | None = None,
 ) -> None:
-    """Add a flag to `parser` for each field of `models`, a mapping from flag prefix to default settings.
+    """Let `parser`, created with `add_help=False`, take a flag for each setting of `models` (prefix -> defaults).
 
-    Help shows the settings that `mode` needs (None: all settings), and of those the ones named in `shown`, if given.
+    Help shows the groups that `mode` needs (None: all), and of those the fields and sections in `effective`, if given.
     """
     sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
-    usage = " ".join(f"[--{_written(prefix, 'NAME')} VALUE ...]" for prefix in models)
+    usage = " ".join(f"[--{dotted(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
     parser.usage = f"{parser.prog} [--config FILE] {usage}"
-    parser.epilog = _EPILOG + EXIT_CODES
+    parser.models, parser.settings = models, SettingsHelp(models, mode, effective)
+    parser.add_argument(
+        *("-h", "--help"),
+        nargs="?",
+        metavar="GROUP",
+        action=_ShowHelp,
+        help="show this text, one group of settings, or all of them",
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML file with {sections}")
     parser.add_argument("--verbose", action="store_true", help="show the log lines of all libraries")
-    for group, defaults, written in grouped_settings(models):
-        in_help = {name for name in written.values() if shown is None or name in shown}
-        if mode is not None and mode not in group.modes:
-            in_help = set[str]()
-        place = parser.add_argument_group(group.title) if in_help else parser
-        for flag, name in written.items():
-            is_shown = name in in_help
-            info = type(defaults).model_fields[name]
-            const = "true" if info.annotation is bool else NO_VALUE
-            values: dict[str, Any] = {"nargs": "*"} if info.annotation == list[Path] else {"nargs": "?", "const": const}
-            place.add_argument(
-                f"--{flag}",
-                metavar=value_kind(info.annotation),
-                help=describe(defaults, name).replace("%", "%%") if is_shown else argparse.SUPPRESS,
-                **values,
-            )
-
-
-class GroupedSettings(NamedTuple):
-    """A group of settings, and the default settings that they belong to."""
-
-    group: SettingGroup
-    defaults: BaseModel
-    written: dict[str, str]
-    """Flag with prefix -> field name."""
-
-
-def grouped_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
-    """Return every field of `models` (flag prefix -> default settings) once, by group, the most used group first.
-
-    In a group, a subclass's own settings come before inherited ones.
-    """
-    groups: dict[tuple[SettingGroup, str], GroupedSettings] = {}
-    for prefix, defaults in models.items():
-        model = type(defaults)
-        declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
-        for name in filter(model.model_fields.__contains__, declared):
-            group = group_of(model, name)
-            row = groups.setdefault((group, prefix), GroupedSettings(group, defaults, {}))
-            row.written[_written(prefix, name)] = name
-    return sorted(groups.values(), key=lambda row: row.group.place)
-
-
-def _written(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
-
-
-def describe(defaults: BaseModel, name: str) -> str:
-    """Return a setting's description and default."""
-    text = (type(defaults).model_fields[name].description or "").rstrip(".")
-    default = shown_default(defaults, name)
-    if default == "needed":
-        return f"{text} (needed)"
-    return text if "Unset:" in text and default == "unset" else f"{text} (default: {default})".lstrip()
-
-
-def shown_default(defaults: BaseModel, name: str) -> str:
-    """Return the default as written on a command line; secrets are hidden."""
-    if type(defaults).model_fields[name].is_required():
-        return "needed"
-    default = getattr(defaults, name)
-    if isinstance(default, BaseModel):
-        default = default.model_dump(exclude_unset=True)
-    if isinstance(default, SecretStr):
-        return "hidden"
-    if isinstance(default, Enum):
-        default = default.value
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return f"[{', '.join(map(str, default))}]"
-    return "unset" if default in (None, "") else str(default)
-
-
-def value_kind(annotation: Any) -> str:
-    """Return the placeholder for a flag's value in help."""
-    origin, kinds = get_origin(annotation), [kind for kind in get_args(annotation) if kind is not NoneType]
-    if origin in (Union, UnionType):
-        return value_kind(kinds[0])
-    if origin is Annotated:
-        return "URL"
-    if origin is Literal:
-        return "{" + ",".join(map(str, kinds)) + "}"
-    if annotation == list[Path]:
-        return "FILE"
-    if origin in (list, tuple):
-        return f"[{value_kind(kinds[0])}, ...]"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-        return "{KEY: VALUE}"
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return "{" + ",".join(str(member.value) for member in annotation) + "}"
-    kind = getattr(annotation, "__name__", "")
-    return {"int": "N", "float": "X", "bool": "true|false", "SecretStr": "KEY"}.get(kind, "TEXT")
-
-
-def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseModel], wrong: list[str]) -> dict[str, Any]:
-    """Return the values of the given flags; add flags without their value to `wrong`."""
-    given = {name: getattr(arguments, _written(prefix, name)) for name in model.model_fields}
-    wrong += [f"--{_written(prefix, name)} needs a value" for name, value in given.items() if value in (NO_VALUE, [])]
-    return {
-        name: _flag_value(model.model_fields[name].annotation, value)
-        for name, value in given.items()
-        if value not in (None, NO_VALUE, [])
-    }
-
-
-def _flag_value(annotation: Any, text: str | list[str]) -> Any:
-    """Return a flag's value: the text for text fields (a key may look like a number), else the parsed YAML.
-
-    A list of files is given as several arguments, or as one YAML list.
-    """
-    if isinstance(text, list):
-        if len(text) > 1 or not text[0].startswith("["):
-            return text
-        text = text[0]
-    kinds = get_args(annotation) or (annotation,)
-    if text.lower() in ("null", "none") and type(None) in kinds:
-        return None
-    is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
-    try:
-        return text if is_text and get_origin(annotation) not in (dict, list, tuple) else parse_yaml(text)
-    except yaml.YAMLError:
-        return text
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line whose unknown arguments are errors among others: `misunderstood` of the result lists them.
+    """Parse a command line: `flags` of the result holds the settings, `misunderstood` a sentence for each wrong word.
 
     The value of an unknown flag is not listed.
     """
-    arguments, unknown = parser.parse_known_args(argv)
-    known = _flags_of(parser)
-    example = "--env.NAME" if "--env.group_size" in known else "--NAME"
-    wrong: list[str] = []
-    flag_before = False
-    for text in unknown:
-        if text.startswith("-"):
-            name, has_value, _ = text.partition("=")
-            wrong.append(f"{name} is unknown{nearest(name, known)}")
-            flag_before = not has_value
+    words, flags = _separated(list(sys.argv[1:] if argv is None else argv), parser)
+    arguments, unknown = parser.parse_known_args(words)
+    models = _models(parser)
+    settings = (name for prefix, defaults in models.items() for name in names_of(prefix, type(defaults)))
+    options = [*_options(parser), *(f"--{name}" for name in settings)]
+    example = "--NAME" if "" in models else "--env.NAME"
+    wrong = [
+        f"{word.partition('=')[0]} is unknown{nearest(word.partition('=')[0], options)}"
+        if word.startswith("-")
+        else f"{word!r} belongs to no flag; settings are written {example} VALUE"
+        for word in unknown
+    ]
+    arguments.flags = []
+    for text in flags:
+        if "" in models or text.flag.partition(".")[0] in models:
+            arguments.flags.append(text)
         else:
-            if not flag_before:
-                wrong.append(f"{text!r} belongs to no flag; settings are written {example} VALUE")
-            flag_before = False
+            wrong.append(f"--{text.flag} is unknown{nearest(f'--{text.flag}', options)}")
     arguments.misunderstood = wrong
     return arguments
 
 
-def _flags_of(parser: argparse.ArgumentParser) -> dict[str, None]:
-    """Return the flags of a parser and its sub-commands, each once."""
-    flags: dict[str, None] = {}
-    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
-        flags |= dict.fromkeys(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
-            for command in action.choices.values():
-                flags |= _flags_of(command)
-    return flags
+def _separated(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[FlagText]]:
+    """Return the words for argparse, and the flags of settings with their values."""
+    options, lists = _options(parser), _flags_of_files(_models(parser))
+    words: list[str] = []
+    flags: list[FlagText] = []
+    remaining = list(argv)
+    while remaining:
+        word = remaining.pop(0)
+        flag, has_value, text = word.removeprefix("--").partition("=")
+        if word == "--":
+            words += [word, *remaining]
+            break
+        if not word.startswith("--") or f"--{flag}" in options:
+            words.append(word)
+            continue
+        texts = [text] if has_value else []
+        while remaining and not has_value and (not texts or flag in lists):
+            if remaining[0].startswith("-") and not _NUMBER.fullmatch(remaining[0]):
+                break
+            texts.append(remaining.pop(0))
+        flags.append(FlagText(flag, tuple(texts)))
+    return words, flags
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'group_size'?` if a known name is close, else an empty text."""
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _models(parser: argparse.ArgumentParser) -> dict[str, BaseModel]:
+    """Return the default settings of a parser and its sub-commands by the prefix of their flags."""
+    models = dict(getattr(parser, "models", {}))
+    for command in _commands(parser):
+        models |= _models(command)
+    return models
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options that argparse reads, of a parser and its sub-commands."""
+    options = {text for action in parser._actions for text in action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    return options.union(*map(_options, _commands(parser)))
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # pyright: ignore[reportPrivateUsage]
+    return [command for group in groups for command in group.choices.values()]
+
+
+def _flags_of_files(models: Mapping[str, BaseModel]) -> set[str]:
+    """Return the flags that take several arguments."""
+    return {
+        dotted(prefix, name)
+        for prefix, defaults in models.items()
+        for name, info in type(defaults).model_fields.items()
+        if info.annotation == list[Path]
+    }

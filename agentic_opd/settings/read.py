@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings.fields import NO_EFFECT, group_of
 from agentic_opd.settings.files import read_yaml
-from agentic_opd.settings.flags import flag_values, nearest
+from agentic_opd.settings.layers import Layer, Merge, flags_layer, set_values
+from agentic_opd.settings.listing import dotted, names_of, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +40,23 @@ def read_settings(
     """
     wrong, first = list(arguments.misunderstood), server_defaults[0]
     env_file, rows = _sections(arguments.config, wrong)
-    env_values = {**env_file, **flag_values(arguments, "env", type(env_defaults), wrong)}
-    env = validated(type(env_defaults), "env", {**_own_values(env_defaults), **env_values}, wrong)
-    flags = flag_values(arguments, "openai", type(first), wrong)
+    env_layers = [[env_file], flags_layer(arguments.flags, "env")]
+    env = validated(type(env_defaults), "env", [[set_values(env_defaults)], *env_layers], wrong)
+    flags = flags_layer(arguments.flags, "openai")
     if len(rows) > 1 and flags:
         wrong.append("--openai.* flags do not go with several servers in the file: which one is meant?")
-    server_values = [{**row, **flags, **url} for row in rows for url in _urls({**row, **flags})]
-    servers = [validated(type(first), "openai", {**_own_values(first), **row}, wrong) for row in server_values]
+    servers: list[Any] = []
+    for row in rows:
+        layers = [[set_values(first)], [row], flags]
+        values = Merge(type(first), "openai", wrong).merged(layers)
+        servers += [_model(type(first), "openai", {**values, **url}, wrong) for url in _urls(values)]
     for server in servers:
         if server is not None and not str(server.base_url).startswith(("http://", "https://")):
             wrong.append(f"openai.base_url must be http://... or https://..., got {server.base_url!r}")
         if server is not None and not server.api_key:
             server.api_key = os.environ.get("VLLM_API_KEY", "")
     refuse(wrong)
-    idle = {*_idle("env", env_defaults, env_values)}.union(*(_idle("openai", first, row) for row in server_values))
+    idle = {*_idle("env", env_defaults, env_layers), *_idle("openai", first, [rows, flags])}
     return Settings(env, servers, tuple(sorted(idle)))
 
 
@@ -66,36 +70,36 @@ def refuse(wrong: Sequence[str]) -> None:
         raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
 
 
-def validated(model: type[BaseModel], section: str, values: dict[str, Any], wrong: list[str]) -> Any:
-    """Return `values` as a `model`, None if a value is invalid; add invalid values and unknown names to `wrong`."""
-    nested = {name: info.annotation for name, info in model.model_fields.items()}
-    known = [*nested, *(f"{outer}.{name}" for outer, inner in nested.items() for name in _fields(inner))]
-    before = f"{section}." if section else ""
-    unknown = [name for name in values if name not in nested]
-    elsewhere: Mapping[str, str] = getattr(model, "settings_elsewhere", {})
-    for command in dict.fromkeys(elsewhere[name] for name in unknown if name in elsewhere):
-        names = ", ".join(f"{before}{name}" for name in unknown if elsewhere.get(name) == command)
-        wrong.append(f"{names}: known to {command}, and not to this command")
-    wrong += [f"{before}{name} is unknown{nearest(name, known)}" for name in unknown if name not in elsewhere]
+def validated(model: type[BaseModel], prefix: str, layers: Sequence[Layer], wrong: list[str]) -> Any:
+    """Return the merged layers as a `model`, None if a value is invalid.
+
+    Invalid values and unknown names are added to `wrong`, with `prefix` before the name.
+    """
+    return _model(model, prefix, Merge(model, prefix, wrong).merged(layers), wrong)
+
+
+def _model(model: type[BaseModel], prefix: str, values: dict[str, Any], wrong: list[str]) -> Any:
     try:
-        return model.model_validate({name: value for name, value in values.items() if name in nested})
+        return model.model_validate(values)
     except ValidationError as error:
-        wrong += wrong_values(error, before, known)
+        wrong += wrong_values(error, prefix, [*names_of(prefix, model)])
     return None
 
 
-def wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> Iterable[str]:
-    """Yield what is wrong with each setting and its value; for secrets, without the value."""
+def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> Iterable[str]:
+    """Yield what is wrong with each setting and its value; for secrets, without the value.
+
+    `prefix` stands before the names of the error's fields (`env.world`), and `names` are all dotted names.
+    """
     for entry in error.errors(include_url=False, include_context=False):
-        name = ".".join(str(part) for part in entry["loc"])
-        where = f"{before}{name}" or "settings"
+        path = dotted(prefix, *map(str, entry["loc"])) or "settings"
         if entry["type"] == "extra_forbidden":
-            yield f"{where} is unknown{nearest(name, known)}"
+            yield f"{path} is unknown{nearest(path, names)}"
             continue
-        # The input of a missing setting holds all other settings, including keys.
-        is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in where
-        got = f", got {entry['input']!r}" if is_shown else ""
-        yield f"{where.rstrip('.')}: {entry['msg'].removeprefix('Value error, ')}{got}"
+        # The input of a section or a missing setting holds other settings, including keys.
+        is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in path
+        suffix = f", got {entry['input']!r}" if is_shown and not isinstance(entry["input"], Mapping) else ""
+        yield f"{path}: {entry['msg'].removeprefix('Value error, ')}{suffix}"
 
 
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -123,14 +127,8 @@ def _urls(row: dict[str, Any]) -> list[dict[str, str]]:
     return [{"base_url": url.strip()} for url in text.split(",")] if isinstance(text, str) else [{}]
 
 
-def _own_values(defaults: BaseModel) -> dict[str, Any]:
-    return {name: getattr(defaults, name) for name in type(defaults).model_fields}
-
-
-def _fields(annotation: Any) -> Iterable[str]:
-    return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ()
-
-
-def _idle(section: str, defaults: BaseModel, values: dict[str, Any]) -> Iterable[str]:
-    """Return the settings among `values` that have no effect."""
-    return (f"{section}.{name}" for name in values if group_of(type(defaults), name) is NO_EFFECT)
+def _idle(prefix: str, defaults: BaseModel, layers: Sequence[Layer]) -> Iterable[str]:
+    """Return the settings in the layers that have no effect."""
+    model = type(defaults)
+    names = {name for layer in layers for part in layer for name in part}
+    return (dotted(prefix, name) for name in names if group_of(model, name) is NO_EFFECT)

@@ -4,6 +4,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -48,7 +49,14 @@ def _module(setting: str, source: str) -> ModuleType:
         return import_module(source)
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {source!r}")
-    spec = spec_from_file_location(f"user_code_{path.stem}", path.absolute())
+    status = path.stat()
+    return _file_module(path.absolute(), status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _file_module(path: Path, _changed_ns: int, _size: int) -> ModuleType:
+    """Import a file, once for each version of it."""
+    spec = spec_from_file_location(f"user_code_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -256,7 +256,7 @@ def _put_rows(batch: TrainBatch, i: int, rollout: ScoredRollout, name: str) -> N
         if (missing := next((position for position in positions if position not in controls), None)) is not None:
             raise ConfigError(
                 f"{name}, position {missing}: loss.contrast is on, but this scored turn was not read with a control "
-                "hint. Set env.control where the groups are made, or loss.contrast to false."
+                "hint. Set env.hint.control where the groups are made, or loss.contrast to false."
             )
         control_RK = np.array([controls[position] for position in positions], np.float32)  # None becomes NaN.
         order_RK = np.argsort(np.isnan(control_RK), axis=1, kind="stable")

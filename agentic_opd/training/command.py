@@ -1,6 +1,5 @@
 """`agentic-opd train`: the command line of the reference trainer. torch is imported after the settings are checked."""
 
-import argparse
 import asyncio
 import logging
 import os
@@ -10,24 +9,25 @@ from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, TRAINING_EXIT_CODES, exit_code
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.training.config import DEFAULTS, TrainerConfig, read_config
 
 if TYPE_CHECKING:
     from agentic_opd.training.trainer import Trainer
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="agentic-opd train",
         description="Train on scored groups: those that environments send to the trajectory API (api_url), or with "
         "--groups those of files that process, distill and the gateway wrote, which needs no server. "
         "--resume continues either kind of run.",
         allow_abbrev=False,
+        add_help=False,
     )
     add_settings(parser, DEFAULTS)
-    parser.epilog = str(parser.epilog).replace(EXIT_CODES, TRAINING_EXIT_CODES)
+    parser.footer = TRAINING_EXIT_CODES
     return parser
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.core.errors import ConfigError, PlaceError
-from agentic_opd.settings.fields import SettingGroup, Url
+from agentic_opd.settings.fields import FIRST, SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
-from agentic_opd.settings.flags import flag_values
+from agentic_opd.settings.layers import flags_layer
 from agentic_opd.settings.read import refuse, validated
 
 GAP_PARTS = ("token_advantage", "combined")
@@ -81,16 +81,21 @@ class LossConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    setting_group: ClassVar = SettingGroup(1, "Parts of the loss")
+    setting_group: ClassVar = SettingGroup(1, "loss", "Parts of the loss")
+    removed_settings: ClassVar = MOVED
 
-    forward_kl: float = _weight("KL(teacher || student) over the top K")
-    reverse_kl: float = _weight("KL(student || teacher) over the top K")
-    jensen_shannon: float = _weight("the Jensen-Shannon divergence of teacher and student over the top K")
-    token_advantage: float = _weight("the clipped surrogate on log p_teacher - log p_student of the sampled token")
-    grpo: float = _weight("GRPO on the groups' scores")
+    forward_kl: Annotated[float, FIRST] = _weight("KL(teacher || student) over the top K")
+    reverse_kl: Annotated[float, FIRST] = _weight("KL(student || teacher) over the top K")
+    jensen_shannon: Annotated[float, FIRST] = _weight(
+        "the Jensen-Shannon divergence of teacher and student over the top K"
+    )
+    token_advantage: Annotated[float, FIRST] = _weight(
+        "the clipped surrogate on log p_teacher - log p_student of the sampled token"
+    )
+    grpo: Annotated[float, FIRST] = _weight("GRPO on the groups' scores")
     step_reward: float = _weight("the clipped surrogate on the judge's score of each turn")
     combined: float = _weight("OpenClaw-RL's combined method: one surrogate on the reward's advantage plus the gap")
-    start_kl: float = _weight(
+    start_kl: Annotated[float, FIRST] = _weight(
         "KL(student || policy at the start of the run), estimated at the sampled tokens, which limits drift where "
         "there is nothing to learn. It is added to the other parts, and their weights stay the same"
     )
@@ -101,7 +106,7 @@ class LossConfig(BaseModel):
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, "
+        description="Learn what the hint says beyond a control hint (env.hint.control). The gap of token_advantage, "
         "combined and custom parts uses the control's reading as its baseline, and the divergences use a target that "
         "moves the policy by the difference of both readings.",
     )
@@ -228,9 +233,10 @@ class BrakeConfig(BaseModel):
     """Settings of the brake: a held-out evaluation that rolls the served weights back if they get worse."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    setting_group: ClassVar = SettingGroup(2, "Brake")
+    setting_group: ClassVar = SettingGroup(2, "brake", "Brake")
+    removed_settings: ClassVar = {"kept": "it is brake.versions_kept now"}
 
-    command: str | None = Field(
+    command: Annotated[str | None, FIRST] = Field(
         default=None,
         description="Command that evaluates the served policy, for example agentic-opd evaluate --config "
         "configs/demo.yaml. The trainer adds --openai.base_url, --env.data_dir_to_save_evals and --env.overwrite, and "
@@ -275,21 +281,25 @@ class TrainerConfig(BaseModel):
     """Settings of a training run, except those of the loss's parts (`LossConfig`) and of the brake."""
 
     model_config = ConfigDict(extra="forbid")
-    setting_group: ClassVar = SettingGroup(0, "Training")
+    setting_group: ClassVar = SettingGroup(0, "training", "Training")
 
-    model: str = Field(description="Checkpoint to start from: a folder or a name on the hub.")
-    output_dir: Path = Field(default=Path("runs/train"), description="Folder for checkpoints and metrics.jsonl.")
-    resume: bool = Field(default=False, description="Continue from the last checkpoint in output_dir.")
-    overwrite: bool = Field(
+    model: Annotated[str, FIRST] = Field(description="Checkpoint to start from: a folder or a name on the hub.")
+    output_dir: Annotated[Path, FIRST] = Field(
+        default=Path("runs/train"), description="Folder for checkpoints and metrics.jsonl."
+    )
+    resume: Annotated[bool, FIRST] = Field(
+        default=False, description="Continue from the last checkpoint in output_dir."
+    )
+    overwrite: Annotated[bool, FIRST] = Field(
         default=False, description="Replace the files of an earlier run in output_dir; resume takes precedence."
     )
-    device: str = Field(default="auto", description="cuda, cpu, or auto (cuda if available).")
-    precision: Literal["fp32", "bf16"] = Field(
+    device: Annotated[str, FIRST] = Field(default="auto", description="cuda, cpu, or auto (cuda if available).")
+    precision: Annotated[Literal["fp32", "bf16"], FIRST] = Field(
         default="fp32", description="Precision of the forward pass; weights stay float32."
     )
     seed: int = Field(default=0, ge=0, description="Seed of the order of minibatches and of new adapters' weights.")
 
-    groups: list[Path] = Field(
+    groups: Annotated[list[Path], FIRST] = Field(
         default_factory=list[Path],
         description="Files of scored groups to train on, in place of the trajectory API, as process, distill and the "
         "gateway write them; .gz is unpacked. A batch has whole groups, in an order set by the seed, and at most "
@@ -298,10 +308,10 @@ class TrainerConfig(BaseModel):
     groups_epochs: int = Field(
         default=1, ge=1, description="Passes over groups, each in another order; a set total_steps ends them earlier."
     )
-    api_url: Url = Field(
+    api_url: Annotated[Url, FIRST] = Field(
         default="http://127.0.0.1:8001", description="Trajectory API (run-api), if groups names no files."
     )
-    vllm_urls: list[Url] = Field(
+    vllm_urls: Annotated[list[Url], FIRST] = Field(
         default_factory=lambda: ["http://127.0.0.1:8000"],
         description="vLLM servers that receive the new weights. Empty, as by default with groups: weights are only "
         "saved.",
@@ -309,7 +319,7 @@ class TrainerConfig(BaseModel):
     vllm_api_key: SecretStr | None = Field(
         default=None, description="API key of the vLLM servers. Unset: the variable VLLM_API_KEY, or none."
     )
-    weights_dir: Path = Field(
+    weights_dir: Annotated[Path, FIRST] = Field(
         default=Path("runs/train/weights"),
         description="Folder for pushed weights, the --weights-root of the vLLM servers.",
     )
@@ -338,14 +348,18 @@ class TrainerConfig(BaseModel):
         "its precision.",
     )
 
-    total_steps: int = Field(default=100, ge=1, description="Number of batches to train on. Unset with groups: all.")
-    batch_size: int = Field(
+    total_steps: Annotated[int, FIRST] = Field(
+        default=100, ge=1, description="Number of batches to train on. Unset with groups: all."
+    )
+    batch_size: Annotated[int, FIRST] = Field(
         default=32,
         ge=1,
         description="Number of sequences in a batch, on which one step trains; a multiple of the group size.",
     )
-    max_token_len: int = Field(default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens.")
-    micro_tokens: int = Field(
+    max_token_len: Annotated[int, FIRST] = Field(
+        default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens."
+    )
+    micro_tokens: Annotated[int, FIRST] = Field(
         default=16384,
         ge=1,
         description="Approximate number of tokens in one forward pass, including padding if sequences are padded.",
@@ -355,19 +369,19 @@ class TrainerConfig(BaseModel):
         description="Concatenate the sequences of a forward pass and compute common prefixes only once; losses and "
         "gradients are the same. false: pad the sequences, as always for models that cannot read packed ones.",
     )
-    epochs_per_batch: int = Field(
+    epochs_per_batch: Annotated[int, FIRST] = Field(
         default=4,
         ge=1,
         description="Passes over each batch. More passes learn more from the same rollouts: the divergences' "
         "targets stay the same, and the surrogates are clipped.",
     )
-    minibatches: int = Field(
+    minibatches: Annotated[int, FIRST] = Field(
         default=4,
         ge=1,
         description="Number of parts, each of whole groups, into which a pass divides the batch, in an order set by "
         "the seed. Each part is one optimizer update.",
     )
-    lr: float = Field(
+    lr: Annotated[float, FIRST] = Field(
         default=1e-5,
         ge=0,
         allow_inf_nan=False,
@@ -386,23 +400,23 @@ class TrainerConfig(BaseModel):
     max_grad_norm: float = Field(
         default=1.0, gt=0, description="Maximum gradient norm; larger gradients are scaled down to it."
     )
-    lora_rank: int | None = Field(
+    lora_rank: Annotated[int | None, FIRST] = Field(
         default=None,
         ge=1,
         description="Rank of the adapters to train with peft. Servers started with --max-lora-rank receive the "
         "adapters alone, as versions beside their weights; others receive the weights with the adapters merged in.",
     )
-    ema_decay: float | None = Field(
+    ema_decay: Annotated[float | None, FIRST] = Field(
         default=None,
         gt=0,
         lt=1,
         description="Share that a moving average of the trained weights keeps of itself at each step. With adapters it "
         "is the average of their factors (an average of their products would have a higher rank), and it is pushed as "
-        "the teacher of env.teacher ema. Whole weights are pushed to teacher_urls.",
+        "the teacher of env.teacher.weights ema. Whole weights are pushed to teacher_urls.",
     )
     teacher_urls: list[Url] = Field(
         default_factory=list[Url],
-        description="vLLM servers that receive the moving average of whole weights, for env.teacher_base_url. Their "
+        description="vLLM servers that receive the moving average of whole weights, for env.teacher.base_url. Their "
         "--weights-root must hold weights_dir/teacher.",
     )
     gradient_checkpointing: bool = Field(
@@ -426,8 +440,10 @@ class TrainerConfig(BaseModel):
         description="Warn once if entropy or row_mass falls below this share of its first value, or entropy rises to "
         "its inverse (0.2: five times the first value); 0: never.",
     )
-    save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints, from which a run can resume.")
-    use_wandb: bool = Field(default=False, description="Also log metrics to Weights & Biases.")
+    save_every: Annotated[int, FIRST] = Field(
+        default=50, ge=1, description="Steps between two checkpoints, from which a run can resume."
+    )
+    use_wandb: Annotated[bool, FIRST] = Field(default=False, description="Also log metrics to Weights & Biases.")
     wandb_project: str = Field(default="agentic_opd", description="Project on Weights & Biases.")
     wandb_group: str = Field(default="agentic_opd", description="Group of runs on Weights & Biases.")
 
@@ -494,8 +510,8 @@ _RECIPE = (
 )
 """Settings whose values are stored in each checkpoint."""
 
-DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig(), "brake": BrakeConfig()}
-"""Default settings by the prefix of their flags: `--lr`, `--loss.grpo`, `--brake.every`."""
+DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model="")}
+"""Default settings by the prefix of their flags, which is empty: `--lr`, `--loss.grpo`, `--brake.every`."""
 
 
 def check_new(output_dir: Path) -> None:
@@ -517,18 +533,13 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     Raises:
         ConfigError: the message lists every wrong setting and every argument that is `misunderstood`.
     """
-    moved = {f"--loss.{name}": text for name, text in MOVED.items()} | {"--brake.kept": "it is brake.versions_kept now"}
-    unknown = ((line, line.partition(" ")[0]) for line in arguments.misunderstood)
-    wrong = [f"{flag}: {moved[flag]}" if flag in moved else line for line, flag in unknown]
+    wrong = list(arguments.misunderstood)
     try:
         values = read_yaml(arguments.config, "trainer") if arguments.config else {}
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *wrong])) from error
-    values |= flag_values(arguments, "", TrainerConfig, wrong)
-    for section, model in (("loss", LossConfig), ("brake", BrakeConfig)):
-        if parts := flag_values(arguments, section, model, wrong):
-            in_file = values.get(section)
-            values[section] = {**(in_file if isinstance(in_file, dict) else {}), **parts}
-    config = validated(TrainerConfig, "", values, wrong)
-    refuse(wrong)
+    config = validated(TrainerConfig, "", [[values], flags_layer(arguments.flags, "")], wrong)
+    moved = {f"loss.{name}": text for name, text in MOVED.items()} | {"brake.kept": "it is brake.versions_kept now"}
+    names = [line.partition(" is unknown")[0] for line in wrong]
+    refuse([f"{name}: {moved[name]}" if name in moved else line for name, line in zip(names, wrong, strict=True)])
     return config

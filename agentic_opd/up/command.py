@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read(path: Path) -> UpConfig:
     wrong: list[str] = []
-    config = validated(UpConfig, "", read_yaml(path, "loop"), wrong)
+    config = validated(UpConfig, "", [[read_yaml(path, "loop")]], wrong)
     refuse(wrong)
     return config
 

@@ -51,7 +51,7 @@ def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator
     """Yield a sentence for each part whose libraries are not installed here."""
     needs = dict.fromkeys(config.servers, "vllm") | {"trainer": "train"}
     for name, environment in config.environments.items():
-        if environment.mode == "gateway" or getattr(settings.get(name), "agent_command", None) is not None:
+        if environment.mode == "gateway" or _runs_program(settings.get(name)):
             needs[name] = "gateway"
     for name, extra in needs.items():
         if missing := [library for library in _LIBRARIES[extra] if find_spec(library) is None]:
@@ -59,6 +59,12 @@ def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator
                 f"{name}: {', '.join(missing)} is not installed here: it needs the extra, pip install "
                 f"'agentic-opd[{extra}]'"
             )
+
+
+def _runs_program(env: Any) -> bool:
+    """Whether a program of the settings takes the place of the agent loop, through a gateway of its own."""
+    agent = getattr(env, "agent", None)  # A gateway and a custom script have none.
+    return agent is not None and agent.command is not None
 
 
 def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[str, int | None]) -> Iterator[str]:
@@ -82,12 +88,15 @@ def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[s
                 f"episodes have up to env.max_token_length {length} tokens, and the trainer drops sequences above "
                 f"max_token_len {training.max_token_len}: raise it, or lower env.max_token_length"
             )
-    teacher = getattr(env, "teacher", "live")
-    if env.opd_enabled and teacher != "live" and env.teacher_base_url is None:
+    teacher = env.teacher.weights
+    if env.opd_enabled and teacher != "live" and env.teacher.base_url is None:
         if training.lora_rank is None:
-            yield f"env.teacher {teacher} needs a policy that is trained with adapters: set the trainer's lora_rank"
+            yield (
+                f"env.teacher.weights {teacher} needs a policy that is trained with adapters: set the trainer's "
+                "lora_rank"
+            )
         elif teacher == "ema" and training.ema_decay is None:
-            yield "env.teacher ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
+            yield "env.teacher.weights ema needs the trainer's moving average: set its ema_decay, for example to 0.9"
 
 
 def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.command import read_arguments as read_environment
@@ -187,7 +187,7 @@ class _Parts:
         }
         for server in self._config.servers.values():
             if server.serves != "policy":
-                flags[f"env.{server.serves}_base_url"] = f"{server.url}/v1"
+                flags[f"env.{server.serves}.base_url"] = f"{server.url}/v1"
         return flags
 
     # ------------------------------------------------------------------------------------------------------- trainer
@@ -241,15 +241,23 @@ def _filled_in(config: UpConfig, environment: EnvironmentConfig, training: Train
             settings["env.seed"] = number
     has_average = training.lora_rank is not None and training.ema_decay is not None
     if has_average and all(server.serves != "teacher" for server in config.servers.values()):
-        settings["env.teacher"] = "ema"
+        settings["env.teacher.weights"] = "ema"
     section: object = {}
     if environment.config is not None:
         with suppress(ConfigError):  # The environment's command reports it.
             section = read_yaml(environment.config, "environment").get("env")
-    names_in_file = {f"env.{name}" for name in section} if isinstance(section, dict) else set[str]()
-    if names_in_file | environment.flags.keys() >= {"env.teacher_base_url"}:
-        settings.pop("env.teacher", None)
+    names_in_file = {*_dotted({"env": section})}
+    if "env.teacher.base_url" in {*names_in_file, *_dotted(environment.flags)}:
+        settings.pop("env.teacher.weights", None)
     return {name: value for name, value in settings.items() if name not in names_in_file}
+
+
+def _dotted(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names in settings, and the dotted names in their sections."""
+    for name, value in settings.items():
+        yield name
+        if isinstance(value, dict):
+            yield from _dotted({f"{name}.{inner}": entry for inner, entry in cast(dict[str, Any], value).items()})
 
 
 def _after_dashes(vllm_args: Sequence[str]) -> tuple[str, ...]:

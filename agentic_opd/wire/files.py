@@ -17,6 +17,7 @@ from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, printable, read_json
+from agentic_opd.settings.old_names import current_names
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -177,6 +178,10 @@ def _has_lines(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
+_REMOVED = {"hint_overlap": "sequence"}
+"""Settings that earlier versions had, with the value of what is done now."""
+
+
 class GroupFile:
     """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
@@ -257,12 +262,13 @@ class GroupFile:
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
             check_regular(self._settings_path)
-            earlier = read_json(self._settings_path.read_text())
+            earlier = current_names(read_json(self._settings_path.read_text()))
         except (FileNotFoundError, ValueError) as error:
             raise PlaceError(
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
+        settings = {**{name: value for name, value in _REMOVED.items() if name in earlier}, **settings}
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)

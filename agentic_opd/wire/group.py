@@ -138,7 +138,7 @@ class ControlReading:
 
 @dataclass(frozen=True, slots=True)
 class HintReading:
-    """One of the hints that were compared for a turn (`hint_selection: overlap`); figures are means over its tokens."""
+    """One of the hints that were compared for a turn (`hint.selection: overlap`); figures are means over its tokens."""
 
     hint: str
     hint_token_ids: tuple[Index, ...]
@@ -190,7 +190,7 @@ class TurnRecord:
     hint_source: Annotated[str | None, _IF_KNOWN] = None
     """Name of the source, or NAME of `FILE.py:NAME`."""
     scored_from: Annotated[Index | None, _IF_KNOWN] = None
-    """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
+    """First position with a row; None: the start of the span. `teacher.score_reasoning: answer` skips the reasoning."""
     hints: Annotated[tuple[HintReading, ...], _IF_ANY] = ()
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
@@ -290,7 +290,7 @@ class ScoredRollout:
     first_turn: Index | None = None
     """Number of the sequence's first turn in its rollout, from 0, in a group that lacks sequences of the rollout."""
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
-    """Exit of the `agent_command` program, if such a program ran the conversation."""
+    """Exit of the `agent.command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -13,34 +13,22 @@ nothing and raises ConfigError for settings that do not go together.
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import Any, cast, get_type_hints
+from functools import cache
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import Field, create_model
 
 from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.types import World
-from agentic_opd.settings.flags import nearest
-from agentic_opd.settings.read import wrong_values
 from agentic_opd.settings.user_code import error_line, files_of, load_named
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.custom import CustomWorld, HookedWorld
+from agentic_opd.worlds.schema import docstring_parts
+from agentic_opd.worlds.settings import CODING, ENTRY_POINTS, WorldSettings, registered_worlds, world_names
 
-ENTRY_POINTS = "agentic_opd.worlds"
-"""Group of the entry points that register worlds."""
-CODING = "coding"
-"""Name of this package's own world."""
 _METHODS = ("train_and_eval_tasks", "session", "verify", "check")
 """Methods that make a class a `core.types.World`."""
-
-
-class WorldSettings(BaseModel):
-    """Settings of a world: its name, and in a subclass the parameters of its constructor."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-    type: str = CODING
 
 
 def world_class(name: str) -> type[Any]:
@@ -60,6 +48,7 @@ def world_class(name: str) -> type[Any]:
     raise ConfigError(f"env.world: {name} is {kind!r}, expected a subclass of CustomWorld or a World (docs/worlds.md)")
 
 
+@cache
 def settings_model(kind: type[Any]) -> type[WorldSettings]:
     """Return the model of a world's settings, which are the parameters of its constructor.
 
@@ -70,71 +59,41 @@ def settings_model(kind: type[Any]) -> type[WorldSettings]:
         types = get_type_hints(kind.__init__, include_extras=True)
     except (NameError, TypeError, AttributeError):  # An annotation that only a type checker can resolve.
         types = {}
+    described = _descriptions(kind)
     fields: dict[str, Any] = {}
-    is_open = False
     for name, parameter in inspect.signature(kind).parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL) or name == "config":
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD:
-            is_open = True
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name == "config":
             continue
         if name == "type":
             raise ConfigError(f"env.world: {kind.__name__} has a parameter `type`, which is the name of the world")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (types.get(name, Any), Field(default))
-    config = ConfigDict(extra="allow" if is_open else "forbid")
+        fields[name] = (types.get(name, Any), Field(default, description=described.get(name)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # Of a parameter that is named like a method of the model.
-            base = type("WorldSettings", (WorldSettings,), {"model_config": config, "__module__": __name__})
-            return create_model(kind.__name__, __base__=cast(type[WorldSettings], base), **fields)
+            warnings.simplefilter("ignore", UserWarning)  # Of a parameter with the name of a method of the model.
+            return create_model(f"{kind.__name__}Settings", __base__=WorldSettings, **fields)
     except Exception as error:
         raise ConfigError(f"env.world: the parameters of {kind.__name__} can't be settings: {error}") from error
 
 
-def make_world(name: str, config: Any, system_prompt: str | None) -> World:
+def make_world(config: Any) -> World:
     """Construct the world of `env.world` without starting anything.
 
-    A `system_prompt` replaces the world's.
+    Args:
+        config: An `AgentEnvConfig`.
 
     Raises:
         ConfigError: There is no such world, or its constructor refuses the settings.
-        SandboxError: The sandbox's extra is not installed.
     """
-    if name == CODING:
-        return CodingWorld(config, system_prompt)
-    kind = world_class(name)
-    world = constructed(kind, {"type": name, **options_of(name, config)}, config)
-    return HookedWorld(world, config, system_prompt) if isinstance(world, CustomWorld) else world
+    settings: WorldSettings = config.world
+    if isinstance(settings, CodingSettings):
+        return CodingWorld(config, config.system_prompt, settings)
+    world = _constructed(world_class(settings.type), settings, config)
+    return HookedWorld(world, config, config.system_prompt) if isinstance(world, CustomWorld) else world
 
 
-def options_of(name: str, config: Any) -> dict[str, Any]:
-    if name == "sql":
-        return {"file": config.sql_file, "databases": config.sql_databases, "skip_broken": config.dataset_skip_broken}
-    if name == "harbor":
-        return {
-            "folder": config.tasks_dir,
-            "network": config.tasks_network,
-            "variables": config.tasks_variables,
-            "keep_processes": config.tasks_keep_processes,
-            "limit": config.dataset_limit,
-            "skip_broken": config.dataset_skip_broken,
-        }
-    return getattr(config, "world_options", {})
-
-
-def constructed(kind: type[Any], options: Mapping[str, Any], config: Any) -> Any:
-    """Return an instance of a world's class.
-
-    Raises:
-        ConfigError: The options are not the class's settings, or its constructor fails.
-    """
-    model = settings_model(kind)
-    try:
-        settings = model.model_validate(options)
-    except ValidationError as error:
-        names = [name for name in model.model_fields if name != "type"]
-        raise ConfigError("; ".join(wrong_values(error, "env.world.", names))) from error
+def _constructed(kind: type[Any], settings: WorldSettings, config: Any) -> Any:
+    """Return an instance of a world's class."""
     arguments = {name: getattr(settings, name) for name in settings.model_fields_set if name != "type"}
     if "config" in inspect.signature(kind).parameters:
         arguments["config"] = config
@@ -147,17 +106,20 @@ def constructed(kind: type[Any], options: Mapping[str, Any], config: Any) -> Any
         raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}{where}") from error
 
 
+def _descriptions(kind: type[Any]) -> dict[str, str]:
+    """Return the descriptions of a constructor's parameters in the section `Args:` of its docstring."""
+    return docstring_parts(inspect.getdoc(kind.__init__) or "")[1]
+
+
 def _registered(name: str) -> Any:
     """Import the object that an installed package registers under a name."""
-    entries = [*entry_points(group=ENTRY_POINTS)]
-    named = [entry for entry in entries if entry.name == name]
+    named = [entry for entry in registered_worlds() if entry.name == name]
     packages = [f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})" for entry in named]
     if not named:
-        names = [CODING, *sorted({entry.name for entry in entries})]
         raise ConfigError(
-            f"env.world: there is no world {name!r}{nearest(name, names) or '.'} "
-            f"There are {', '.join(names)}. Install the package that registers it (as an entry point of the group "
-            f"{ENTRY_POINTS}), or name a class as FILE.py:CLASS or package.module:CLASS"
+            f"env.world: there is no world {name!r}. There are {', '.join(world_names())}. Install the package that "
+            f"registers it (as an entry point of the group {ENTRY_POINTS}), or name a class as FILE.py:CLASS or "
+            "package.module:CLASS"
         )
     if len(named) > 1:
         raise ConfigError(

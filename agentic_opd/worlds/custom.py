@@ -33,7 +33,7 @@ from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.settings.user_code import definition_line, error_line, files_of
 from agentic_opd.worlds.authors import MOST_BYTES, Authors
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema
 from agentic_opd.worlds.split import split_tasks
 
@@ -109,7 +109,7 @@ class CustomWorld:
 
     A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks` and `tools` may be async. Other hooks
     run in worker threads, concurrently with those of other episodes: the subclass must make shared state thread-safe.
-    `env.world_options` are the keyword arguments of its constructor.
+    The parameters of its constructor are settings, `env.world.NAME`; see `worlds.choose`.
     """
 
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
@@ -123,7 +123,7 @@ class CustomWorld:
         raise NotImplementedError
 
     def eval_tasks(self) -> Iterable[Task] | None:
-        """Return the tasks to evaluate on. None holds out `env.eval_fraction` of `tasks`."""
+        """Return the tasks to evaluate on. None holds out `env.eval.fraction` of `tasks`."""
         return None
 
     def start(self, task: Task, *args: Any, **by_name: Any) -> Any:
@@ -195,13 +195,13 @@ def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
     if name in ("tasks", "eval_tasks", "tools") and inspect.iscoroutinefunction(hook):
         return f"{name} is async, expected a plain method{where}"
     parameters = inspect.signature(hook).parameters
-    names = {one for one in by_name if one in parameters}
+    names = {optional for optional in by_name if optional in parameters}
     try:
         inspect.signature(hook).bind(*positional, **dict.fromkeys(names))
     except TypeError as error:
         may = f", and by name any of {', '.join(by_name)}" if by_name else ""
-        wanted = ", ".join(("self", *positional))
-        return f"{name}{inspect.signature(hook)}: {error}; expected {name}({wanted}){may}{where}"
+        required = ", ".join(("self", *positional))
+        return f"{name}{inspect.signature(hook)}: {error}; expected {name}({required}){may}{where}"
     return None
 
 
@@ -219,7 +219,7 @@ def _tool_names(kind: type) -> list[str]:
 class HookedWorld:
     """Adapts the hooks of a `CustomWorld` to `core.types.World`."""
 
-    def __init__(self, hooks: CustomWorld, config: CodingConfig, system_prompt: str | None = None) -> None:
+    def __init__(self, hooks: CustomWorld, config: WorldConfig, system_prompt: str | None = None) -> None:
         """Read the tools without starting anything.
 
         Args:
@@ -240,14 +240,14 @@ class HookedWorld:
         """The latest of these failures."""
         names = _tool_names(type(hooks))
         self.methods = {name: MethodTool.read(f"tool {name}", name, getattr(hooks, name)) for name in names}
-        self.tools: Sequence[dict[str, Any]] = [one.spec for one in self.methods.values()]
+        self.tools: Sequence[dict[str, Any]] = [method.spec for method in self.methods.values()]
         self.system_prompt = system_prompt or hooks.system_prompt
-        self.has_sandbox = any(one.takes_sandbox for one in self.methods.values()) or any(
+        self.has_sandbox = any(method.takes_sandbox for method in self.methods.values()) or any(
             self.takes(name, "sandbox") for name in ("start", "call", "verify", "close")
         )
         self.runs_programs = self.has_sandbox or self.takes("verify", "files")
         if self.has_sandbox:
-            sandbox_factory(config)
+            sandbox_factory(config.sandbox)
 
     @property
     def has_close(self) -> bool:
@@ -272,7 +272,7 @@ class HookedWorld:
             self.tools = tasks[0].tools  # What the checks at start-up render.
         if held_out is not None:
             return tasks, held_out
-        return split_tasks(tasks, self.config.eval_fraction, self.config.eval_seed)
+        return split_tasks(tasks, self.config.eval.fraction, self.config.eval.seed)
 
     async def _tasks_of(self, name: str) -> list[Task] | None:
         def listed() -> list[Any] | None:
@@ -285,10 +285,10 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
-            backend = self.config.sandbox_backend if self.has_sandbox else "none"
+            backend = self.config.sandbox.type if self.has_sandbox else "none"
             if task.image is not None and backend != "docker":
                 raise ConfigError(
-                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
+                    f"task {task.task_id!r} has an image, which needs env.sandbox.type docker, not {backend}"
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
@@ -297,21 +297,21 @@ class HookedWorld:
 
     def _complete(self, task: Task) -> Task:
         """Return the task with its tools, and with texts that can be tokenised."""
-        values = {one.name: getattr(task, one.name) for one in fields(Task)}
+        values = {field.name: getattr(task, field.name) for field in fields(Task)}
         texts = {name: well_formed(value) for name, value in values.items() if isinstance(value, str)}
         files = {well_formed(path): well_formed(text) for path, text in task.files.items()}
         tools: Any = task.tools
         try:
             functions = self.hooks.tools(task) if _is_defined(self.hooks, "tools") else ()
-            given = [complete_schema(one) for one in (*(task.tools or ()), *functions)]
+            schemas = [complete_schema(schema) for schema in (*(task.tools or ()), *functions)]
         except OPDError as error:
             self.locate(error)
             raise
         except Exception as error:
             raise self.raised("tools", error) from error
-        if given:
-            tools = [*(one.spec for one in self.methods.values()), *given]
-            names = [one["function"]["name"] for one in tools]
+        if schemas:
+            tools = [*(method.spec for method in self.methods.values()), *schemas]
+            names = [tool["function"]["name"] for tool in tools]
             if len({*names}) < len(names):
                 raise self.failure("tools", f"task {task.task_id!r} has two tools of one name: {names}")
             if not _is_defined(self.hooks, "call"):
@@ -330,9 +330,9 @@ class HookedWorld:
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator["HookedSession"]:
         """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
-        own = {name: task.limits[name] for name in ("sandbox_memory_mb",) if name in task.limits}
-        image = {"sandbox_image": task.image} if task.image is not None else {}
-        async with sandbox_factory(self.config.model_copy(update={**own, **image}), mounts)() as sandbox:
+        memory = {"memory_mb": task.limits["sandbox_memory_mb"]} if "sandbox_memory_mb" in task.limits else {}
+        image = {} if task.image is None else {"image": task.image}
+        async with sandbox_factory(self.config.sandbox.model_copy(update={**memory, **image}), mounts)() as sandbox:
             await put_files(sandbox, task.files)
             async with self._opened(task, sandbox) as session:
                 yield session
@@ -372,9 +372,9 @@ class HookedWorld:
             text = well_formed(text or f"The result is {result:.15g} of 1.")
             return Verification.of_score(float(result), text, text, made_by=left.made_by)
         if not isinstance(result, Checks):
-            what = repr(result) if isinstance(result, int | float) else type(result).__name__
+            shown_result = repr(result) if isinstance(result, int | float) else type(result).__name__
             raise self.failure(
-                "verify", f"verify gave {what}, expected a number in [0, 1], Checks, or either with a text"
+                "verify", f"verify gave {shown_result}, expected a number in [0, 1], Checks, or either with a text"
             )
         counted = (_as_python(result.passed), _as_python(result.total))
         if not {*map(type, counted)} <= {int, bool}:
@@ -396,7 +396,7 @@ class HookedWorld:
     async def check(self) -> None:
         """See `core.types.World`."""
         if self.has_sandbox:
-            await check_sandbox(sandbox_factory(self.config))
+            await check_sandbox(sandbox_factory(self.config.sandbox))
 
     async def call(self, name: str, running: set[asyncio.Future[Any]], /, *args: Any, **by_name: Any) -> Any:
         """Call a hook with `args`, and with those of `by_name` for which it has a parameter.
@@ -573,18 +573,18 @@ class HookedSession:
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
             raise ToolError(f"{call.error}.")  # Not repeated: a small model that reads it in a hint copies it.
-        one = self.world.methods.get(call.name)
-        if one is not None:
-            sandbox = {"sandbox": self.sandbox} if one.takes_sandbox else {}
-            answering = self._call(call.name, self.state, **one.checked(call.arguments), **sandbox)
+        method = self.world.methods.get(call.name)
+        if method is not None:
+            sandbox = {"sandbox": self.sandbox} if method.takes_sandbox else {}
+            answering = self._call(call.name, self.state, **method.checked(call.arguments), **sandbox)
         elif call.name in (names := {tool["function"]["name"]: tool for tool in self.task.tools or ()}):
             answering = self._call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
             # The wrong name is not repeated, for the same reason.
-            known = [f'"{name}"' for name in names or self.world.methods]
-            if not known:
+            quoted_names = [f'"{name}"' for name in names or self.world.methods]
+            if not quoted_names:
                 raise ToolError("there are no tools here.")
-            raise ToolError(f"the name must be {'one of ' if len(known) > 1 else ''}{', '.join(known)}.")
+            raise ToolError(f"the name must be {'one of ' if len(quoted_names) > 1 else ''}{', '.join(quoted_names)}.")
         limit_s = self._limit_s
         try:
             answer = await asyncio.wait_for(answering, limit_s)
@@ -607,12 +607,12 @@ class HookedSession:
             return pickle.dumps(judged), _first_lines(_values(judged, "state"))
 
         try:
-            whole, values = await asyncio.to_thread(read)
+            pickled, values = await asyncio.to_thread(read)
         except Exception as error:
-            what = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
-            text = f"{what}: return the part of the state that the verdict is about"
+            problem = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
+            text = f"{problem}: return the part of the state that the verdict is about"
             raise self.world.failure("judged" if _is_defined(self.world.hooks, "judged") else "start", text) from error
-        return {**await self.judged_files(), _STATE: values}, whole
+        return {**await self.judged_files(), _STATE: values}, pickled
 
     async def judged_files(self) -> dict[str, bytes]:
         """Return the sandbox's files."""
@@ -649,27 +649,27 @@ def _as_python(value: Any) -> Any:
 def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
     """Yield a line for each value nested in `value`, under a path that omits indices of lists."""
     if is_dataclass(value) and not isinstance(value, type):
-        value = {one.name: getattr(value, one.name) for one in fields(value)}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, str):
         yield from (f"{path}: {line}" for line in value.split("\n"))
     elif isinstance(value, Mapping):
-        inner = ((f"{path}.{key}", one) for key, one in cast(Mapping[Any, Any], value).items())
+        inner = ((f"{path}.{key}", part) for key, part in cast(Mapping[Any, Any], value).items())
     elif isinstance(value, list | tuple | set | frozenset):
-        inner = ((f"{path}[]", one) for one in cast(Collection[Any], value))
+        inner = ((f"{path}[]", part) for part in cast(Collection[Any], value))
     elif hasattr(value, "__dict__") and not isinstance(value, Enum | type):
         inner = ((path, vars(value)),)
     else:
         yield f"{path}: {value!r}"
-    for where, one in inner if depth else ():
-        yield from _values(one, where, depth - 1)
+    for inner_path, part in inner if depth else ():
+        yield from _values(part, inner_path, depth - 1)
 
 
 def _first_lines(lines: Iterable[str]) -> bytes:
     """Return a text of the lines, cut where `Authors` no longer compares them: objects may refer to each other."""
-    found = bytearray()
+    text = bytearray()
     for line in lines:
-        found += f"{line}\n".encode(errors="replace")
-        if len(found) > MOST_BYTES:
+        text += f"{line}\n".encode(errors="replace")
+        if len(text) > MOST_BYTES:
             break
-    return bytes(found)
+    return bytes(text)

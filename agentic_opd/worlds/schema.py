@@ -15,19 +15,19 @@ class ToolError(Exception):
     """Raise in a tool to report an error of the policy, which reads this text after `Error: `."""
 
 
-def complete_schema(given: object) -> dict[str, Any]:
+def complete_schema(schema: object) -> dict[str, Any]:
     """Return a function's JSON schema in OpenAI's format: `{"type": "function", "function": {...}}`.
 
     Args:
-        given: That format, or only its inner part with `name`, and optionally `description` and `parameters` (a JSON
+        schema: That format, or only its inner part with `name`, and optionally `description` and `parameters` (a JSON
             schema of type object; without it, the function has no parameters).
 
     Raises:
         ValueError: It is not such a schema; the message says why.
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{type(given).__name__}, expected a JSON schema of a function")
-    outer = cast(Mapping[str, Any], given)
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"{type(schema).__name__}, expected a JSON schema of a function")
+    outer = cast(Mapping[str, Any], schema)
     inner = outer.get("function", outer)
     if not isinstance(inner, Mapping):
         raise ValueError(f"function is {inner!r}, expected an object")
@@ -46,8 +46,8 @@ def signature(schema: Mapping[str, Any]) -> str:
     function = schema["function"]
     required, properties = function["parameters"].get("required", ()), function["parameters"].get("properties", {})
     written = [
-        f"{name}{'' if name in required else '?'}: {one.get('type', 'any') if isinstance(one, Mapping) else 'any'}"
-        for name, one in properties.items()
+        f"{name}{'' if name in required else '?'}: {part.get('type', 'any') if isinstance(part, Mapping) else 'any'}"
+        for name, part in properties.items()
     ]
     return f"{function['name']}({', '.join(written)})"
 
@@ -61,7 +61,7 @@ class MethodTool:
     takes_sandbox: bool
 
     @staticmethod
-    def read(place: str, name: str, hook: Callable[..., Any]) -> "MethodTool":
+    def read(label: str, name: str, hook: Callable[..., Any]) -> "MethodTool":
         """Read a bound method's signature and docstring.
 
         Raises:
@@ -70,28 +70,31 @@ class MethodTool:
         try:
             types = get_type_hints(hook, include_extras=True)
         except Exception as error:
-            raise ConfigError(f"{place}: its types can't be read: {error}") from error
+            raise ConfigError(f"{label}: its types can't be read: {error}") from error
         parameters = [*inspect.signature(hook).parameters.values()][1:]
-        given = [one for one in parameters if one.name != "sandbox"]
-        about, described = _docstring(inspect.getdoc(hook) or "")
-        if not about:
-            raise ConfigError(f"{place} has no docstring; the policy reads it as the tool's description")
+        policy_parameters = [parameter for parameter in parameters if parameter.name != "sandbox"]
+        summary, described = docstring_parts(inspect.getdoc(hook) or "")
+        if not summary:
+            raise ConfigError(f"{label} has no docstring; the policy reads it as the tool's description")
         fields: dict[str, Any] = {}
-        for one in given:
-            if one.name not in types or one.name not in described:
-                lacks = "no type" if one.name not in types else "no line in the docstring's Args"
-                raise ConfigError(f"{place}: parameter {one.name!r} has {lacks}")
-            default = ... if one.default is inspect.Parameter.empty else one.default
-            fields[one.name] = (types[one.name], Field(default, description=described[one.name]))
+        for parameter in policy_parameters:
+            if parameter.name not in types or parameter.name not in described:
+                problem = "no type" if parameter.name not in types else "no line in the docstring's Args"
+                raise ConfigError(f"{label}: parameter {parameter.name!r} has {problem}")
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            field = Field(default, description=described[parameter.name])
+            fields[parameter.name] = (types[parameter.name], field)
         try:
             arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
             schema = {key: value for key, value in arguments.model_json_schema().items() if key != "title"}
         except Exception as error:
-            raise ConfigError(f"{place}: its parameters have no JSON schema: {error}") from error
-        for one in schema.get("properties", {}).values():
-            one.pop("title", None)
-        function = {"name": name, "description": about, "parameters": {"properties": {}, "required": [], **schema}}
-        return MethodTool({"type": "function", "function": function}, arguments, len(given) < len(parameters))
+            raise ConfigError(f"{label}: its parameters have no JSON schema: {error}") from error
+        for property_schema in schema.get("properties", {}).values():
+            property_schema.pop("title", None)
+        function = {"name": name, "description": summary, "parameters": {"properties": {}, "required": [], **schema}}
+        return MethodTool(
+            {"type": "function", "function": function}, arguments, len(policy_parameters) < len(parameters)
+        )
 
     def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the call's arguments, converted to the method's types.
@@ -102,15 +105,15 @@ class MethodTool:
         try:
             values = self.arguments.model_validate(arguments)
         except ValidationError as error:
-            wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
+            wrong = [f"{'.'.join(map(str, entry['loc']))}: {entry['msg'].lower()}" for entry in error.errors()]
             raise ToolError(f"{self.spec['function']['name']} can't be called like this. {'; '.join(wrong)}.") from None
         return {name: getattr(values, name) for name in type(values).model_fields}
 
 
-def _docstring(text: str) -> tuple[str, dict[str, str]]:
+def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's text before its sections, and the description of each parameter in `Args:`."""
-    about, _, rest = text.partition("\nArgs:\n")
-    arguments = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
-    about = re.split(r"^(?:Returns|Raises):", about, maxsplit=1, flags=re.MULTILINE)[0]
-    return " ".join(about.split()), {name: " ".join(said.split()) for name, said in found}
+    summary, _, rest = text.partition("\nArgs:\n")
+    section = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    descriptions = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    summary = re.split(r"^(?:Returns|Raises):", summary, maxsplit=1, flags=re.MULTILINE)[0]
+    return " ".join(summary.split()), {name: " ".join(words.split()) for name, words in descriptions}

@@ -87,37 +87,39 @@ def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -
         inner = _type(schema.get("items"))[1]
     if schema.get("type") == "float" and type(value) is int:
         value = float(str(value))  # `float` of an integer of over 308 digits would raise.
-    of_answer = next((type(one) for one in allowed if one != ""), None)
+    answer_type = next((type(option) for option in allowed if option != ""), None)
     if type(value) is not kind:  # the answer may be the name of a variable
-        return type(value) is of_answer and value in allowed
-    if inner is not None and not any(_has_type(value, inner, one) for one in allowed):
+        return type(value) is answer_type and value in allowed
+    if inner is not None and not any(_has_type(value, inner, option) for option in allowed):
         return False
-    if of_answer not in (None, kind):
+    if answer_type not in (None, kind):
         return value in allowed
     if kind is dict:
-        return any(_is_allowed_dict(value, one) for one in allowed if one != "")
+        return any(_is_allowed_dict(value, option) for option in allowed if option != "")
     if inner is dict:
         return any(
-            len(value) == len(one) and all(_is_allowed_dict(v, a) for v, a in zip(value, one, strict=True))
-            for one in allowed
+            len(value) == len(option) and all(_is_allowed_dict(v, a) for v, a in zip(value, option, strict=True))
+            for option in allowed
         )
-    return _standard(value) in [[] if kind is list and one == "" else _standard(one) for one in allowed]
+    return _standard(value) in [[] if kind is list and option == "" else _standard(option) for option in allowed]
 
 
 def _has_type(values: Sequence[Any], inner: type, allowed: Any) -> bool:
     """Whether the items have a list's inner type, or the type of the allowed list's items."""
     if not isinstance(allowed, list):
         return True
-    of_answer = next((type(one) for one in cast(list[Any], allowed) if one != ""), None)
-    return all(type(value) in (inner, of_answer) for value in values)
+    answer_type = next((type(option) for option in cast(list[Any], allowed) if option != ""), None)
+    return all(type(value) in (inner, answer_type) for value in values)
 
 
 def _is_allowed_dict(value: Any, allowed: Mapping[str, Sequence[Any]]) -> bool:
     if not isinstance(value, Mapping):
         return False
-    given = cast(Mapping[str, Any], value)
-    known = all(key in allowed and _text(one) in map(_text, allowed[key]) for key, one in given.items())
-    return known and all(key in given or "" in values for key, values in allowed.items())
+    arguments = cast(Mapping[str, Any], value)
+    for name, argument in arguments.items():
+        if name not in allowed or _text(argument) not in map(_text, allowed[name]):
+            return False
+    return all(name in arguments or "" in values for name, values in allowed.items())
 
 
 def _standard(value: Any) -> Any:
@@ -135,16 +137,16 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError: It has a type that is neither BFCL's nor JSON schema's, such as Java's.
     """
-    done = dict(schema)
-    if isinstance(done.get("type"), str):
-        done["type"] = TYPES[done["type"]][0]
-        if done["type"] == "any":
-            del done["type"]
-    if isinstance(done.get("properties"), Mapping):
-        done["properties"] = {name: json_schema(one) for name, one in done["properties"].items()}
-    if isinstance(done.get("items"), Mapping):
-        done["items"] = json_schema(done["items"])
-    return done
+    converted = dict(schema)
+    if isinstance(converted.get("type"), str):
+        converted["type"] = TYPES[converted["type"]][0]
+        if converted["type"] == "any":
+            del converted["type"]
+    if isinstance(converted.get("properties"), Mapping):
+        converted["properties"] = {name: json_schema(parameter) for name, parameter in converted["properties"].items()}
+    if isinstance(converted.get("items"), Mapping):
+        converted["items"] = json_schema(converted["items"])
+    return converted
 
 
 def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Collection[str] = ()) -> list[str]:
@@ -170,7 +172,7 @@ def is_mistyped(schema: Mapping[str, Any], value: Any) -> bool:
     if not isinstance(value, kinds) or (isinstance(value, bool) and name in ("integer", "number")):
         return True
     items = schema.get("items")
-    return isinstance(value, list) and bool(items) and any(is_mistyped(items, one) for one in cast(list[Any], value))
+    return isinstance(value, list) and bool(items) and any(is_mistyped(items, item) for item in cast(list[Any], value))
 
 
 def type_in_words(schema: Mapping[str, Any]) -> str:

@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from agentic_opd.core.errors import ConfigError, DatasetError
+from pydantic import Field
+
+from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
@@ -51,10 +53,10 @@ class FunctionCase:
 
 @dataclass(slots=True)
 class Calls:
-    """State of one episode: the calls that were made."""
+    """State of one episode: the calls of the agent."""
 
     case: FunctionCase
-    made: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
 
 
 class FunctionsWorld(CustomWorld):
@@ -69,21 +71,21 @@ class FunctionsWorld(CustomWorld):
         self,
         questions: str | Sequence[str],
         answers: str | Sequence[str] | None = None,
-        held_out: float = 0.2,
+        held_out: Annotated[float, Field(ge=0, le=1)] = 0.2,
         seed: int = 0,
         split_file: str | None = None,
         example: bool = False,
-        max_turns: int = 3,
+        max_turns: Annotated[int, Field(ge=1)] = 3,
         in_prompt: bool = False,
     ) -> None:
-        """Store the options, which come from `env.world_options`; nothing is read yet.
+        """Store the settings; nothing is read yet.
 
         Args:
             questions: Files of questions: JSON lines with `id`, `question` and `function`.
-            answers: Files of answers: JSON lines with `id` and `ground_truth`. None: no call is the right answer.
+            answers: Files of answers: JSON lines with `id` and `ground_truth`. Unset: no call is the right answer.
             held_out: Share of the tasks that is held out for evaluation, in [0, 1].
             seed: Seed of the split.
-            split_file: The split as JSON: read if the file exists, else written.
+            split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
             in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
                 short prompts that share their beginning.
@@ -95,8 +97,6 @@ class FunctionsWorld(CustomWorld):
         self._in_prompt = in_prompt
         self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
         self._max_turns = max_turns
-        if not 0 <= held_out <= 1:
-            raise ConfigError(f"env.world_options: held_out is {held_out}, expected a share in [0, 1]")
         self._split: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
@@ -116,17 +116,17 @@ class FunctionsWorld(CustomWorld):
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
             raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
-        state.made.append((name, arguments))
+        state.calls.append((name, arguments))
         return '{"status": "ok"}'
 
     def judged(self, state: Calls) -> list[tuple[str, dict[str, Any]]]:
         """Return the calls."""
-        return state.made
+        return state.calls
 
     def verify(self, task: Task, state: Calls) -> Checks:
         """Judge the calls; the one check passes if they are right."""
-        wrong = verdict(state.case.functions, state.made, state.case.answers)
-        if not state.made and state.case.answers:
+        wrong = verdict(state.case.functions, state.calls, state.case.answers)
+        if not state.calls and state.case.answers:
             wrong = " Or: ".join(map(_as_it_must_be, state.case.schemas))
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
@@ -148,8 +148,8 @@ class FunctionsWorld(CustomWorld):
         limits = {"max_turns": self._max_turns}
         if task.messages:
             return replace(task, limits=limits)
-        shown = [*map(described, task.tools or ()), ""] if self._in_prompt else []
-        return replace(task, prompt="\n".join([*shown, task.prompt]), examples=self._examples, limits=limits)
+        lines = [*map(described, task.tools or ()), ""] if self._in_prompt else []
+        return replace(task, prompt="\n".join([*lines, task.prompt]), examples=self._examples, limits=limits)
 
     def _divided(self, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
         """Return the training and held-out tasks; read or write the split file."""
@@ -181,8 +181,8 @@ def _as_it_must_be(schema: Mapping[str, Any]) -> str:
     """
     function = schema["function"]
     typed = [
-        f'"{name}" ({words})' if (words := type_in_words(one)) else f'"{name}"'
-        for name, one in function["parameters"].get("properties", {}).items()
+        f'"{name}" ({words})' if (words := type_in_words(parameter)) else f'"{name}"'
+        for name, parameter in function["parameters"].get("properties", {}).items()
     ]
     parameters = f", the parameters {', '.join(typed)}." if typed else ", without parameters."
     return f'The name must be "{function["name"]}"{parameters}'
@@ -192,23 +192,23 @@ def described(schema: Mapping[str, Any]) -> str:
     """Return a function as text: its signature and description, then a line for each parameter's description."""
     function = schema["function"]
     lines = [f"{signature(schema)}: {function['description']}"]
-    for name, one in function["parameters"]["properties"].items():
-        lines += [f"  {name}: {one['description']}"] if one.get("description") else []
+    for name, parameter in function["parameters"]["properties"].items():
+        lines += [f"  {name}: {parameter['description']}"] if parameter.get("description") else []
     return "\n".join(lines)
 
 
 def _example(max_turns: int, *, in_prompt: bool) -> list[dict[str, Any]]:
     """Return an example conversation of another function; with one turn, it ends with the call."""
-    shown = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
-    called: list[dict[str, Any]] = [
-        {"role": "user", "content": f"{shown}What is 2 plus 3?"},
+    header = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"{header}What is 2 plus 3?"},
         {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
     ]
-    ended: list[dict[str, Any]] = [
+    closing: list[dict[str, Any]] = [
         {"role": "tool", "content": '{"status": "ok"}'},
         {"role": "assistant", "content": "Done."},
     ]
-    return called if max_turns == 1 else [*called, *ended]
+    return messages if max_turns == 1 else [*messages, *closing]
 
 
 def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
@@ -270,9 +270,13 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
         if len(turns) != 1 or not all(isinstance(message, dict) for message in turns[0]):
             raise DatasetError(f"{where} has {len(turns)} turns of the user; this world has one")
         functions = {
-            one["name"]: {**one, "parameters": {"properties": {}, **one["parameters"]}} for one in row["function"]
+            function["name"]: {**function, "parameters": {"properties": {}, **function["parameters"]}}
+            for function in row["function"]
         }
-        schemas = [complete_schema({**one, "parameters": json_schema(one["parameters"])}) for one in functions.values()]
+        schemas = [
+            complete_schema({**function, "parameters": json_schema(function["parameters"])})
+            for function in functions.values()
+        ]
         for answer in answers:
             ((name, allowed),) = answer.items()
             assert name in functions, f"the answer calls {name}, which is not one of its functions"

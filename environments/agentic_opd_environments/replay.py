@@ -66,15 +66,15 @@ class Replay(CustomWorld):
         Raises:
             ConfigError: there is no such journal, or the settings name no judge.
         """
-        self._path, self._most = Path(journal), turns
+        self._path, self._num_turns = Path(journal), turns
         if not self._path.is_file():
-            raise ConfigError(f"env.world_options: there is no journal {journal!r}")
-        if not (isinstance(config, DistillConfig) and config.judge_base_url and config.judge_model_name):
+            raise ConfigError(f"env.world.journal: there is no journal {journal!r}")
+        if not (isinstance(config, DistillConfig) and config.judge.base_url and config.judge.model_name):
             raise ConfigError(
-                "the world replay is graded by a judge whose weights stay the same: set env.judge_base_url and "
-                "env.judge_model_name"
+                "the world replay is graded by a judge whose weights stay the same: set env.judge.base_url and "
+                "env.judge.model_name"
             )
-        self._config, self._url, self._model = config, config.judge_base_url, config.judge_model_name
+        self._config, self._url, self._model = config, config.judge.base_url, config.judge.model_name
         self._questions = Questions(secrets.token_bytes(16), step_prompt=GRADE_PROMPT, template=GRADE_QUESTION)
 
     def tasks(self) -> Sequence[Task]:
@@ -84,12 +84,12 @@ class Replay(CustomWorld):
         """Return a task for each chosen turn: its history as messages, and the tools that it had."""
         journal = Journal(self._path, only_read=True)
         try:
-            found = [task for task, _ in zip(_tasks(journal), range(self._most), strict=False)]
+            tasks = [task for task, _ in zip(_tasks(journal), range(self._num_turns), strict=False)]
         finally:
             journal.close()
-        if not found:
+        if not tasks:
             raise ConfigError(f"{str(self._path)!r} holds no turn of an ended session with a reply or feedback")
-        return found
+        return tasks
 
     def call(self, state: Any, name: str, arguments: dict[str, Any]) -> str:
         """Refuse every call: only the turn itself is graded."""
@@ -102,11 +102,11 @@ class Replay(CustomWorld):
             ServerError: the judge failed, or its answers hold no vote after `_ROUNDS` requests.
         """
         recorded: _Recorded = task.data
-        turn = next((one for one in reversed(messages) if one["role"] == "assistant"), None)
-        shown = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"
-        pair = HindsightPair(0, shown, turn_text(turn) if turn else "[empty turn]", recorded.reply)
+        turn = next((message for message in reversed(messages) if message["role"] == "assistant"), None)
+        task_text = f"{task.prompt}\n\n[earlier turn]\n{recorded.earlier}"
+        pair = HindsightPair(0, task_text, turn_text(turn) if turn else "[empty turn]", recorded.reply)
         question = await asyncio.to_thread(self._questions.question, pair)
-        judge = OpenAIJudge(self._url, self._model, self._config.judge_api_key, self._config)
+        judge = OpenAIJudge(self._url, self._model, self._config.judge.api_key, self._config.judge)
         try:
             for _ in range(_ROUNDS):
                 reply = await judge.ask(self._questions.step_messages(question), self._config.prm_votes)
@@ -118,7 +118,7 @@ class Replay(CustomWorld):
         raise ServerMismatchError(
             f"the judge {self._model} gave no \\boxed{{1}}, \\boxed{{0}} or \\boxed{{-1}} on {task.task_id} in "
             f"{_ROUNDS * self._config.prm_votes} answers: set another judge, a larger env.prm_votes, or a larger "
-            "env.judge_max_tokens"
+            "env.judge.max_tokens"
         )
 
 
@@ -127,21 +127,22 @@ def _tasks(journal: Journal) -> Iterator[Task]:
         tree = TurnTree()
         for turn in journal.turns(session.session_id):
             tree.add(turn)
-        given = journal.feedback(session.session_id)
+        feedback_by_turn = journal.feedback(session.session_id)
         for turn_id, turn in sorted(tree.turns.items()):
-            reply = [*reply_to(tree, turn), *(one.message() for one in given.get(turn_id, ()))]
-            reads_texts = not any(one.images for one in tree.path(turn_id))
+            feedback = [entry.message() for entry in feedback_by_turn.get(turn_id, ())]
+            reply = [*reply_to(tree, turn), *feedback]
+            reads_texts = not any(earlier.images for earlier in tree.path(turn_id))
             if turn.turn_type == "main" and reads_texts and (evidence := _evidence(reply)):
                 yield _task(f"{session.session_id}/{turn_id}", tree, turn, evidence)
 
 
 def _task(name: str, tree: TurnTree, turn: RecordedTurn, reply: tuple[Evidence, ...]) -> Task:
-    *history, own = [message for one in tree.path(turn.turn_id) for message in one.messages]
+    *history, answer = [message for earlier in tree.path(turn.turn_id) for message in earlier.messages]
     tools: list[Mapping[str, Any]] = list(turn.tools)
-    data = _Recorded(turn_text(own), reply)
+    data = _Recorded(turn_text(answer), reply)
     return Task(name, messages=history, tools=[dict(tool) for tool in tools], data=data, limits={"max_turns": 1})
 
 
 def _evidence(reply: Sequence[Message]) -> tuple[Evidence, ...]:
-    texts = ((one["role"], message_text(one)) for one in reply)
+    texts = ((message["role"], message_text(message)) for message in reply)
     return tuple(Evidence("tool" if role == "tool" else "user", text) for role, text in texts if text.strip())

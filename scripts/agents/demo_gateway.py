@@ -25,9 +25,9 @@ from openai import OpenAI
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.gateway.config import KEY_VARIABLE
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "runs" / "gateway"
@@ -103,7 +103,7 @@ def answer_of(client: OpenAI, *, stream: bool, **request: Any) -> dict[str, Any]
 
 async def hold(client: OpenAI, task: Task, session: str, *, stream: bool, rewrite: bool) -> float:
     """One session: an agent works in a sandbox, its user says once what fails. Returns the share of checks passed."""
-    world = CodingWorld(CodingConfig())
+    world = CodingWorld(WorldConfig())
     request: dict[str, Any] = {"model": POLICY, "tools": list(world.tools), "max_tokens": 400}
     request["extra_headers"] = {"X-Session-Id": session}
     messages: list[Any] = [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]

@@ -1,6 +1,6 @@
 """mini-swe-agent, its code as it is, on the eight built-in tasks, four times each, with a policy that knows its format.
 
-The program starts once for each episode, in the sandbox (env.agent_command). The groups are checked in the end.
+The program starts once for each episode, in the sandbox (env.agent.command). The groups are checked in the end.
 Further options go to `agentic-opd process`.
 """
 
@@ -32,8 +32,8 @@ def agent_command(venv: Path) -> str:
 def run(mode: str, venv: Path, server_url: str, flags: Sequence[str]) -> int:
     """A mode of the environment with mini-swe-agent of the environment `venv`; returns its exit code."""
     command = [sys.executable, "-m", "agentic_opd.env", mode, "--config", "configs/demo_mini_swe.yaml"]
-    command += ["--openai.base_url", f"{server_url}/v1", "--env.agent_command", agent_command(venv)]
-    command += ["--env.agent_mounts", json.dumps([str(venv), str(CONFIG_FILE)]), *flags]
+    command += ["--openai.base_url", f"{server_url}/v1", "--env.agent.command", agent_command(venv)]
+    command += ["--env.agent.mounts", json.dumps([str(venv), str(CONFIG_FILE)]), *flags]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

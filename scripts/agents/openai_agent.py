@@ -1,4 +1,4 @@
-"""An agent as anybody writes one, for `env.agent_command`: the `openai` library, two tools, and a loop."""
+"""An agent as anybody writes one, for `env.agent.command`: the `openai` library, two tools, and a loop."""
 
 import json
 import os

@@ -5,11 +5,8 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from inspect import get_annotations
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.precision import TOLERANCES
@@ -23,7 +20,8 @@ from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
 from agentic_opd.runs.metric_log import RUN_METRICS
 from agentic_opd.settings.fields import NO_EFFECT
-from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
+from agentic_opd.settings.listing import Setting, settings_in
+from agentic_opd.settings.old_names import RENAMED
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 
@@ -61,8 +59,22 @@ server names (the coarser one where two are involved), in nats:"""
 _CONFIGURATION_INTRO = """\
 Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
 (`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
-defaults. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
-checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+defaults, setting by setting:
+
+```yaml
+env:
+  group_size: 8
+  judge: {base_url: "http://127.0.0.1:8002/v1", temperature: 0.5}
+  sandbox: {type: docker, image: "python:3.12-slim"}
+```
+
+is `--env.judge.base_url http://127.0.0.1:8002/v1 --env.judge.temperature 0.5 --env.sandbox docker ...`. A whole section
+is a flag too (`--env.judge '{temperature: 0.5}'`). `--env.sandbox docker` is short for `--env.sandbox.type docker`.
+Where a flag changes the type, only the settings that all types have are kept of the file's section.
+
+`--help` shows what people set first, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all`
+everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same
+settings checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
 
 
 _TRAINER_INTRO = """\
@@ -71,18 +83,23 @@ a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 [losses.md](losses.md) says what the parts of the loss are."""
 
 
+_OLD_NAMES = """\
+A flag, a file or a constructor with an earlier name is refused, with the name of today (all below `env`). A `.run.json`
+beside groups of an earlier version is read with these names."""
+
+
 _GATEWAY_INTRO = """\
 [The gateway](gateway.md) takes the settings above of the policy server, distillation, judge and teacher, `renderer` and
-`renderer_options`, and its own, in the same sections: `agentic-opd gateway --env.port 8080`."""
+`renderer.options`, and its own, in the same sections: `agentic-opd gateway --env.port 8080`."""
 
 
 _JUDGE_INTRO = """\
 For every turn the judge reads the task, the turn and what came after it, and votes `prm_votes` times. A vote is
 `\\boxed{1}` with a hint of more than 10 characters between `[HINT_START]` and `[HINT_END]`, or `\\boxed{-1}`; anything
-else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint_vote_rule`).
+else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint.vote_rule`).
 Hints that give hidden tests away are left out before one is chosen.
 
-If several votes bring a hint, `hint_selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
+If several votes bring a hint, `hint.selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
 teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
 teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens.
 [wire_format.md](wire_format.md#compared-hints) has the formula and the recorded fields.
@@ -138,10 +155,10 @@ In a [gateway's](gateway.md) conversations, where nobody says what changed, each
 the work is shown to the last turn that called tools before it, and to the turn that it answers.
 With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.
 
-The judge is told (`judge_system_prompt`):"""
+The judge is told (`judge.system_prompt`):"""
 
 _JUDGE_QUESTION = """\
-And asked (`judge_question`), with these placeholders filled in:"""
+And asked (`judge.question`), with these placeholders filled in:"""
 
 _JUDGE_EXAMPLE = """\
 What comes from outside can't answer in the judge's place: each heading ends in a mark that is made from a secret of the
@@ -151,7 +168,7 @@ it was sent (`question`). For example:"""
 
 _JUDGE_STEP = """\
 With `step_votes` above 0 it is asked a second question about the same text, and its majority becomes the turn's
-`step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge_step_prompt`). A warning
+`step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge.step_prompt`). A warning
 tells if the judge scores turns with a hint better than the others: it has then probably answered the first question
 again.
 
@@ -160,7 +177,7 @@ The instruction of the second question:"""
 _JUDGE_ENDPOINT = """\
 ## The endpoint
 
-`judge_base_url` is any endpoint with `/chat/completions`. What it does not take is found out from its refusals, once:
+`judge.base_url` is any endpoint with `/chat/completions`. What it does not take is found out from its refusals, once:
 
 | endpoint | what is done |
 |---|---|
@@ -180,7 +197,7 @@ The address may end in `/chat/completions` |
 for: `retry-after-ms`, `Retry-After` in seconds or as a date, the reset of a used-up limit (`x-ratelimit-reset-
 requests`, ...), or the words of the error (`try again in 20s`). Without any, the pause is 1 s, and doubles up to 60
 s. Then one question is sent, and after its answer the others: half as many at a time as before, and one more with
-each round of answers, up to `max_concurrent_judgements`. A limit of minutes loses no vote. Pauses above 600 s are
+each round of answers, up to `judge.max_concurrent`. A limit of minutes loses no vote. Pauses above 600 s are
 cut, with a warning. If nothing is answered for 20 minutes, turns end as `judge_error`, and one question is sent after
 each further pause.
 
@@ -231,18 +248,24 @@ def metrics_page() -> str:
 def configuration_page() -> str:
     """Every setting, its default and what it does, in the order of --help."""
     env, servers = default_settings()
-    groups = grouped_settings({"env": env, "openai": servers[0]})
-    idle = [row for row in groups if row.group is NO_EFFECT]
-    parts = ["# Configuration", _GENERATED, _CONFIGURATION_INTRO]
-    for row in groups:
-        if row not in idle:
-            parts += [f"## {row.group.title}", _settings_table([row])]
-    parts += ["## The gateway", _GATEWAY_INTRO, _settings_table(_own_settings({"env": GatewayConfig()}))]
-    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(grouped_settings(DEFAULTS))]
+    rows = settings_in({"env": env, "openai": servers[0]})
+    gateway = [row for row in settings_in({"env": GatewayConfig()}) if row.model is GatewayConfig]
+    parts = [
+        "# Configuration",
+        _GENERATED,
+        _CONFIGURATION_INTRO,
+        *_tables([row for row in rows if row.group is not NO_EFFECT]),
+    ]
+    parts += ["## The gateway", _GATEWAY_INTRO, _settings_table(gateway)]
+    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(settings_in(DEFAULTS))]
+    idle = sorted(row.flag for row in rows if row.group is NO_EFFECT)
     parts += [
         f"## {NO_EFFECT.title}",
         "These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
-        f"other environments load: {', '.join(f'`{name}`' for row in idle for name in sorted(row.written))}.",
+        f"other environments load: {', '.join(f'`{name}`' for name in idle)}.",
+        "## Names of earlier versions",
+        _OLD_NAMES,
+        "\n".join(["| earlier | now |", "|---|---|", *(f"| `{old}` | `{new}` |" for old, new in RENAMED.items())]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -266,26 +289,25 @@ def _fenced(text: str) -> str:
     return f"```text\n{text}\n```"
 
 
-def _own_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
-    """The settings that the models declare themselves, without those that they inherit."""
-    return [
-        row._replace(written={flag: name for flag, name in row.written.items() if name in annotations})
-        for row in grouped_settings(models)
-        for annotations in [get_annotations(type(row.defaults))]
-    ]
+def _tables(rows: Sequence[Setting]) -> Iterator[str]:
+    """Yield a heading and a table for each group."""
+    for group in dict.fromkeys(row.group for row in rows):
+        yield f"## {group.title}"
+        yield _settings_table([row for row in rows if row.group is group])
 
 
-def _settings_table(groups: Iterable[GroupedSettings]) -> str:
+def _settings_table(rows: Iterable[Setting]) -> str:
     """A row for each setting."""
-    rows: list[str] = []
-    for group in groups:
-        for written, name in group.written.items():
-            info, default = type(group.defaults).model_fields[name], shown_default(group.defaults, name)
-            default_text = default if default in ("unset", "needed") else f"`{default}`"
-            cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", default_text, info.description or "")
-            escaped = [cell.replace("|", "\\|") for cell in cells]
-            rows.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])
+    lines: list[str] = []
+    for row in rows:
+        default = row.shown_default()
+        default_cell = default if default in ("unset", "needed") else f"`{default}`"
+        text = row.info.description or ""
+        of_type = f"`{row.type_name}`: {text}" if row.type_name else text
+        cells = (f"`{row.flag}`", f"`{row.placeholder()}`", default_cell, of_type)
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

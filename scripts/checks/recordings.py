@@ -51,11 +51,11 @@ def record_process(server_url: str, folder: Path) -> None:
     """Record one group of two rollouts, with its settings and metrics."""
     out = str(folder / "groups.jsonl")
     flags = ("--env.total_steps", "1", "--env.group_size", "2", "--env.data_path_to_save_groups", out, *SMALL)
-    _run("process", server_url, *flags, "--env.step_votes", "1", "--env.report", "false")
+    _run("process", server_url, *flags, "--env.judge.step_votes", "1", "--env.report", "false")
 
 
 def record_evaluation(server_url: str, folder: Path) -> None:
-    _run("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), "--env.eval_fraction", "0.4", *SMALL)
+    _run("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), "--env.eval.fraction", "0.4", *SMALL)
 
 
 def record_gateway(server_url: str, folder: Path, scratch: Path) -> None:

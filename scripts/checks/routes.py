@@ -26,10 +26,10 @@ from agents.demo_gateway import ROOT, gateway
 from bench.local_server import ServerFailedError, local_server
 from install.active_environment import command_parser
 
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 DEMO = "scripts/demo_policy/policy"
 TURNS, AT_ONCE = 4, 8
@@ -159,7 +159,7 @@ class _Messages(Protocol):
 
 
 PROTOCOLS = {"chat": _Chat(), "responses": _Responses(), "messages": _Messages()}
-SYSTEM = CodingWorld(CodingConfig()).system_prompt
+SYSTEM = CodingWorld(WorldConfig()).system_prompt
 
 
 @dataclass

@@ -23,13 +23,15 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OutputError, Sand
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.config import SANDBOX_KINDS
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.wire.files import JsonLines
-from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+from agentic_opd.worlds.config import DatasetFormat, WorldConfig
 from agentic_opd_environments.harbor.world import HarborWorld
 
 _LISTED_IDS = 20
@@ -46,21 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _FLAGS = {
-    "dataset_skip_broken": "--skip-broken",
-    "dataset_limit": "--limit",
-    "dataset_fields": "--fields",
-    "dataset_format": "--format",
-    "dataset_split": "--split",
-    "dataset_name": "FILE",
-    "tasks_dir": "FILE",
-    "tasks_network": "--network",
-    "tasks_variables": "--variables",
-    "sandbox_backend": "--sandbox",
-    "sandbox_container_command": "--engine",
-    "verify_timeout_s": "--timeout",
+    "world.skip_broken": "--skip-broken",
+    "world.limit": "--limit",
+    "world.dataset_fields": "--fields",
+    "world.dataset_format": "--format",
+    "world.dataset_split": "--split",
+    "world.dataset_name": "FILE",
+    "world.folder": "FILE",
+    "world.network": "--network",
+    "world.variables": "--variables",
+    "sandbox.type": "--sandbox",
+    "sandbox.container_command": "--engine",
+    "world.verify_timeout_s": "--timeout",
 }
 """Settings of the package -> this command's names for them."""
-_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(_FLAGS)})\b")
+_SETTING = re.compile(rf"(?<![\w./-])(?:--)?(?:env\.)?({'|'.join(map(re.escape, _FLAGS))})\b")
 _OF_VARIABLE = re.compile(r"set --variables to \{(\w+): \.\.\.\}")
 
 
@@ -84,18 +86,18 @@ async def _check(arguments: argparse.Namespace) -> int:
     _check_out(arguments)
     if arguments.format == "harbor":
         return await _run_harbor(arguments, _harbor_world(arguments))
-    config, solutions_file = _config(arguments), cast(Path | None, arguments.solutions)
-    all_tasks = load_tasks(config)
+    (settings, config), solutions_file = _settings(arguments), cast(Path | None, arguments.solutions)
+    all_tasks = load_tasks(settings)
     tasks = all_tasks[: arguments.limit]
     if solutions_file is None:
         solutions, unknown = _reference_solutions(tasks), list[str]()
     else:
         solutions, unknown = read_solutions(solutions_file, {task.task_id for task in all_tasks})
-    new_sandbox = sandbox_factory(config)
+    new_sandbox = sandbox_factory(config.sandbox)
 
     async def checked(task: Task) -> CheckedTask:
         start = time.perf_counter()
-        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+        verdict = await verify(task, new_sandbox, solutions.get(task.task_id, {}), settings.verify_timeout_s)
         return CheckedTask(task.task_id, verdict, time.perf_counter() - start)
 
     with CheckResults(arguments.out, len(tasks)) as results:
@@ -168,11 +170,15 @@ def _parser() -> argparse.ArgumentParser:
         "without any work; 2: the dataset, the solutions or the settings are wrong, or the sandbox does not work.",
         allow_abbrev=False,
     )
-    settings = CodingConfig.model_fields
+    settings = CodingSettings.model_fields
     add = parser.add_argument
-    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name; or tasks_dir")
+    add(
+        "dataset",
+        metavar="FILE",
+        help="file, folder or name on the hub, as env.world.dataset_name; or Harbor tasks",
+    )
     formats = (*get_args(DatasetFormat), "harbor")
-    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor (tasks_dir)")
+    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor")
     add("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
     add("--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)")
     names = "fields with other names than the preset's"
@@ -188,13 +194,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
     limit = "processor seconds for the tests of one task (default: %(default)g)"
     add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
-    backend = settings["sandbox_backend"].default
     of_harbor = "docker with --format harbor"
-    add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
-    engine = settings["sandbox_container_command"].default
-    add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
-    add("--network", action="store_true", help="harbor: tasks_network")
-    values = "harbor: tasks_variables"
+    add("--sandbox", metavar="TYPE", help=f"env.sandbox.type (default: {SANDBOX_KINDS.default}; {of_harbor})")
+    add("--engine", metavar="COMMAND", help="env.sandbox.container_command (default: docker)")
+    add("--network", action="store_true", help="harbor: network of tasks that do not mention it")
+    values = "harbor: values of ${NAME} in task.toml"
     add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
     return parser
 
@@ -225,8 +229,7 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
         )
     variables = _pairs(arguments.variables, "--variables takes NAME=VALUE")
     wrong: list[str] = []
-    sandbox = {"sandbox_backend": arguments.sandbox or "docker", "sandbox_container_command": arguments.engine}
-    config = validated(CodingConfig, "", sandbox, wrong)
+    config = validated(WorldConfig, "", [[{"sandbox": _sandbox(arguments, "docker")}]], wrong)
     refuse(wrong)
     return HarborWorld(
         config,
@@ -238,24 +241,27 @@ def _harbor_world(arguments: argparse.Namespace) -> HarborWorld:
     )
 
 
-def _config(arguments: argparse.Namespace) -> CodingConfig:
-    fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
+def _sandbox(arguments: argparse.Namespace, default: str) -> dict[str, str]:
+    engine = {} if arguments.engine is None else {"container_command": arguments.engine}
+    return {"type": arguments.sandbox or default, **engine}
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[CodingSettings, WorldConfig]:
     settings: dict[str, Any] = {
         "dataset_name": arguments.dataset,
         "dataset_split": arguments.split,
         "dataset_format": arguments.format,
-        "dataset_fields": fields,
-        "dataset_skip_broken": arguments.skip_broken,
+        "dataset_fields": _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question"),
+        "skip_broken": arguments.skip_broken,
         # Solutions may refer to tasks beyond the limit, so all ids are loaded.
-        "dataset_limit": arguments.limit if arguments.solutions is None else None,
+        "limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
-        "sandbox_backend": arguments.sandbox or CodingConfig.model_fields["sandbox_backend"].default,
-        "sandbox_container_command": arguments.engine,
     }
     wrong: list[str] = []
-    config = validated(CodingConfig, "", settings, wrong)
+    coding = validated(CodingSettings, "world", [[settings]], wrong)
+    config = validated(WorldConfig, "", [[{"sandbox": _sandbox(arguments, SANDBOX_KINDS.default)}]], wrong)
     refuse(wrong)
-    return config
+    return coding, config
 
 
 def _check_out(arguments: argparse.Namespace) -> None:
@@ -299,12 +305,12 @@ def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, File
     for row in read_file(path):
         row_id, row_files = _row_id(row), _row_files(row)
         if row_id in lines_by_id:
-            raise DatasetError(f"{row.place}: the id {row_id!r} is already that of {lines_by_id[row_id]}")
-        lines_by_id[row_id] = row.place
+            raise DatasetError(f"{row.location}: the id {row_id!r} is already that of {lines_by_id[row_id]}")
+        lines_by_id[row_id] = row.location
         if row_id in task_ids:
             files[row_id] = row_files
         else:
-            unknown.append(f"{row.place}: no task has the id {row_id!r}")
+            unknown.append(f"{row.location}: no task has the id {row_id!r}")
     return files, unknown
 
 
@@ -312,32 +318,31 @@ def _row_id(row: Row) -> str:
     for name in ("id", "task_id"):
         value = row.fields.get(name)
         if type(value) is int and value.bit_length() > _MAX_ID_BITS:
-            raise DatasetError(f"{row.place}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
+            raise DatasetError(f"{row.location}: the id {name} is an integer of over {_MAX_ID_BITS} bits; write a text")
         if type(value) is int or (isinstance(value, str) and value):
             return str(value)
-    raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
+    raise DatasetError(f"{row.location}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
 
 
 def _row_files(row: Row) -> Files:
     content_of = row.fields.get("files")
     if not isinstance(content_of, dict) or not content_of:
         kind = "an empty one" if isinstance(content_of, dict) else type(content_of).__name__
-        raise DatasetError(
-            f"{row.place}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {kind}"
-        )
+        expected = "an object such as {'solution.py': 'def f(): ...'}"
+        raise DatasetError(f"{row.location}: files must be {expected}, got {kind}")
     files: Files = {}
     for path, text in cast(dict[str, Any], content_of).items():
         # In a Parquet file every row has the names of all rows, with null for missing files.
         if text is None:
             continue
         if not isinstance(text, str):
-            raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
+            raise DatasetError(f"{row.location}: files[{path!r}] must be a text, got {type(text).__name__}")
         if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+            raise DatasetError(f"{row.location}: files[{path!r}] must be a relative path without '..'")
         if "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in PurePosixPath(path).parts):
             raise DatasetError(
-                f"{row.place}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} bytes, "
-                "and no NUL"
+                f"{row.location}: files[{path[:100]!r}] is no path of a file: a name has at most {_MAX_NAME_BYTES} "
+                "bytes, and no NUL"
             )
         files[path] = text.encode("utf-8", "surrogatepass")
     return files

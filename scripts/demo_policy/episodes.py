@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
 from agentic_opd.rollout.conversation import Completion
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 
 class RememberingWorld:
     """A coding world that remembers tool results and verdicts. Files other than solution.py do not outlive a call."""
 
     def __init__(self) -> None:
-        self._world = CodingWorld(CodingConfig())
+        self._world = CodingWorld(WorldConfig())
         self.system_prompt, self.tools, self.check = self._world.system_prompt, self._world.tools, self._world.check
         self._results: dict[tuple[str, str | None, str, str], tuple[ToolResult, str | None]] = {}
         self._verdicts: dict[tuple[str, bytes | None], Verification] = {}

@@ -1,6 +1,6 @@
 """A small world of one-step tool calls: a sentence in, one call out.
 
-agentic-opd process --env.world scripts/demo_policy/home_world.py:Home --env.tool_format text ...
+agentic-opd process --env.world scripts/demo_policy/home_world.py:Home --env.renderer.tool_format text ...
 """
 
 from collections.abc import Iterator, Sequence

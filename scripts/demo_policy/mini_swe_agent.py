@@ -22,8 +22,8 @@ from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
+from agentic_opd.worlds.config import WorldConfig
 from demo_policy.episodes import RememberingSession, RememberingWorld, ScriptedPolicy
 from demo_policy.script import Rates, Step, write_call
 from demo_policy.transcripts import UNLIMITED, Author, Mix
@@ -119,7 +119,7 @@ class ShellWorld(RememberingWorld):
         self.form = form
         self.system_prompt, self.tools = form.system_prompt, ()
         self._outputs: dict[tuple[str, str | None, str], tuple[Output, str | None]] = {}
-        self._new_sandbox = sandbox_factory(CodingConfig())
+        self._new_sandbox = sandbox_factory(WorldConfig().sandbox)
 
     async def answer(self, task: Task, solution: str | None, turn: Message) -> tuple[str | None, str | None]:
         """Return what the turn's command prints (None: it submits), and what solution.py holds after it."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Message, Task, Trace, Turn
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, EvidenceConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
@@ -156,7 +156,9 @@ class Author:
 
     def judged(self, episode: Episode, steps: Sequence[Step], rng: Random) -> Iterator[Transcript]:
         """Teach the judge's answers to some of an episode's turns."""
-        config = DistillConfig(hindsight="next_state" if rng.random() < self.mix.by_next_state else "delayed")
+        config = DistillConfig(
+            hindsight=EvidenceConfig(evidence="next_state" if rng.random() < self.mix.by_next_state else "delayed")
+        )
         questions = self.questions(rng)
         for pair, step in zip(hindsight_pairs(episode.recording, config), steps, strict=True):
             if not pair.evidence:

@@ -14,9 +14,9 @@ from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.text import text_lines
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 
 def first_solution(messages: Sequence[dict[str, Any]]) -> str | None:
@@ -38,7 +38,7 @@ async def first_solutions(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
         rows: Lines of a samples.jsonl of the built-in tasks.
     """
     tasks = {task.task_id: task for task in builtin_tasks()}
-    world, slots = CodingWorld(CodingConfig()), asyncio.Semaphore(8)
+    world, slots = CodingWorld(WorldConfig()), asyncio.Semaphore(8)
     firsts = [(row["task_id"], first_solution(row["messages"])) for row in rows]
     different = sorted({(task_id, text) for task_id, text in firsts if text is not None})
 

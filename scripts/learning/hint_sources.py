@@ -1,6 +1,6 @@
-"""Sources of hints that show what a run learns without the judge's content, and examples of `env.hint_source`.
+"""Sources of hints that show what a run learns without the judge's content, and examples of `env.hint.source`.
 
-agentic-opd process --env.hint_source scripts/learning/hint_sources.py:wrong_hint ...
+agentic-opd process --env.hint.source scripts/learning/hint_sources.py:wrong_hint ...
 """
 
 from agentic_opd.distill.sources import Hints, SourceTurn

@@ -46,39 +46,39 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "opd": {"loss": {"forward_kl": 1.0}},
     "grpo": {"loss": {"grpo": 1.0, "route_by_turn": False}, "env": {"opd_enabled": "false"}},
     "opd+grpo": {"loss": {"forward_kl": 1.0, "grpo": 1.0}},
-    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": WRONG_HINT}},
-    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": NO_HINT}},
-    "next-state": {"loss": {"forward_kl": 1.0}, "env": {"hindsight": "next_state"}},
-    "feedback": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "feedback"}},
-    "sibling": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "sibling"}},
-    "reference": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "reference"}},
-    "step-reward": {"loss": {"forward_kl": 1.0, "step_reward": 1.0}, "env": {"step_votes": 3}},
+    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": WRONG_HINT}},
+    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": NO_HINT}},
+    "next-state": {"loss": {"forward_kl": 1.0}, "env": {"hindsight.evidence": "next_state"}},
+    "feedback": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "feedback"}},
+    "sibling": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "sibling"}},
+    "reference": {"loss": {"forward_kl": 1.0}, "env": {"hint.source": "reference"}},
+    "step-reward": {"loss": {"forward_kl": 1.0, "step_reward": 1.0}, "env": {"judge.step_votes": 3}},
     "on-policy": {"loss": {"forward_kl": 1.0}, "env": {"max_batches_offpolicy": 0}},
     "held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}},
-    "live": {"loss": {"forward_kl": 1.0}, "env": {"teacher_base_url": "null"}},
-    "live-held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}, "env": {"teacher_base_url": "null"}},
+    "live": {"loss": {"forward_kl": 1.0}, "env": {"teacher.base_url": "null"}},
+    "live-held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}, "env": {"teacher.base_url": "null"}},
     "ema": {"loss": {"forward_kl": 1.0}, "trainer": {"ema_decay": 0.9}},
-    "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "neutral"}},
-    "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "other"}},
+    "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"hint.control": "neutral"}},
+    "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"hint.control": "other"}},
     "wrong-hint-contrast": {
         "loss": {"forward_kl": 1.0, "contrast": True},
-        "env": {"control": "neutral", "hint_source": WRONG_HINT},
+        "env": {"hint.control": "neutral", "hint.source": WRONG_HINT},
     },
     "wrong-hint-contrast-other": {
         "loss": {"forward_kl": 1.0, "contrast": True},
-        "env": {"control": "other", "hint_source": WRONG_HINT},
+        "env": {"hint.control": "other", "hint.source": WRONG_HINT},
     },
     "bf16": {"loss": {"forward_kl": 1.0}, "trainer": {"precision": "bf16"}},
     "lora": {"loss": {"forward_kl": 1.0}, "trainer": {"lora_rank": LORA_RANK}},
     "lora-live": {
         "loss": {"forward_kl": 1.0},
         "trainer": {"lora_rank": LORA_RANK},
-        "env": {"teacher_base_url": "null"},
+        "env": {"teacher.base_url": "null"},
     },
     "lora-ema": {
         "loss": {"forward_kl": 1.0},
         "trainer": {"lora_rank": LORA_RANK, "ema_decay": 0.9},
-        "env": {"teacher_base_url": "null", "teacher": "ema"},
+        "env": {"teacher.base_url": "null", "teacher.weights": "ema"},
     },
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
@@ -86,17 +86,17 @@ environment's. The teacher is the expert unless a mode says otherwise."""
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     "opd": MODES["opd"],
-    "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap"}},
-    "student-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "student"}},
-    "union-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "union"}},
+    "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint.selection": "overlap"}},
+    "student-support": {"loss": {"forward_kl": 1.0}, "env": {"teacher.support": "student"}},
+    "union-support": {"loss": {"forward_kl": 1.0}, "env": {"teacher.support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
     "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
     "rlsd": {"loss": {"custom": {f"{PARTS_FILE}:rlsd": 1.0}}},
     "sdar": {"loss": {"grpo": 1.0, "custom": {f"{PARTS_FILE}:sdar": 1.0}, "route_by_turn": False}},
-    "rlcsd": {"loss": {"custom": {f"{PARTS_FILE}:rlcsd": 1.0}, "contrast": True}, "env": {"control": "other"}},
-    "combined": {"loss": {"combined": 1.0}, "env": {"step_votes": 3}},
+    "rlcsd": {"loss": {"custom": {f"{PARTS_FILE}:rlcsd": 1.0}, "contrast": True}, "env": {"hint.control": "other"}},
+    "combined": {"loss": {"combined": 1.0}, "env": {"judge.step_votes": 3}},
     "combined-outcome": {"loss": {"combined": 1.0}},
-    "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"step_votes": 3}},
+    "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"judge.step_votes": 3}},
     "rejection": {"loss": {"custom": {f"{PARTS_FILE}:rejection": 1.0}}},
     "eopd": {"loss": {"reverse_kl": 1.0, "forward_kl": 1.0, "forward_above_entropy": 0.8}},
     "clipped": {"loss": {"forward_kl": 1.0, "entry_clip": 1.0}},
@@ -112,7 +112,7 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
 USUAL_OBJECTIVES = ("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "rejection")
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
-MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"step_votes": 1}}}
+MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"judge.step_votes": 1}}}
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
@@ -170,7 +170,7 @@ class Subject(NamedTuple):
 
     def needs_expert(self, mode: str) -> bool:
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
-        is_frozen = self.distilling(mode).get("teacher") == "frozen"
+        is_frozen = self.distilling(mode).get("teacher.weights") == "frozen"
         return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
 
     def needs_teacher(self, mode: str) -> bool:
@@ -189,21 +189,21 @@ class Subject(NamedTuple):
 
 BFCL = ROOT / "runs" / "bfcl" / "bfcl_eval" / "data"
 """Where configs/functions.yaml has its questions."""
-_FROZEN: dict[str, object] = {"teacher": "frozen"}
+_FROZEN: dict[str, object] = {"teacher.weights": "frozen"}
 _WHOLE_WEIGHTS: dict[str, object] = {"micro_tokens": 2048}
 _ADAPTERS: dict[str, object] = {**_WHOLE_WEIGHTS, "lora_rank": LORA_RANK}
 _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
-    "opd": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
+    "opd": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
     "feedback": {"trainer": _ADAPTERS, "env": _FROZEN},
-    "opd-judge": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge", "judge_model_name": "words"}},
+    "opd-judge": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge", "judge.model_name": "words"}},
     "grpo": {"trainer": _ADAPTERS},
     "wrong-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
     "no-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
-    "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
-    "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
-    "opd-full": {"trainer": _WHOLE_WEIGHTS, "env": {"hint_source": "judge"}},
+    "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
+    "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
+    "opd-full": {"trainer": _WHOLE_WEIGHTS, "env": {"hint.source": "judge"}},
 }
-_PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge_model_name": "person"}}
+_PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
     # What is measured is never trained on: other schemas, other combinations.
@@ -527,8 +527,7 @@ class Laboratory:
             "max_concurrent_groups": run.setting.batch_size // self.group_size,
             "seed": run.seed,
             "steps_per_eval": 0,
-            "builtin_examples": str(self.examples).lower(),
-            **({"world_options": json.dumps(options)} if (options := self.world_options()) else {}),
+            **{f"world.{name}": value for name, value in self.world_settings().items() if name != "type"},
             **self.subject.env,
             **self._distilling(run),
         }
@@ -538,11 +537,13 @@ class Laboratory:
         config += ["--openai.base_url", f"{self.vllm.base_url}/v1", "--openai.model_name", str(self.model)]
         return [*script, *config, *flags]
 
-    def world_options(self) -> dict[str, object]:
-        """Return the configured options of the world, with the split in a file beside the results."""
-        settings = yaml.safe_load((ROOT / "configs" / self.subject.config).read_text())["env"]
-        options = settings.get("world_options", {})
-        return {**options, "split_file": str(self.out / "split.json")} if options else {}
+    def world_settings(self) -> dict[str, object]:
+        """Return the configured settings of the world, with a split in a file beside the results."""
+        world = yaml.safe_load((ROOT / "configs" / self.subject.config).read_text())["env"].get("world", "coding")
+        settings = {"type": world} if isinstance(world, str) else dict(world)
+        if settings["type"] == "coding":
+            return {**settings, "builtin_examples": str(self.examples).lower()}
+        return {**settings, "split_file": str(self.out / "split.json")} if settings["type"] == "functions" else settings
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
         """Return the gateway's flags: each session is a group."""
@@ -556,13 +557,13 @@ class Laboratory:
     def _distilling(self, run: Run) -> dict[str, object]:
         of_mode, is_scripted = self.subject.distilling(run.mode), self.judge_url is not None
         settings: dict[str, object] = {
-            "judge_base_url": f"{self.judge_url or self.expert_url}/v1",
-            "judge_model_name": "verbatim" if is_scripted else self.model,
+            "judge.base_url": f"{self.judge_url or self.expert_url}/v1",
+            "judge.model_name": "verbatim" if is_scripted else self.model,
         }
         if self.average is not None and self.subject.needs_teacher(run.mode):
-            settings["teacher_base_url"] = f"{self.average.base_url}/v1"
-        elif of_mode.get("teacher") != "frozen":
-            settings["teacher_base_url"] = f"{self.expert_url}/v1"
+            settings["teacher.base_url"] = f"{self.average.base_url}/v1"
+        elif of_mode.get("teacher.weights") != "frozen":
+            settings["teacher.base_url"] = f"{self.expert_url}/v1"
         return {**settings, **of_mode}
 
     def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
@@ -608,16 +609,13 @@ class Examiner:
     def __init__(self, laboratory: Laboratory) -> None:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
-        settings |= laboratory.subject.exam
-        if options := laboratory.world_options():
-            settings["world_options"] = options
+        settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam}
+        evaluation = {"samples": laboratory.eval_samples, "temperature": laboratory.subject.exam_temperature}
+        settings["eval"] = {**settings.get("eval", {}), **evaluation}
         from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
 
         config = AgenticOPDEnvConfig(
-            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
-            builtin_examples=laboratory.examples,
-            eval_samples=laboratory.eval_samples,
-            eval_temperature=laboratory.subject.exam_temperature,
+            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None}
         )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
         self.env = AgenticOPDEnv(config, [server])

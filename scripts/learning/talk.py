@@ -21,8 +21,8 @@ from openai import AsyncOpenAI, BadRequestError
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import Task, ToolCall, WorldSession
 from agentic_opd.rollout.loop import first_messages
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 TRIES = {
     "fizzbuzz": """
@@ -105,7 +105,7 @@ class User:
     @classmethod
     def connected(cls, served: Served, model: str, through: WireProtocol = "chat") -> "User":
         """A user of the model behind a gateway, who speaks this protocol."""
-        return cls(served, client_of(served), model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE), through)
+        return cls(served, client_of(served), model, CodingWorld(WorldConfig()), asyncio.Semaphore(AT_ONCE), through)
 
     async def session(self, task: Task, name: str) -> None:
         """Hold a session, end it, and wait until the gateway has written its group.

@@ -224,7 +224,7 @@ def test_serve_loses_no_episode_over_many_pushes_and_every_turn_knows_its_weight
         trajectory_api(tmp_path / "api.log") as api,
         serving(
             *(api.url, adapted.server.base_url, tmp_path),
-            *("--env.judge_base_url", judge, "--env.judge_model_name", "judge"),
+            *("--env.judge.base_url", judge, "--env.judge.model_name", "judge"),
             *("--env.group_size", "2", "--env.max_batches_offpolicy", "1", "--env.max_concurrent_groups", "1"),
         ) as env,
     ):

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.sandbox]
 
 SCRIPT = ROOT / "scripts" / "agents" / "openai_agent.py"
 AGENT = (
-    *("--env.agent_command", f"{sys.executable} {SCRIPT}"),
-    *("--env.agent_mounts", json.dumps([sys.prefix, str(SCRIPT.parent)])),
+    *("--env.agent.command", f"{sys.executable} {SCRIPT}"),
+    *("--env.agent.mounts", json.dumps([sys.prefix, str(SCRIPT.parent)])),
 )
 
 
@@ -88,8 +88,8 @@ def test_a_command_of_the_policy_that_asks_by_itself_changes_neither_episode_nor
     agent, out = tmp_path / "agent", tmp_path / "groups.jsonl"
     agent.mkdir(mode=0o755)
     (agent / "agent.py").write_text(DEFLECTING)
-    options = ("--env.agent_command", f"{sys.executable} {agent}/agent.py")
-    options += ("--env.agent_mounts", json.dumps([sys.prefix, str(agent)]))
+    options = ("--env.agent.command", f"{sys.executable} {agent}/agent.py")
+    options += ("--env.agent.mounts", json.dumps([sys.prefix, str(agent)]))
     done = process(vllm_server.base_url, out, *options, "--env.total_steps", "1", "--env.group_size", "2")
     assert done.returncode == 0, done.stderr
     (group,) = read_lines(out)
@@ -123,10 +123,10 @@ def test_it_is_served(fake_server: FakePlugin, tmp_path: Path) -> None:
 
 def test_a_command_that_is_none_is_said(fake_server: FakePlugin, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    done = process(fake_server.base_url, out, "--env.agent_command", "no-such-agent", "--env.total_steps", "1")
+    done = process(fake_server.base_url, out, "--env.agent.command", "no-such-agent", "--env.total_steps", "1")
     assert done.returncode == 1
     assert "made no request on task" in done.stderr
     assert "no-such-agent: command not found" in done.stderr
-    done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
+    done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent.mounts", '["/no/such/folder"]')
     assert done.returncode == 2
     assert "agent_mounts names what is not there: /no/such/folder" in done.stderr

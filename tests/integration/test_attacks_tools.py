@@ -18,9 +18,9 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.config import WorldConfig
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
 from tests.support.sandbox_backends import ENGINE, IMAGE, start_backend
@@ -68,7 +68,7 @@ def terminal(command: str) -> ToolCall:
 
 def attack(place: Place, calls: Sequence[ToolCall], *, first_s: float = 60.0) -> tuple[list[str], Verification]:
     """What the tools answered (the first within `first_s`), and the verdict on what was left; nothing has escaped."""
-    limits = [CodingConfig(tool_timeout_s=first_s), *[CodingConfig(tool_timeout_s=60.0)] * (len(calls) - 1)]
+    limits = [WorldConfig(tool_timeout_s=first_s), *[WorldConfig(tool_timeout_s=60.0)] * (len(calls) - 1)]
 
     async def main() -> tuple[list[ToolResult], Verification]:
         async with place.new_sandbox() as sandbox:

@@ -26,7 +26,14 @@ from .conftest import DemoRun
 
 pytestmark = pytest.mark.vllm
 
-RENDERER = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinking: false}", "--env.distill_topk", "20")
+RENDERER = (
+    "--env.renderer.name",
+    "qwen3",
+    "--env.renderer.options",
+    "{enable_thinking: false}",
+    "--env.distill_topk",
+    "20",
+)
 
 
 def run(*argv: str) -> "subprocess.CompletedProcess[str]":
@@ -49,7 +56,7 @@ def as_a_set(values: list[Any]) -> list[str]:
 
 def demo_tools() -> list[dict[str, Any]]:
     env, _ = default_settings()
-    return list(make_world(env.world, env, env.system_prompt).tools)
+    return list(make_world(env).tools)
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def test_a_foreign_environments_groups(demo: DemoRun, vllm_server: LocalServer, 
     file = written(tmp_path / "theirs.jsonl", groups)
     out = tmp_path / "theirs.distilled.jsonl"
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
-        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        judged = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
         done = distill(file, vllm_server, "--tools", str(tools), *RENDERER, *judged)
         assert done.returncode == 0, done
         made = read_lines(out)
@@ -145,7 +152,7 @@ def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path
     said.append(AS_OTHERS_WRITE)
     file = written(tmp_path / "said.jsonl", said)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
-        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        judged = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
         done = distill(file, vllm_server, *RENDERER, *judged)
     assert done.returncode == 0, done
     out = tmp_path / "said.distilled.jsonl"
@@ -191,7 +198,7 @@ def test_the_file_of_a_plain_atropos_environment(vllm_server: LocalServer, tmp_p
     assert plain.returncode == 0, plain
     theirs = read_lines(file)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
-        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        judged = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
         done = distill(file, vllm_server, *RENDERER, *judged)
     assert done.returncode == 0, done
     assert "distilled 2" in done.stderr

@@ -40,7 +40,7 @@ def test_serve_needs_the_trajectory_api(vllm_server: Any, tmp_path: Path) -> Non
 def test_what_can_be_checked_without_a_server_is(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with judge_server(lambda body: ["\\boxed{-1}"] * body["n"]) as judge:
-        code, findings = doctor(nowhere, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        code, findings = doctor(nowhere, "--env.judge.base_url", judge, "--env.judge.model_name", "judge")
     assert code == 1
     assert statuses(findings, "failed") == {"server"}
     assert "scripts/serve_vllm MODEL starts one" in findings["server"][1]
@@ -51,24 +51,24 @@ def test_what_can_be_checked_without_a_server_is(tmp_path: Path) -> None:
 
 def test_a_judge_that_talks_nonsense_fails(vllm_server: Any) -> None:
     with judge_server(lambda body: ["I like turtles."] * body["n"]) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        code, findings = doctor(vllm_server.base_url, "--env.judge.base_url", judge, "--env.judge.model_name", "judge")
     assert (code, statuses(findings, "failed")) == (1, {"judge"})
     assert "I like turtles." in findings["judge"][1]
     with judge_server(lambda body: ["\\boxed{-1}", "hm", "hm"]) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        code, findings = doctor(vllm_server.base_url, "--env.judge.base_url", judge, "--env.judge.model_name", "judge")
     assert (code, findings["judge"][0]) == (0, "warning")
     assert "1 of 3 votes" in findings["judge"][1]
     with judge_server(lambda body: ["\\boxed{-1}"] * body["n"]) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        code, findings = doctor(vllm_server.base_url, "--env.judge.base_url", judge, "--env.judge.model_name", "judge")
     assert (code, findings["judge"][0]) == (0, "ok")
     assert "3 of 3 votes in the protocol" in findings["judge"][1]
     with judge_server(lambda body: 401) as judge:
-        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        code, findings = doctor(vllm_server.base_url, "--env.judge.base_url", judge, "--env.judge.model_name", "judge")
     assert (code, findings["judge"][0]) == (1, "failed")
 
 
 def test_wrong_tokenizer_renderer_and_places_are_found(vllm_server: Any, tmp_path: Path) -> None:
-    code, findings = doctor(vllm_server.base_url, "--env.renderer", "llama-3", "--env.renderer_options", "{}")
+    code, findings = doctor(vllm_server.base_url, "--env.renderer.name", "llama-3", "--env.renderer.options", "{}")
     assert statuses(findings, "failed", "warning") & {"renderer", "template"}
     assert code == (1 if statuses(findings, "failed") else 0)
     code, findings = doctor(

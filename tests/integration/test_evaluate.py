@@ -39,7 +39,7 @@ def test_greedy_runs_agree_and_count_as_their_samples_do(vllm_server: Any, tmp_p
 
 def test_pass_at_k_is_that_of_the_samples(vllm_server: Any, tmp_path: Path) -> None:
     metrics, samples = evaluate(
-        vllm_server.base_url, tmp_path, "--env.eval_samples", "4", "--env.eval_temperature", "1.0"
+        vllm_server.base_url, tmp_path, "--env.eval.samples", "4", "--env.eval.temperature", "1.0"
     )
     assert len(samples) == 32
     passed: dict[str, list[bool]] = {}

@@ -89,7 +89,7 @@ def flags(model: Model) -> tuple[str, ...]:
     options = json.dumps(dict(model.family.options))
     served_by = ("--openai.model_name", str(model.folder))
     of_family = model.family.flags
-    return ("--env.renderer", model.family.renderer, "--env.renderer_options", options, *served_by, *of_family)
+    return ("--env.renderer.name", model.family.renderer, "--env.renderer.options", options, *served_by, *of_family)
 
 
 @cache
@@ -131,12 +131,12 @@ def test_the_loop(model: Model, placement: str, tmp_path: Path) -> None:
     own = (
         "--env.world",
         f"{ROOT / 'tests/support/rooms.py'}:Rooms",
-        "--env.hint_source",
+        "--env.hint.source",
         "feedback",
         "--env.group_size",
         "1",
     )
-    more = ("--env.hint_placement", placement, "--env.total_steps", "1", "--env.max_turns", "8")
+    more = ("--env.hint.placement", placement, "--env.total_steps", "1", "--env.max_turns", "8")
     done = process(model.url, out, *flags(model), *own, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     (group,) = read_lines(out)
@@ -185,7 +185,7 @@ def test_the_gateway(model: Model, tmp_path: Path) -> None:
     ]
     said: list[dict[str, Any]] = [{"role": "system", "content": "You look around."}]
     said.append({"role": "user", "content": "step 0: what is here?"})
-    with served(model.url, tmp_path, *flags(model), "--env.hint_source", "feedback") as gateway:
+    with served(model.url, tmp_path, *flags(model), "--env.hint.source", "feedback") as gateway:
         step, session = 0, "s"
         for _ in range(8):
             answer = gateway.chat(*said, session=session, model=str(model.folder), tools=tools, max_tokens=200)

@@ -22,8 +22,10 @@ from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.evaluate import Evaluated, Evaluation
 from agentic_opd.runs.metric_log import RunMetrics
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.sandboxes.config import BubblewrapConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import EvalConfig, WorldConfig
 from tests.integration.attacks.arena import MARK, arena
 from tests.support.places import MODEL
 
@@ -138,8 +140,8 @@ def test_every_episode_of_an_evaluation_has_a_row_whatever_its_calls(tmp_path: P
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    settings = CodingConfig(sandbox_memory_mb=256, sandbox_disk_mb=64, tool_timeout_s=4.0, verify_timeout_s=10.0)
-    world = CodingWorld(settings)
+    settings = WorldConfig(sandbox=BubblewrapConfig(memory_mb=256, disk_mb=64), tool_timeout_s=4.0)
+    world = CodingWorld(settings, settings=CodingSettings(verify_timeout_s=10.0))
     chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
     policy = OneWord(tokenizer.encode("x<|im_end|>", add_special_tokens=False))
     turns = -(-CALLS // EPISODES // CALLS_A_TURN)
@@ -158,7 +160,7 @@ def test_every_episode_of_an_evaluation_has_a_row_whatever_its_calls(tmp_path: P
         return []
 
     async def main() -> Evaluated:
-        config = RunConfig(eval_samples=1)
+        config = RunConfig(eval=EvalConfig(samples=1))
         metrics = RunMetrics(config, lambda ids: "", list)
         tasks = [Task(f"t{number}", "Write f.", TESTS) for number in range(EPISODES)]
         return await Evaluation(tasks, roll_out, save, versions, config, metrics).measure()

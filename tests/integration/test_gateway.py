@@ -49,7 +49,7 @@ def gateway(proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> 
         return [POSITIVE] * body["n"]
 
     with judge_server(judged) as judge:
-        flags = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        flags = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
         with served(proxy.url, tmp_path_factory.mktemp("gateway"), *flags, real=True) as gateway:
             gateway.questions = questions
             yield gateway

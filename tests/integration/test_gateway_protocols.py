@@ -33,7 +33,7 @@ def gateway(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) 
     """One whose judge always has the same hint; its groups are computed again when it has ended."""
     folder = tmp_path_factory.mktemp("protocols")
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        flags = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        flags = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
         with served(vllm_server.base_url, folder, *flags) as gateway:
             yield gateway
     assert validate([str(folder / "groups.jsonl"), "--server", vllm_server.base_url]) == 0

@@ -171,8 +171,8 @@ def test_a_program_solves_a_task_as_the_task_s_user(fake_server: FakePlugin, tmp
     (tmp_path / "agent").mkdir(mode=0o755)
     (tmp_path / "agent" / "agent.py").write_text(AGENT)
     out, agent = tmp_path / "groups.jsonl", tmp_path / "agent"
-    given = flags(TASKS / "notes", group_size=1, total_steps=1, agent_command=f"python3 {agent}/agent.py")
-    done = process(fake_server.base_url, out, *given, "--env.agent_mounts", json.dumps([str(agent)]))
+    given = flags(TASKS / "notes", group_size=1, total_steps=1, agent={"command": f"python3 {agent}/agent.py"})
+    done = process(fake_server.base_url, out, *given, "--env.agent.mounts", json.dumps([str(agent)]))
     assert done.returncode == 0, done.stderr
     (group,) = read_lines(out)
     (rollout,) = group["overrides"]
@@ -188,7 +188,7 @@ def test_processes_of_the_agent_are_ended_before_the_tests_unless_they_may_stay(
     (tmp_path / "tests" / "test.sh").write_text("grep -q '^server$' /proc/[0-9]*/comm\n")
 
     async def passed(*, stay: bool) -> int:
-        tried = world(tmp_path, tasks_keep_processes=stay)
+        tried = world(tmp_path, world={"type": "harbor", "folder": str(tmp_path), "keep_processes": stay})
         (task,) = await tried.read_tasks()
         async with tried.session(task) as session:
             start = {"command": "cp /bin/sleep server; ./server 60 &"}

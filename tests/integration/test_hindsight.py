@@ -25,7 +25,7 @@ from tests.support.vllm import RootedServer
 
 pytestmark = pytest.mark.vllm
 
-LEARNING = ("--env.hint_source", "feedback", "--env.distill_topk", "8")
+LEARNING = ("--env.hint.source", "feedback", "--env.distill_topk", "8")
 
 
 def flags(url: str) -> tuple[str, ...]:
@@ -183,4 +183,4 @@ def test_an_archived_environment_is_trained_on(
     assert turns(read_lines(tmp_path / "first.distilled.jsonl")) == turns(groups[:1])
 
 
-RENDERER = ("--env.renderer", "default", "--env.renderer_options", "{tool_parser: hermes}")
+RENDERER = ("--env.renderer.name", "default", "--env.renderer.options", "{tool_parser: hermes}")

@@ -39,7 +39,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     root = tmp_path_factory.mktemp("seeing")
     model = save_vision_model(root / "model")
     launcher = (str(ROOT / "scripts" / "serve_vllm"),)
-    flags = ("--openai.model_name", str(model), "--env.hint_source", "feedback", "--env.distill_topk", "20")
+    flags = ("--openai.model_name", str(model), "--env.hint.source", "feedback", "--env.distill_topk", "20")
     with (
         local_server(model, log=root / "vllm.log", launcher=launcher, cwd=ROOT) as server,
         served(server.base_url, root, *flags) as gateway,

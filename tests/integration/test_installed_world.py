@@ -35,8 +35,7 @@ def test_a_package_of_a_user_brings_a_world(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=120)
     out = tmp_path / "groups.jsonl"
-    options = "{prompt: Name what has keys}"
-    flags = ("--env.world", "riddles", "--env.world_options", options, "--env.total_steps", "1")
+    flags = ("--env.world", "riddles", "--env.world.prompt", "Name what has keys", "--env.total_steps", "1")
     with fake_plugin() as server:
         argv = process_command(server.base_url, out, *flags)
         path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])

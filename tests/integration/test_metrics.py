@@ -181,7 +181,15 @@ def check_names(logged: set[str], described: tuple[Metric, ...]) -> None:
 
 def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb", "--env.control", "other")
+    flags = (
+        "--env.total_steps",
+        "6",
+        "--env.max_concurrent_groups",
+        "3",
+        "--env.use_wandb",
+        "--env.hint.control",
+        "other",
+    )
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     done = process(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
     assert done.returncode == 0, done

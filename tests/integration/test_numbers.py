@@ -40,13 +40,11 @@ SCRIPTS: dict[str, list[str]] = {
 
 def settings(url: str, judge: str, **more: Any) -> dict[str, Any]:
     return {
-        "renderer": "qwen3",
-        "renderer_options": {"enable_thinking": False},
+        "renderer": {"name": "qwen3", "options": {"enable_thinking": False}},
         "max_turns": 4,
         "max_token_length": 3072,
         "max_tokens_per_turn": 400,
-        "judge_base_url": judge,
-        "judge_model_name": "judge",
+        "judge": {"base_url": judge, "model_name": "judge"},
         **more,
     }
 
@@ -83,7 +81,9 @@ def check_rows(group: dict[str, Any], forward: Forward) -> int:
 def test_real_rollouts(vllm_server: Any, forward: Forward, tmp_path: Path, placement: str) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        env = make_env(vllm_server, judge, group_size=2, hint_placement=placement, data_path_to_save_groups=str(out))
+        env = make_env(
+            vllm_server, judge, group_size=2, hint={"placement": placement}, data_path_to_save_groups=str(out)
+        )
         summary = asyncio.run(env.process_manager())
     assert summary.complete
     groups = [json.loads(line) for line in out.read_text().splitlines()]
@@ -121,7 +121,7 @@ def test_scripted_rollouts(
     vllm_server: Any, forward: Forward, monkeypatch: pytest.MonkeyPatch, name: str, placement: str
 ) -> None:
     async def roll() -> tuple[dict[str, Any], ScriptedSampler]:
-        base = make_env(vllm_server, judge, group_size=1, hint_placement=placement)
+        base = make_env(vllm_server, judge, group_size=1, hint={"placement": placement})
         env = ReplyingEnv(base.config, [base.servers[0].config])
         await env.setup()
         sampler = ScriptedSampler(env, forward, SCRIPTS[name])

@@ -80,9 +80,9 @@ def evaluated(server_url: str, folder: Path, *flags: str) -> list[str]:
 
 def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_path: Path) -> None:
     world, out = documented(tmp_path, 1), tmp_path / "groups.jsonl"
-    own = ("--env.world", world, "--env.eval_fraction", "0.5", "--env.max_turns", "2")
+    own = ("--env.world", world, "--env.eval.fraction", "0.5", "--env.max_turns", "2")
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        done = process(fake_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
+        done = process(fake_server.base_url, out, *own, "--env.judge.base_url", judge, "--env.report", "true")
         assert done.returncode == 0, done
         groups = read_lines(out)
         # The demo policy knows none of these tools, and is told so.
@@ -96,7 +96,7 @@ def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_pa
         assert held_out
         assert not {*held_out} & {group["group_overrides"]["task_id"] for group in groups}
         with trajectory_api(tmp_path / "api.log") as api:
-            flags = (*own, "--env.judge_base_url", judge)
+            flags = (*own, "--env.judge.base_url", judge)
             with serving(api.url, fake_server.base_url, tmp_path / "serve", *flags) as env:
                 env.wait_for("waiting for a trainer")
                 api.register_trainer(batch_size=4, num_steps=1)
@@ -109,7 +109,7 @@ def test_no_call_is_missed_where_there_are_no_tools(fake_server: FakePlugin, tmp
     head, hooks = "from agentic_opd.worlds.custom import CustomWorld, Task\n", "return [Task('t', 'Say it.')]"
     world = f"class Talk(CustomWorld):\n    def tasks(self): {hooks}\n    def verify(self, task, state): return 1\n"
     (tmp_path / "talk.py").write_text(head + world)
-    own = ("--env.world", f"{tmp_path / 'talk.py'}:Talk", "--env.eval_fraction", "0", "--env.opd_enabled", "false")
+    own = ("--env.world", f"{tmp_path / 'talk.py'}:Talk", "--env.eval.fraction", "0", "--env.opd_enabled", "false")
     done = process(fake_server.base_url, tmp_path / "groups.jsonl", *own)
     assert done.returncode == 0, done
     assert "no tool call" not in done.stderr
@@ -119,7 +119,7 @@ def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(fake_server: FakeP
     (tmp_path / "files.py").write_text(FILES)
     world, out = f"{tmp_path / 'files.py'}:Files", tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        own = ("--env.world", world, "--env.judge_base_url", judge, "--env.group_size", "8")
+        own = ("--env.world", world, "--env.judge.base_url", judge, "--env.group_size", "8")
         done = process(fake_server.base_url, out, *own)
     assert done.returncode == 1
     assert "world Files: " in done.stderr
@@ -135,7 +135,7 @@ def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(fake_server: FakeP
 
 
 def test_doctor_knows_the_world(vllm_server: SharedServer, tmp_path: Path) -> None:
-    _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path, 1), "--env.eval_fraction", "0.5")
+    _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path, 1), "--env.eval.fraction", "0.5")
     assert "3 tasks" in findings["prompts"][1]
     assert not statuses(findings, "failed") & {"tasks", "prompts", "renderer"}, findings
 
@@ -166,8 +166,8 @@ def test_function_calls_are_answered_judged_and_distilled(tmp_path: Path) -> Non
         return [POSITIVE] * body["n"]
 
     with fake_plugin(says=calls) as server, judge_server(judged) as judge:
-        flags = ("--env.world", "functions", "--env.world_options", json.dumps(options), "--env.total_steps", "2")
-        done = process(server.base_url, out, *flags, "--env.group_size", "2", "--env.judge_base_url", judge)
+        flags = ("--env.world", json.dumps({"type": "functions", **options}), "--env.total_steps", "2")
+        done = process(server.base_url, out, *flags, "--env.group_size", "2", "--env.judge.base_url", judge)
     assert done.returncode == 0, done
     groups = read_lines(out)
     assert len(groups) == 2

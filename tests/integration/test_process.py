@@ -26,7 +26,7 @@ def test_without_opd_nothing_of_it_is_written(fake_server: FakePlugin, tmp_path:
 
     out = tmp_path / "groups.jsonl"
     with judge_server(refuse) as judge:
-        flags = ("--env.opd_enabled", "false", "--env.judge_base_url", judge, "--env.total_steps", "2")
+        flags = ("--env.opd_enabled", "false", "--env.judge.base_url", judge, "--env.total_steps", "2")
         done = process(fake_server.base_url, out, *flags)
     assert done.returncode == 0, done
     assert asked == []
@@ -51,7 +51,7 @@ def test_hints_without_a_judge(fake_server: FakePlugin, tmp_path: Path, source: 
     asked: list[Any] = []
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: asked.append(body) or 500) as judge:
-        flags = ("--env.hint_source", source, "--env.judge_base_url", judge, "--env.total_steps", "2")
+        flags = ("--env.hint.source", source, "--env.judge.base_url", judge, "--env.total_steps", "2")
         done = process(fake_server.base_url, out, *flags)
     assert done.returncode == 0, done
     assert asked == []
@@ -68,7 +68,7 @@ def test_hints_without_a_judge(fake_server: FakePlugin, tmp_path: Path, source: 
 def test_top_1_is_rectangular(fake_server: FakePlugin, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        flags = ("--env.distill_topk", "1", "--env.total_steps", "2", "--env.judge_base_url", judge)
+        flags = ("--env.distill_topk", "1", "--env.total_steps", "2", "--env.judge.base_url", judge)
         done = process(fake_server.base_url, out, *flags)
     assert done.returncode == 0, done
     for group in read_lines(out):
@@ -81,14 +81,14 @@ def test_a_judge_that_never_answers_costs_hints_and_no_group(fake_server: FakePl
     """It runs, for it lists its models; each turn is a counted outcome whose error names the settings."""
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: None) as judge:
-        flags = ("--env.judge_base_url", judge, "--env.judge_timeout_s", "1", "--env.total_steps", "2")
+        flags = ("--env.judge.base_url", judge, "--env.judge.timeout_s", "1", "--env.total_steps", "2")
         done = process(fake_server.base_url, out, *flags)
     turns = [turn for group in read_lines(out) for one in group["overrides"] for turn in one["opd"]["turns"]]
     outcomes = {turn["outcome"] for turn in turns}
     assert len(read_lines(out)) == 2
     assert outcomes - {"no_next_state"} == {"judge_error"}
     errors = {turn["error"] for turn in turns if turn["outcome"] == "judge_error"}
-    assert all("raise env.judge_timeout_s, lower env.judge_max_tokens" in error for error in errors)
+    assert all("raise env.judge.timeout_s, lower env.judge.max_tokens" in error for error in errors)
     assert "turn outcomes: judge_error" in done.stderr
 
 
@@ -102,7 +102,7 @@ def test_a_broken_judge_is_counted_and_the_run_completes_and_says_that_it_distil
 ) -> None:
     out = tmp_path / "a.jsonl"
     with judge_server(answer) as judge:
-        done = process(fake_server.base_url, out, "--env.judge_base_url", judge, "--env.total_steps", "2")
+        done = process(fake_server.base_url, out, "--env.judge.base_url", judge, "--env.total_steps", "2")
     assert done.returncode == 0, done
     outcomes = {turn["outcome"] for g in read_lines(out) for o in g["overrides"] for turn in o["opd"]["turns"]}
     # A closing turn whose work passed is shown nothing, so nobody is asked about it.
@@ -154,8 +154,8 @@ def test_a_stopped_run_goes_on_where_it_was(
         (("--env.distill_topk", "900"), 1, "--max-logprobs 900"),
         (("--env.max_token_length", "100000"), 1, "--max-model-len 100000"),
         (("--env.tokenizer_name", "/nowhere"), 2, "env.tokenizer_name"),
-        (("--env.renderer", "qwen33"), 2, "qwen33"),
-        (("--env.dataset_name", "nowhere.jsonl"), 2, "nowhere.jsonl"),
+        (("--env.renderer.name", "qwen33"), 2, "qwen33"),
+        (("--env.world.dataset_name", "nowhere.jsonl"), 2, "nowhere.jsonl"),
         (("--env.prm_votes", "0", "--env.group_size", "x"), 2, "env.prm_votes"),
         (("--env.data_path_to_save_groups", "/dev/null/groups.jsonl"), 2, "data_path_to_save_groups"),
     ],
@@ -193,7 +193,7 @@ def test_bad_datasets_say_what_is_there(
     odd = tmp_path / "odd.jsonl"
     odd.write_text(json.dumps({"question": "Write f.", "test_code": "assert True"}) + "\n")
     for file, message in ((empty, "empty"), (odd, "question")):
-        complains(fake_server, tmp_path, capsys, ("--env.dataset_name", str(file)), 2, message)
+        complains(fake_server, tmp_path, capsys, ("--env.world.dataset_name", str(file)), 2, message)
 
 
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
@@ -201,7 +201,7 @@ def test_humaneval_runs_to_its_end(fake_server: FakePlugin, tmp_path: Path) -> N
     out = tmp_path / "groups.jsonl"
     done = commands.run(
         *("agentic_opd.env", "process", "--config", "configs/humaneval.yaml"),
-        *("--openai.base_url", f"{fake_server.base_url}/v1", "--env.dataset_name", str(HUMANEVAL)),
+        *("--openai.base_url", f"{fake_server.base_url}/v1", "--env.world.dataset_name", str(HUMANEVAL)),
         *("--env.data_path_to_save_groups", str(out)),
         HF_HUB_OFFLINE="1",
     )

@@ -21,7 +21,7 @@ from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import world_class
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from tests.support.environment import read_lines
 from tests.support.gateway import served
@@ -84,12 +84,12 @@ def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Fo
 
 
 def test_a_client_of_the_gateway_gets_a_true_tool_call(real: Real, tmp_path: Path) -> None:
-    world = HookedWorld(world_class(str(ROOT / "scripts/demo_policy/home_world.py:Home"))(), CodingConfig())
+    world = HookedWorld(world_class(str(ROOT / "scripts/demo_policy/home_world.py:Home"))(), WorldConfig())
     task = asyncio.run(world.train_and_eval_tasks())[0][0]
     start = [{"role": "system", "content": world.system_prompt}, *task.examples]
     start.append({"role": "user", "content": task.prompt})
-    flags = ("--env.renderer", "default", "--env.renderer_options", "{tool_parser: pythonic}")
-    flags += ("--env.tool_format", "text", "--env.hint_source", "feedback", "--env.tokenizer_name", str(MODEL))
+    flags = ("--env.renderer.name", "default", "--env.renderer.options", "{tool_parser: pythonic}")
+    flags += ("--env.renderer.tool_format", "text", "--env.hint.source", "feedback", "--env.tokenizer_name", str(MODEL))
     flags += ("--openai.model_name", str(MODEL))
     with served(real.server.base_url, tmp_path, *flags) as gateway:
         names = {tool["function"]["name"] for tool in world.tools}

@@ -67,7 +67,7 @@ def test_a_run_is_resumed(recording: Path, fake_server: FakePlugin) -> None:
     """Its one group is there, so that nothing is sampled; or the settings that this version has added are named."""
     file, flags = recording / "process/groups.jsonl", ("--env.distill_topk", "3", "--env.max_turns", "3")
     before = file.read_bytes()
-    more = ("--env.total_steps", "1", "--env.group_size", "2", "--env.seed", "1", "--env.step_votes", "1")
+    more = ("--env.total_steps", "1", "--env.group_size", "2", "--env.seed", "1", "--env.judge.step_votes", "1")
     done = process(fake_server.base_url, file, "--env.resume", "true", *flags, *more)
     assert file.read_bytes() == before
     if done.returncode != 0:

@@ -20,9 +20,9 @@ from agentic_opd.sandboxes.folders import PREFIX, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.door import Door, door
 from tests.support.sandbox_backends import (
     BACKENDS,
@@ -111,8 +111,8 @@ def test_output_memory_and_file_size_are_limited(backend: Backend) -> None:
         "python -c 'x = bytearray(2**29); print(len(x))'",
         "head -c 3000000 /dev/zero > big; stat -c %s big",
         "echo still works",
-        sandbox_memory_mb=256,
-        sandbox_file_mb=1,
+        memory_mb=256,
+        file_mb=1,
     )
     assert endless.output_exceeded
     assert endless.output == b"y\n" * 2**21
@@ -134,7 +134,7 @@ time.sleep(30)
 @also_remote
 def test_memory_is_limited_for_all_that_a_sandbox_holds(backend: Backend) -> None:
     command = f"python -I -S - <<'EOF'\n{MEMFDS}EOF"
-    memfds, after = backend.run_all(command, "echo still works", sandbox_memory_mb=160)
+    memfds, after = backend.run_all(command, "echo still works", memory_mb=160)
     assert memfds.memory_exceeded
     assert 16 * max(int(line) for line in memfds.text.splitlines() if line.isdigit()) < 1.5 * 160
     assert (after.text, after.memory_exceeded) == ("still works\n", False)
@@ -267,7 +267,7 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
 def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend: Backend) -> None:
     if backend.name != "docker":
         pytest.skip("only containers are started ahead")
-    ahead = Backend("docker", {**backend.settings, "sandbox_warm": 2})
+    ahead = Backend("docker", {**backend.settings, "warm": 2})
     pid = stop_environment(ahead, signal.SIGKILL, SLEEP, containers=2)
     until(lambda: not ahead.containers(pid), 120)
     asyncio.run(check_sandbox(backend.factory()))
@@ -277,7 +277,7 @@ def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend
 def test_those_started_ahead_are_fresh_and_end_with_the_run(backend: Backend) -> None:
     if backend.name != "docker":
         pytest.skip("only containers are started ahead")
-    factory = backend.factory(sandbox_warm=1, sandbox_max_concurrent=1)
+    factory = backend.factory(warm=1, max_concurrent=1)
 
     async def used() -> list[str]:
         """What is in a sandbox, which then is used."""
@@ -361,8 +361,8 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
     ]
 
     async def use(box: Sandbox) -> list[str]:
-        patient = CodingConfig(tool_timeout_s=60.0, tool_output_max_chars=400)
-        hasty = CodingConfig(tool_timeout_s=2.0, tool_output_max_chars=400)
+        patient = WorldConfig(tool_timeout_s=60.0, tool_output_max_chars=400)
+        hasty = WorldConfig(tool_timeout_s=2.0, tool_output_max_chars=400)
         limits = [*[patient] * (len(calls) - 1), hasty]
         return [
             (await run_tool(ToolCall("c", *call, raw=""), box, config)).content
@@ -394,8 +394,7 @@ def test_a_program_reaches_one_socket(backend: Backend) -> None:
     program, found = Program(command, "Write f.", "a-key", "a-model", 60.0, {}), list[bytes]()
 
     async def main(folder: Path, server: Door) -> ProgramRun:
-        settings = CodingConfig(sandbox_backend=backend.name, **backend.settings)  # type: ignore[arg-type]
-        async with sandbox_factory(settings, [socket_mount(folder)])() as box:
+        async with sandbox_factory(backend.config(), [socket_mount(folder)])() as box:
             loop = asyncio.get_running_loop()
             reading = lambda: asyncio.run_coroutine_threadsafe(get_files(box), loop).result(60)  # noqa: E731
             server.before_answer = lambda: found.append(reading()["solution.py"])

@@ -96,7 +96,7 @@ def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path
         "--openai.api_key",
         KEY,
         *few(tmp_path),
-        "--env.eval_temperature",
+        "--env.eval.temperature",
         "1",
     )
     argv = command("evaluate", server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *flags)

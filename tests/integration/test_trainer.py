@@ -38,7 +38,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         trajectory_api(tmp_path / "api.log") as api,
         serving(
             *(api.url, vllm.base_url, tmp_path, "--env.max_batches_offpolicy", "0", "--env.total_steps", "20"),
-            *("--env.judge_base_url", judge, "--env.judge_model_name", "judge"),
+            *("--env.judge.base_url", judge, "--env.judge.model_name", "judge"),
         ),
     ):
         argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)

@@ -95,7 +95,7 @@ def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
     """An empty hint's gap is the engine's noise after each push; what was sampled before it says something else."""
 
     async def roll() -> None:
-        env: AgenticOPDEnv = make_env(rooted.server, judge, group_size=1, hint_source=hint_source)
+        env: AgenticOPDEnv = make_env(rooted.server, judge, group_size=1, hint={"source": hint_source})
         await env.setup()
         try:
             for version in range(1, pushes + 1):
@@ -157,7 +157,7 @@ def test_pushes_under_serve_are_not_in_the_gap(
     """`serve` with episodes beside each other: some turns are scored by the weights that sampled them, others not."""
     pushed = OftenPushed(rooted, pushes)
     with judge_server(pushed.judged) as judge, trajectory_api(tmp_path / "api.log") as api:
-        own = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge", "--env.hint_source", "none")
+        own = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge", "--env.hint.source", "none")
         with serving(api.url, rooted.server.base_url, tmp_path, *own) as env:
             env.wait_for("waiting for a trainer")
             api.register_trainer(batch_size=8, num_steps=100)
@@ -192,7 +192,7 @@ def test_a_control_is_what_the_teacher_says_under_another_hint(
     """Half of the groups are scored by other weights than sampled them; baseline and control are of one reading."""
 
     async def roll() -> list[str]:
-        env = make_env(rooted.server, judge, group_size=1, control=control, distill_topk=top_k)
+        env = make_env(rooted.server, judge, group_size=1, hint={"control": control}, distill_topk=top_k)
         await env.setup()
         kinds: list[str] = []
         try:
@@ -242,7 +242,7 @@ def test_two_hints_are_each_others_controls(rooted: RootedServer) -> None:
             rooted.server,
             judge,
             group_size=1,
-            control="other",
+            hint={"control": "other"},
             hint_source=f"{ROOT}/scripts/learning/hint_sources.py:wrong_hint",
         )
         await env.setup()
@@ -287,7 +287,12 @@ def test_each_kind_of_task_is_scored_by_its_own_teacher(
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         env = make_env(
             *(vllm_server, judge),
-            **{"teachers": teachers, "dataset_name": str(dataset), "eval_fraction": 0.0, "group_size": 2},
+            **{
+                "teacher": {"by_kind": teachers},
+                "world": {"dataset_name": str(dataset)},
+                "eval": {"fraction": 0.0},
+                "group_size": 2,
+            },
             data_path_to_save_groups=str(out),
         )
         asyncio.run(env.process_manager())

@@ -20,7 +20,7 @@ def doctor(url: str, *flags: str) -> tuple[int, Findings]:
         *("doctor", "--json", "--config", "configs/demo.yaml", "--openai.base_url", f"{url}/v1"),
         *("--env.rollout_server_url", f"http://127.0.0.1:{free_port()}"),
         # The policy judges: hot, it says what can't be read once in eleven votes.
-        *("--env.judge_temperature", "0.01", *flags),
+        *("--env.judge.temperature", "0.01", *flags),
     ]
     with chdir(ROOT), redirect_stdout(StringIO()) as said:
         code = main(argv)

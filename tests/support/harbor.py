@@ -28,15 +28,15 @@ def why_no_containers() -> str | None:
 
 def settings(tasks: Path, **changes: Any) -> dict[str, Any]:
     return {
-        **{"world": "harbor", "tasks_dir": str(tasks), "eval_fraction": 0.0},
-        **{"sandbox_backend": "docker", "sandbox_container_command": ENGINE},
+        **{"world": {"type": "harbor", "folder": str(tasks)}, "eval": {"fraction": 0.0}},
+        **{"sandbox": {"type": "docker", "container_command": ENGINE}},
         **changes,
     }
 
 
 def world(tasks: Path, **changes: Any) -> HarborWorld:
     config = AgentEnvConfig(**settings(tasks, **changes))
-    world = make_world(config.world, config, None)
+    world = make_world(config)
     assert isinstance(world, HarborWorld)
     return world
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agentic_opd.sandboxes.config import SANDBOX_KINDS, SandboxConfig
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
-from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.sandboxes import processes_with
 
 from .places import ROOT
@@ -41,8 +41,11 @@ class Backend:
     name: str
     settings: dict[str, Any]
 
+    def config(self, **changes: Any) -> SandboxConfig:
+        return SANDBOX_KINDS.model_of(self.name)(**self.settings | changes)  # type: ignore[return-value]
+
     def factory(self, **changes: Any) -> SandboxFactory:
-        return sandbox_factory(CodingConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
+        return sandbox_factory(self.config(**changes))
 
     def use(self, use: Callable[[Sandbox], Awaitable[T]], **changes: Any) -> T:
         async def main() -> T:
@@ -66,7 +69,7 @@ class Backend:
 
     def containers(self, pid: int) -> list[str]:
         """The containers of a process."""
-        engine = self.settings["sandbox_container_command"]
+        engine = self.settings["container_command"]
         listed = [*engine.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
         names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
         return [name for name in names if name.startswith(f"agentic-opd-{pid}-")]
@@ -76,7 +79,7 @@ def start_backend(name: str) -> Backend:
     """The backend; where it is made of containers, with an image from Debian's packages."""
     settings = dict[str, Any]()
     if name == "docker":
-        settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
+        settings = {"container_command": ENGINE, "image": IMAGE}
         subprocess.run([ROOT / "scripts/install/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
     backend = Backend(name, settings)
     asyncio.run(check_sandbox(backend.factory()))
@@ -94,7 +97,7 @@ def remote_engine(folder: Path) -> Generator[Backend]:
         try:
             until(socket.is_socket, 120, service, log.read_text)
             patch.setenv("CONTAINER_HOST", f"unix://{socket}")
-            backend = Backend("docker", {"sandbox_container_command": "podman --remote", "sandbox_image": IMAGE})
+            backend = Backend("docker", {"container_command": "podman --remote", "image": IMAGE})
             asyncio.run(check_sandbox(backend.factory()))
             yield backend
         finally:
@@ -104,11 +107,12 @@ def remote_engine(folder: Path) -> Generator[Backend]:
 
 _ENVIRONMENT = """
 import asyncio, json, sys
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.sandboxes.config import SANDBOX_KINDS
 from agentic_opd.sandboxes.factory import sandbox_factory
 
 async def main():
-    async with sandbox_factory(CodingConfig(**json.loads(sys.argv[1])))() as box:
+    settings = json.loads(sys.argv[1])
+    async with sandbox_factory(SANDBOX_KINDS.model_of(settings["type"])(**settings))() as box:
         await box.run(sys.argv[2], 600.0)
 
 asyncio.run(main())
@@ -120,7 +124,7 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str, contain
 
     It is stopped when it has more than `containers` containers.
     """
-    settings = json.dumps({"sandbox_backend": backend.name, **backend.settings})
+    settings = json.dumps({"type": backend.name, **backend.settings})
     command = f"echo > file; setsid {marker} & {marker}"
     argv = [sys.executable, "-c", _ENVIRONMENT, settings, command]
     environment = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)

@@ -1,6 +1,5 @@
 """`agentic-opd doctor`: the command line. Imports for the checks happen only after the settings are validated."""
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,18 +8,19 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.env.config import default_settings
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import read_settings
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog="agentic-opd doctor",
         description="Check a set-up with the settings of a run, in seconds. Each check prints one line: ok, "
         "warning, failed (with what to do), or skipped. The exit code is 1 if a check failed.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--serve", action="store_true", help="check a set-up for serve, which needs the trajectory API")

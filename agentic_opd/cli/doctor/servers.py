@@ -68,7 +68,7 @@ class DoctorSetup(Setup):
     def of(cls, config: AgenticOPDEnvConfig, servers: Sequence[Any], *, is_serve: bool) -> "DoctorSetup":
         """Build the set-up from the settings without connecting."""
         http = [connection(config, server.base_url, server.api_key) for server in servers]
-        top_k = config.logprobs_asked if config.opd_enabled and config.teacher_base_url is None else None
+        top_k = config.logprobs_asked if config.opd_enabled and config.teacher.base_url is None else None
         names = tokenizer_names(config, servers[0])
         models = [server.model_name for server in servers]
         return cls(config, http, top_k, models, names, policy_name=models[0], is_serve=is_serve)
@@ -121,14 +121,15 @@ async def check_rendering(setup: DoctorSetup) -> Note:
     """Check that rendered ids survive the server's tokenizer, that hints can be placed, and the server's template."""
     config, chat, client = setup.config, setup.known_chat(), setup.clients[0]
     if config.opd_enabled:
-        encode_hint(chat.renderer, setup.tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
+        encode_hint(chat.renderer, setup.tokenizer, "A plain hint.", as_message=config.hint.placement == "end")
     await _check_ids_survive(client, chat)
-    if config.tool_format != "template":
+    if config.renderer.tool_format != "template":
         return Note(
-            f"tool_format {config.tool_format}: the server's chat template does not write the tools", Status.SKIPPED
+            f"renderer.tool_format {config.renderer.tool_format}: the server's chat template does not write the tools",
+            Status.SKIPPED,
         )
     ours = list(chat.first_prompt(_FIRST_MESSAGES).token_ids)
-    options = {key: value for key, value in config.renderer_options.items() if key != "tool_parser"}
+    options = {key: value for key, value in config.renderer.options.items() if key != "tool_parser"}
     body = {"messages": _FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
     try:
         theirs = await client.token_ids(**body, chat_template_kwargs=options)
@@ -141,7 +142,7 @@ async def check_rendering(setup: DoctorSetup) -> Note:
         f"{type(chat.renderer).__name__} and the server's chat template render a first prompt differently, from token "
         f"{first} on ({setup.tokenizer.decode(ours[first : first + 8])!r} here, "
         f"{setup.tokenizer.decode(theirs[first : first + 8])!r} there). The policy reads what is rendered here: is "
-        "env.renderer the model's own?",
+        "env.renderer.name the model's own?",
         Status.WARNING,
     )
 
@@ -165,11 +166,11 @@ async def check_judge(setup: DoctorSetup) -> Note:
     config = setup.config
     if not config.opd_enabled:
         return Note("distillation is off", Status.SKIPPED)
-    if not config.asks_judge:
-        return Note(f"hint_source {', '.join(config.hint_source)} needs no judge", Status.SKIPPED)
-    if config.judge_base_url is None and not setup.clients:
+    if not config.hint.asks_judge:
+        return Note(f"hint.source {', '.join(config.hint.source)} needs no judge", Status.SKIPPED)
+    if config.judge.base_url is None and not setup.clients:
         return Note("needs: server", Status.SKIPPED)
-    judge, num_votes = make_judge(config, setup.policy, setup.connections[0].retry_s), config.prm_votes
+    judge, num_votes = make_judge(config.judge, setup.policy, setup.connections[0].retry_s), config.prm_votes
     try:
         await judge.check()
         questions = questions_of(config, setup.tokenizer)
@@ -182,20 +183,20 @@ async def check_judge(setup: DoctorSetup) -> Note:
     if not readable:
         raise ServerMismatchError(
             f"{who}: all {num_votes} votes break the protocol; the first begins {votes[0].text[:120]!r}. Take "
-            "another judge (env.judge_base_url, env.judge_model_name); a reasoning model needs a larger "
-            "env.judge_max_tokens, or thinking switched off in env.judge_extra_body"
+            "another judge (env.judge.base_url, env.judge.model_name); a reasoning model needs a larger "
+            "env.judge.max_tokens, or thinking switched off in env.judge.extra_body"
         )
     text = f"{who}: {len(readable)} of {num_votes} votes in the protocol, {seconds:.1f} s"
     if 2 * len(readable) <= num_votes:
-        return Note(f"{text}. A majority can't come about like this: see env.judge_max_tokens", Status.WARNING)
+        return Note(f"{text}. A majority can't come about like this: see env.judge.max_tokens", Status.WARNING)
     return Note(text)
 
 
 async def check_teacher(setup: DoctorSetup) -> Note:
     """Check that separate teachers fit the policy."""
     config = setup.config
-    separate = dict(config.teachers)
-    if (usual := config.usual_teacher) is not None:
+    separate = dict(config.teacher.by_kind)
+    if (usual := config.teacher.server) is not None:
         separate = {"": usual, **separate}
     if not config.opd_enabled or not separate:
         return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
@@ -206,7 +207,7 @@ async def check_teacher(setup: DoctorSetup) -> Note:
                 config,
                 server.base_url,
                 server.api_key.get_secret_value() if server.api_key else None,
-                f"env.teachers: {kind}: api_key" if kind else "env.teacher_api_key",
+                f"env.teacher.by_kind: {kind}: api_key" if kind else "env.teacher.api_key",
             ),
             setup.tokenizer,
             top_k=config.logprobs_asked,
@@ -224,7 +225,7 @@ async def check_noise(setup: DoctorSetup) -> Note:
     config, client = setup.config, setup.clients[0]
     if not config.opd_enabled:
         return Note("distillation is off", Status.SKIPPED)
-    if config.teacher_base_url is not None:
+    if config.teacher.base_url is not None:
         return Note("the teacher is another model, so there is nothing to compare with", Status.SKIPPED)
     prompt = setup.known_chat().first_prompt(_FIRST_MESSAGES).token_ids
     (sampled,) = await client.complete(prompt, {"temperature": 1.0, "max_tokens": _SAMPLED})

@@ -37,7 +37,7 @@ class _TextBlock(OpenModel):
     text: str
 
 
-class _Source(OpenModel):
+class _ImageSource(OpenModel):
     """The content of a picture or a document."""
 
     type: Literal["base64", "url", "text", "content"]
@@ -47,7 +47,7 @@ class _Source(OpenModel):
     content: str | list[_TextBlock] = ""
 
     def uri(self, field_name: str) -> ImageUri:
-        """Return the picture as a URI; `at` is the name of this field."""
+        """Return the picture as a URI; `field_name` is the name of this field."""
         if self.type == "url":
             return ImageUri(self.url, f"{field_name}.url")
         if self.type == "base64":
@@ -57,7 +57,7 @@ class _Source(OpenModel):
         )
 
     def document(self, field_name: str) -> str:
-        """Return the document's text; `at` is the name of this field."""
+        """Return the document's text; `field_name` is the name of this field."""
         if self.type == "text":
             return self.data
         if self.type == "content":
@@ -73,7 +73,7 @@ class _Piece(OpenModel):
 
     type: Literal["text", "image", "document", "tool_reference"]
     text: str | None = None
-    source: _Source | None = None
+    source: _ImageSource | None = None
     title: str | None = None
     context: str | None = None
 
@@ -84,7 +84,7 @@ class _Piece(OpenModel):
         return self
 
     def read(self, *path: str | int) -> str | ImageUri:
-        """Return the text or the picture; `at` is the place of the block."""
+        """Return the text or the picture; `path` is the path of the block."""
         if self.source is None:
             return self.text or ""
         name = ".".join(map(str, (*path, "source")))

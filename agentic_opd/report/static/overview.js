@@ -1,9 +1,9 @@
 // The overview: what the run was, the outcomes of its turns, and where to look first.
 
 const MAIN_SETTINGS = [
-  'policy_model', 'tokenizer_name', 'dataset_name', 'group_size', 'temperature', 'max_turns', 'max_token_length', 'distill_topk',
-  'hint_placement', 'hint_vote_rule', 'hint_selection', 'prm_votes', 'judge_model_name', 'judge_base_url', 'judge_temperature',
-  'teacher_base_url', 'sandbox_backend', 'seed',
+  'policy_model', 'tokenizer_name', 'world.type', 'world.dataset_name', 'group_size', 'temperature', 'max_turns', 'max_token_length', 'distill_topk',
+  'hint.placement', 'hint.vote_rule', 'hint.selection', 'prm_votes', 'judge.model_name', 'judge.base_url', 'judge.temperature',
+  'teacher.base_url', 'sandbox.type', 'seed',
 ];
 
 function settingsList(run, names) {

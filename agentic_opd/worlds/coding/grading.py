@@ -13,13 +13,13 @@ class Printed:
     def __init__(self, text: str) -> None:
         self.expected = text
 
-    def __eq__(self, got: object) -> bool:
-        if not isinstance(got, str):
+    def __eq__(self, actual: object) -> bool:
+        if not isinstance(actual, str):
             return False
-        if got == self.expected:
+        if actual == self.expected:
             return True
-        got_lines, lines = _words(got), _words(self.expected)
-        return len(got_lines) == len(lines) and all(map(_same_line, got_lines, lines))
+        actual_lines, lines = _words(actual), _words(self.expected)
+        return len(actual_lines) == len(lines) and all(map(_same_line, actual_lines, lines))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -33,8 +33,8 @@ class Json:
     def __init__(self, value: object) -> None:
         self.expected = value
 
-    def __eq__(self, got: object) -> bool:
-        return _same_value(got, self.expected)
+    def __eq__(self, actual: object) -> bool:
+        return _same_value(actual, self.expected)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -43,30 +43,30 @@ class Json:
 
 
 # A longer integer is larger than every float. Only its text is compared: a conversion is quadratic in its digits.
-_MAX_WHOLE_CHARS = 400
+_MAX_INTEGER_CHARS = 400
 
 
 def _words(text: str) -> list[list[str]]:
     return [words for line in text.split("\n") if (words := line.split())]
 
 
-def _same_line(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(map(_same_word, got, expected))
+def _same_line(actual: list[str], expected: list[str]) -> bool:
+    return len(actual) == len(expected) and all(map(_same_word, actual, expected))
 
 
-def _same_word(got: str, expected: str) -> bool:
-    if got == expected:
+def _same_word(actual: str, expected: str) -> bool:
+    if actual == expected:
         return True
-    whole, expected_whole = _whole(got), _whole(expected)
-    if whole is not None and expected_whole is not None:
-        return whole == expected_whole
-    if max(len(whole or ""), len(expected_whole or "")) > _MAX_WHOLE_CHARS:
+    digits, expected_digits = _integer_digits(actual), _integer_digits(expected)
+    if digits is not None and expected_digits is not None:
+        return digits == expected_digits
+    if max(len(digits or ""), len(expected_digits or "")) > _MAX_INTEGER_CHARS:
         return False
-    number, expected_number = _number(whole or got), _number(expected_whole or expected)
+    number, expected_number = _number(digits or actual), _number(expected_digits or expected)
     return number is not None and expected_number is not None and _same_number(number, expected_number)
 
 
-def _whole(word: str) -> str | None:
+def _integer_digits(word: str) -> str | None:
     """Return an integer's text without leading zeros and without a plus; None for other words."""
     sign = word[:1] if word[:1] in ("+", "-") else ""
     digits = word[len(sign) :]
@@ -86,25 +86,27 @@ def _number(word: str) -> float | None:
     return None
 
 
-def _same_number(got: float, expected: float) -> bool:
-    if got == expected or (isinstance(expected, int) and got == got // 1):
-        return got == expected
+def _same_number(actual: float, expected: float) -> bool:
+    if actual == expected or (isinstance(expected, int) and actual == actual // 1):
+        return actual == expected
     try:
         limit = 1e-6 if isinstance(expected, int) else 1e-8 + 1e-5 * abs(expected)
-        return abs(got - expected) <= limit < float("inf")
+        return abs(actual - expected) <= limit < float("inf")
     except OverflowError:
         return False
 
 
-def _same_value(got: object, expected: object) -> bool:
+def _same_value(actual: object, expected: object) -> bool:
     if isinstance(expected, list):
-        return isinstance(got, (list, tuple)) and len(got) == len(expected) and all(map(_same_value, got, expected))
+        if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
+            return False
+        return all(map(_same_value, actual, expected))
     if isinstance(expected, dict):
         return (
-            isinstance(got, dict)
-            and got.keys() == expected.keys()
-            and all(_same_value(got[key], value) for key, value in expected.items())
+            isinstance(actual, dict)
+            and actual.keys() == expected.keys()
+            and all(_same_value(actual[key], value) for key, value in expected.items())
         )
-    if isinstance(got, (int, float)) and isinstance(expected, (int, float)) and bool not in (type(got), type(expected)):
-        return _same_number(got, expected)
-    return got == expected
+    if bool not in (type(actual), type(expected)) and isinstance(actual, (int, float)):
+        return isinstance(expected, (int, float)) and _same_number(actual, expected)
+    return actual == expected

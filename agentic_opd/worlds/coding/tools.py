@@ -15,7 +15,7 @@ from agentic_opd.core.text import cut_middle, text_lines, well_formed
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import write_file
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 
 READING_TOOLS = frozenset({"read_file"})
 """Tools that can't change a file."""
@@ -40,7 +40,7 @@ class _ToolError(Exception):
     """A failed tool call; the text is for the model."""
 
 
-async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> ToolResult:
+async def run_tool(call: ToolCall, sandbox: Sandbox, config: WorldConfig) -> ToolResult:
     """Run one tool call.
 
     Raises:
@@ -64,7 +64,7 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> To
 # ------------------------------------------------------------------------------------------------------ the four tools
 
 
-async def _terminal(sandbox: Sandbox, config: CodingConfig, command: str) -> str:
+async def _terminal(sandbox: Sandbox, config: WorldConfig, command: str) -> str:
     if len(command) > _MAX_COMMAND_CHARS:
         raise _ToolError(
             f"the command has {len(command)} characters, at most {_MAX_COMMAND_CHARS} are possible. "
@@ -80,28 +80,28 @@ async def _terminal(sandbox: Sandbox, config: CodingConfig, command: str) -> str
     return text or "[no output]"
 
 
-async def _read_file(sandbox: Sandbox, config: CodingConfig, path: str) -> str:
+async def _read_file(sandbox: Sandbox, config: WorldConfig, path: str) -> str:
     text = (await _read(sandbox, config, path)).decode("utf-8", errors="replace")
     return cut_middle(text, config.tool_output_max_chars) or "[empty file]"
 
 
-async def _write_file(sandbox: Sandbox, config: CodingConfig, path: str, content: str) -> str:
+async def _write_file(sandbox: Sandbox, config: WorldConfig, path: str, content: str) -> str:
     await _write(sandbox, config, path, content.encode("utf-8", errors="replace"))
     num_lines = content.count("\n") + (not content.endswith("\n") and content != "")
     return f"wrote {num_lines} lines to {path}"
 
 
-async def _patch(sandbox: Sandbox, config: CodingConfig, path: str, old: str, new: str) -> str:
+async def _patch(sandbox: Sandbox, config: WorldConfig, path: str, old: str, new: str) -> str:
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
     # Bytes keep the rest of the file unchanged even if it is not UTF-8.
-    held, old_bytes = await _read(sandbox, config, path), old.encode("utf-8", errors="replace")
-    count = held.count(old_bytes)
+    content, old_bytes = await _read(sandbox, config, path), old.encode("utf-8", errors="replace")
+    count = content.count(old_bytes)
     if count == 0:
-        if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", held):
+        if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", content):
             raise _ToolError(
                 f"the text was not found in {path} because line ends differ: the file's are "
-                f"{_line_ends(held)}, those of 'old' {_line_ends(old_bytes)}; nothing was changed. Write 'old' and "
+                f"{_line_ends(content)}, those of 'old' {_line_ends(old_bytes)}; nothing was changed. Write 'old' and "
                 "'new' with the file's line ends, or change these first, for example with sed -i 's/\\r$//'."
             )
         raise _ToolError(f"the text was not found in {path}; nothing was changed. Use read_file to see what it holds.")
@@ -109,20 +109,20 @@ async def _patch(sandbox: Sandbox, config: CodingConfig, path: str, old: str, ne
         raise _ToolError(
             f"the text occurs {count} times in {path}; nothing was changed. Add lines around it so that it is unique."
         )
-    await _write(sandbox, config, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
+    await _write(sandbox, config, path, content.replace(old_bytes, new.encode("utf-8", errors="replace")))
     return f"patched {path}"
 
 
 def _line_ends(text: bytes) -> str:
     r"""Return the line endings that occur in a text, as `\r\n and \n`."""
-    found = dict.fromkeys(_LINE_END.findall(text))
-    return " and ".join(repr(end.decode())[1:-1] for end in found)
+    line_ends = dict.fromkeys(_LINE_END.findall(text))
+    return " and ".join(repr(end.decode())[1:-1] for end in line_ends)
 
 
 # ------------------------------------------------------------------------------------------- files, inside the sandbox
 
 
-async def _read(sandbox: Sandbox, config: CodingConfig, path: str) -> bytes:
+async def _read(sandbox: Sandbox, config: WorldConfig, path: str) -> bytes:
     command = (
         f'p={_quote(path)}; [ -e "$p" ] || exit 11; [ -d "$p" ] && exit 12; [ -f "$p" ] || exit 13; '
         '[ -r "$p" ] || exit 14; exec cat -- "$p"'
@@ -133,12 +133,12 @@ async def _read(sandbox: Sandbox, config: CodingConfig, path: str) -> bytes:
     if result.timed_out or result.memory_exceeded:
         raise _ToolError(_stopped(result, config))
     if result.exit_code != 0:
-        what = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
-        raise _ToolError(f"{what}. Use terminal with `ls -la` to see what is there.")
+        problem = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
+        raise _ToolError(f"{problem}. Use terminal with `ls -la` to see what is there.")
     return result.output
 
 
-async def _write(sandbox: Sandbox, config: CodingConfig, path: str, content: bytes) -> None:
+async def _write(sandbox: Sandbox, config: WorldConfig, path: str, content: bytes) -> None:
     quoted = _quote(path)
     if await write_file(sandbox, path, content):
         return
@@ -163,7 +163,7 @@ def _quote(path: str) -> str:
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
-def _stopped(result: CommandResult, config: CodingConfig) -> str:
+def _stopped(result: CommandResult, config: WorldConfig) -> str:
     if result.timed_out:
         return f"timed out after {config.tool_timeout_s:g} s; the command was stopped."
     if result.memory_exceeded:
@@ -204,8 +204,8 @@ def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _AgentTool
     for name in tool.parameters:
         value = arguments.get(name)
         if not isinstance(value, str):
-            got = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
-            raise _ToolError(f"{tool_name} needs '{name}' (string){got}.")
+            actual_type = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
+            raise _ToolError(f"{tool_name} needs '{name}' (string){actual_type}.")
         if name in ("command", "path") and ("\0" in value or well_formed(value) != value):
             raise _ToolError(f"'{name}' holds a character that it may not hold (NUL, or half of a surrogate pair).")
     extra = [repr(name) for name in arguments if name not in tool.parameters]

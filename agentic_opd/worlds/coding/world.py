@@ -15,10 +15,11 @@ from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.authors import Authors
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.config import WorldConfig
 
 SYSTEM_PROMPT = """\
 You are a coding agent. You work in the current directory of a Linux machine, with the tools you are given, \
@@ -57,7 +58,7 @@ class LeftFiles(WorkFiles):
 class ToolSession:
     """One episode in a sandbox with the four tools; see `core.types.WorldSession`, without `collect`."""
 
-    def __init__(self, sandbox: Sandbox, config: CodingConfig, task: Task) -> None:
+    def __init__(self, sandbox: Sandbox, config: WorldConfig, task: Task) -> None:
         """Start a session in a sandbox that already holds the task's files."""
         self._sandbox, self._config = sandbox, config
         self._authors, self._has_begun = Authors(task.prompt), not task.files
@@ -119,10 +120,13 @@ class CodingWorld:
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
     runs_programs = True
 
-    def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
+    def __init__(
+        self, config: WorldConfig, system_prompt: str | None = None, settings: CodingSettings | None = None
+    ) -> None:
+        """Start nothing. Without `settings` the tasks are the built-in ones."""
         self.system_prompt = system_prompt or SYSTEM_PROMPT
-        self._config = config
-        self._new_sandbox = sandbox_factory(config)
+        self._config, self._settings = config, settings or CodingSettings()
+        self._new_sandbox = sandbox_factory(config.sandbox)
 
     def session(self, task: Task) -> AbstractAsyncContextManager[CodingSession]:
         """Open a session in a fresh sandbox that holds the task's files."""
@@ -131,17 +135,17 @@ class CodingWorld:
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[CodingSession]:
         """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
-        async with sandbox_factory(self._config, mounts)() as sandbox:
+        async with sandbox_factory(self._config.sandbox, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, self._config, task)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""
-        return await asyncio.to_thread(load_train_and_eval, self._config)
+        return await asyncio.to_thread(load_train_and_eval, self._settings, self._config)
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         """Run the hidden tests on the agent's files, in a fresh sandbox."""
-        verification = await verify(task, self._new_sandbox, left or {}, self._config.verify_timeout_s)
+        verification = await verify(task, self._new_sandbox, left or {}, self._settings.verify_timeout_s)
         if not isinstance(left, LeftFiles):
             return verification
         if left.left_out:

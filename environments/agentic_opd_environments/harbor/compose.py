@@ -50,7 +50,7 @@ _REMEDIES = {
 _OTHERWISE = "remove it, or leave the task out"
 
 
-class _Loader(yaml.SafeLoader):
+class _ComposeLoader(yaml.SafeLoader):
     """Refuses aliases, with which a small file can mean a value of any size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -88,7 +88,7 @@ def read_compose(path: Path, variables: Mapping[str, str]) -> Service:
         text = path.read_text("utf-8-sig")
         if len(text) > _LONGEST:
             raise ValueError(f"it has {len(text)} characters, expected at most {_LONGEST}")
-        content = yaml.load(text, _Loader)
+        content = yaml.load(text, _ComposeLoader)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{name}{line}: {error.problem}") from None
@@ -229,7 +229,7 @@ def _interpolated(text: str, variables: Mapping[str, str], key: str) -> str:
             return default or ""
         if name in _OF_HARBOR:
             return ""
-        raise ValueError(f"{key} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{key} needs a value: set env.world.variables to {{{name}: ...}}")
 
     return _VARIABLE.sub(value, text)
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _MEMORY_MB, _STORAGE_MB, _CPUS = 2048, 10_240, 1.0
 """Harbor's first schema had these defaults; the current one leaves them to the engine."""
 _DEEPEST = 6
-_SHOWN = 20
+_MAX_LISTED = 20
 _MOST_HIDDEN_BYTES = 2**20
 _LONGEST_TASK_FILE = 2**16
 """Characters of a task.toml; `tomllib` takes quadratic time for keys such as `a.b.c`."""
@@ -43,22 +43,22 @@ _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 # ----------------------------------------------------------------------------------------------------- tables of TOML
 
 
-class _Table(BaseModel):
+class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
 
-    def unknown(self, place: str) -> Iterator[str]:
+    def unknown(self, prefix: str) -> Iterator[str]:
         """Yield the names of the fields that are not declared here, in this table and in those below."""
-        yield from (f"{place}{name}" for name in self.model_extra or ())
+        yield from (f"{prefix}{name}" for name in self.model_extra or ())
         for name in type(self).model_fields:
             table = getattr(self, name)
-            if isinstance(table, _Table):
+            if isinstance(table, _TomlTable):
                 yield from table.unknown(f"[{name}] ")
 
 
 _Network = Literal["no-network", "public", "allowlist"] | None
 
 
-class Healthcheck(_Table):
+class Healthcheck(_TomlTable):
     """A command that succeeds when the container is ready; the meaning of the fields is Docker's."""
 
     command: str
@@ -69,7 +69,7 @@ class Healthcheck(_Table):
     retries: int = Field(default=3, ge=1)
 
 
-class _Environment(_Table):
+class _Environment(_TomlTable):
     docker_image: str | None = None
     build_timeout_sec: float = Field(default=600.0, gt=0)
     os: str = "linux"
@@ -104,7 +104,7 @@ class _Environment(_Table):
         return size
 
 
-class _Agent(_Table):
+class _Agent(_TomlTable):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | None = None
     network_mode: _Network = None
@@ -119,11 +119,11 @@ class _Verifier(_Agent):
     collect: list[Any] = []
 
 
-class _Solution(_Table):
+class _Solution(_TomlTable):
     env: dict[str, str] = {}
 
 
-class _TaskFile(_Table):
+class _TaskFile(_TomlTable):
     version: str = ""
     schema_version: str = ""
     task: dict[str, Any] = {}
@@ -175,8 +175,9 @@ class _TaskFile(_Table):
 
     def has_network(self, *, default: bool) -> bool:
         modes = [self.agent.network_mode, self.verifier.network_mode, self.environment.network_mode]
-        if said := [mode for mode in modes if mode is not None]:
-            return said[0] == "public"
+        mode = next((mode for mode in modes if mode is not None), None)
+        if mode is not None:
+            return mode == "public"
         return default if self.environment.allow_internet is None else self.environment.allow_internet
 
 
@@ -238,27 +239,27 @@ def read_tasks(
         DatasetError: there is no task, or tasks have problems; the message names all of them.
     """
     if not folder.is_dir():
-        raise DatasetError(f"tasks_dir: there is no folder {str(folder)!r}")
-    places = [folder] if (folder / "task.toml").is_file() else sorted(_below(folder, _DEEPEST))
-    if not places:
-        raise DatasetError(f"tasks_dir {str(folder)!r} holds no task: no folder in it has a task.toml")
+        raise DatasetError(f"env.world.folder: there is no folder {str(folder)!r}")
+    folders = [folder] if (folder / "task.toml").is_file() else sorted(_below(folder, _DEEPEST))
+    if not folders:
+        raise DatasetError(f"env.world.folder {str(folder)!r} holds no task: no folder in it has a task.toml")
     tasks, broken, unknown = list[Task](), list[str](), Counter[str]()
-    for place in places:
-        task_id = place.name if place == folder else place.relative_to(folder).as_posix()
+    for task_folder in folders:
+        task_id = task_folder.name if task_folder == folder else task_folder.relative_to(folder).as_posix()
         try:
-            tasks.append(_read_task(task_id, place, variables, has_network, unknown))
+            tasks.append(_read_task(task_id, task_folder, variables, has_network, unknown))
         except (ValueError, OSError, RecursionError) as error:
             broken.append(f"{task_id}: {error}")
     for name, count in unknown.items():
         logger.warning("task.toml: %s is unknown here and has no effect (%d tasks)", name, count)
     if broken:
-        rest = f"\n... and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
-        said = f"{len(broken)} of {len(places)} tasks in {str(folder)!r} can't be run:\n"
-        said += "\n".join(f"  {one}" for one in broken[:_SHOWN]) + rest
+        rest = f"\n... and {len(broken) - _MAX_LISTED} more" if len(broken) > _MAX_LISTED else ""
+        problems = f"{len(broken)} of {len(folders)} tasks in {str(folder)!r} can't be run:\n"
+        problems += "\n".join(f"  {problem}" for problem in broken[:_MAX_LISTED]) + rest
         if not (skip_broken and tasks):
-            remedy = "\nSkip such tasks with env.dataset_skip_broken." if tasks else "\nNo task is left."
-            raise DatasetError(f"{said}{remedy}")
-        logger.warning("%s", said)
+            remedy = "\nSkip such tasks with env.world.skip_broken." if tasks else "\nNo task is left."
+            raise DatasetError(f"{problems}{remedy}")
+        logger.warning("%s", problems)
     return tasks
 
 
@@ -288,10 +289,11 @@ def _read_task(
     except ValidationError as error:
         wrong = error.errors()
         reasons = [
-            f"{_line_of(text, e['loc'])}: {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in wrong[:_SHOWN]
+            f"{_line_of(text, entry['loc'])}: {'.'.join(map(str, entry['loc']))}: {entry['msg'].lower()}"
+            for entry in wrong[:_MAX_LISTED]
         ]
         raise ValueError(
-            "; ".join([*reasons, *([f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else [])])
+            "; ".join([*reasons, *([f"and {len(wrong) - _MAX_LISTED} more"] if wrong[_MAX_LISTED:] else [])])
         ) from None
     unknown.update(file.unknown(""))
     unknown.update(["[environment] skills_dir"] if file.environment.skills_dir else [])
@@ -436,18 +438,19 @@ def _resolved(text: str, keys: Sequence[str], value: str, variables: Mapping[str
         return variables[name]
     if default is None:
         table = f"[{'.'.join(keys[:-1])}] {keys[-1]}"
-        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.tasks_variables to {{{name}: ...}}")
+        raise ValueError(f"{_line_of(text, keys)}: {table} needs a value: set env.world.variables to {{{name}: ...}}")
     return default
 
 
 def _hidden_texts(tests: Path) -> tuple[str, str]:
     """Return the texts of the tests' Python files, and of their other files."""
-    python, others, left = list[str](), list[str](), _MOST_HIDDEN_BYTES
+    python_files, other_files, remaining_bytes = list[str](), list[str](), _MOST_HIDDEN_BYTES
     for path in sorted(tests.rglob("*")):
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > left:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > remaining_bytes:
             continue
         content = path.read_bytes()
         if b"\0" not in content:
-            left -= len(content)
-            (python if path.suffix == ".py" else others).append(well_formed(content.decode(errors="replace")))
-    return "\n\n".join(python), "\n\n".join(others)
+            remaining_bytes -= len(content)
+            texts = python_files if path.suffix == ".py" else other_files
+            texts.append(well_formed(content.decode(errors="replace")))
+    return "\n\n".join(python_files), "\n\n".join(other_files)

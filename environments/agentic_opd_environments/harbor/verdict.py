@@ -143,14 +143,14 @@ def _written(folder: Path, secrets: Collection[str]) -> Judged | Unjudged | None
 
 def _of_json(text: str) -> float:
     """Return the number, or of an object its `reward`, or the mean of all of its numbers."""
-    found = read_json(text)
-    if isinstance(found, dict):
-        values = cast(dict[str, Any], found)
+    reward = read_json(text)
+    if isinstance(reward, dict):
+        values = cast(dict[str, Any], reward)
         numbers = [_number(value) for value in values.values()]
         if "reward" in values:
             return _number(values["reward"])
         return sum(numbers) / len(numbers) if numbers else math.nan
-    return _number(found)
+    return _number(reward)
 
 
 def _number(value: Any) -> float:
@@ -198,15 +198,15 @@ def _without_hidden(output: str, hidden: Sequence[str], public: str) -> Iterator
     leaking |= _leaking([line.partition(" - ")[0] for line in leaking], hidden, public)
     was_left_out = False
     for line in lines:
-        shown = line
+        readable = line
         if _bare(line) in code and len(_bare(line)) >= _SHORTEST_LINE:
-            shown = _LEFT_OUT
+            readable = _LEFT_OUT
         elif line in leaking:
             name, dash, _ = line.partition(" - ")
-            shown = f"{name} - {_LEFT_OUT}" if dash and name not in leaking else _LEFT_OUT
-        if not (shown == _LEFT_OUT and was_left_out):
-            yield shown
-        was_left_out = shown == _LEFT_OUT
+            readable = f"{name} - {_LEFT_OUT}" if dash and name not in leaking else _LEFT_OUT
+        if not (readable == _LEFT_OUT and was_left_out):
+            yield readable
+        was_left_out = readable == _LEFT_OUT
 
 
 def _leaking(texts: Collection[str], hidden: Sequence[str], public: str) -> set[str]:
@@ -221,8 +221,8 @@ def _bare(line: str) -> str:
 
 def spoken(messages: Sequence[Mapping[str, Any]], prompt: str) -> str:
     """Return all that was said in a conversation."""
-    said = [prompt]
+    texts = [prompt]
     for message in messages:
-        said.append(str(message.get("content") or ""))
-        said += [str(call.get("function", {}).get("arguments", "")) for call in message.get("tool_calls") or ()]
-    return "\n".join(said)
+        texts.append(str(message.get("content") or ""))
+        texts += [str(call.get("function", {}).get("arguments", "")) for call in message.get("tool_calls") or ()]
+    return "\n".join(texts)

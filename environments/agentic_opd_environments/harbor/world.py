@@ -23,14 +23,15 @@ from typing import Any
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
 from agentic_opd.core.types import Message, NoVerdict, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes import pool
+from agentic_opd.sandboxes.config import DockerConfig
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
 from agentic_opd.sandboxes.workdir import unpacked
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.split import split_position, split_tasks
 from agentic_opd_environments.harbor.images import Images
 from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
@@ -77,11 +78,11 @@ def _tools() -> list[dict[str, Any]]:
     tools = deepcopy(TOOL_SPECS)
     for tool in tools:
         function = tool["function"]
-        for name, about in function["parameters"]["properties"].items():
+        for name, schema in function["parameters"]["properties"].items():
             if name == "path":
-                about["description"] = "Path of the file, absolute or relative to the current directory."
+                schema["description"] = "Path of the file, absolute or relative to the current directory."
             if name == "command":
-                about["description"] = "The command line, for example: ls -la"
+                schema["description"] = "The command line, for example: ls -la"
         if function["name"] == "terminal":
             function["description"] = (
                 "Run a shell command with bash in the current directory and return what it prints, stdout and stderr "
@@ -146,7 +147,7 @@ class HarborWorld:
 
     def __init__(
         self,
-        config: CodingConfig,
+        config: WorldConfig,
         folder: Path,
         network: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -164,41 +165,44 @@ class HarborWorld:
                 never read.
             keep_processes: Let the agent's processes run on while the tests run, for tasks about servers. Off: they
                 are killed before, since such a process can forge the verdict.
-            limit: Use only the first N tasks.
+            limit: Use only the first N tasks. Unset: all.
             skip_broken: Skip tasks that cannot be run, with a warning, instead of failing.
 
         Raises:
             ConfigError: the sandbox backend has no containers on this machine.
         """
-        if config.sandbox_backend != "docker":
+        sandbox = config.sandbox
+        if not isinstance(sandbox, DockerConfig):
             raise ConfigError(
-                f"the world harbor runs tasks in containers of docker or podman on this machine: set sandbox_backend "
-                f"docker (and sandbox_container_command), got {config.sandbox_backend}"
+                "the world harbor runs tasks in containers of docker or podman on this machine: set env.sandbox.type "
+                f"docker (and env.sandbox.container_command for podman), got {sandbox.type}"
             )
         self.config = config
         self._folder, self._network, self._variables = folder, network, dict(variables or {})
         self._keep_processes, self._limit, self._skip_broken = keep_processes, limit, skip_broken
         self.system_prompt: str = getattr(config, "system_prompt", None) or SYSTEM_PROMPT
         self.tools: Sequence[dict[str, Any]] = _tools()
-        self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
-        self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
+        agent = getattr(config, "agent", None)
+        self.agent_timeout_s: float = _AGENT_TIMEOUT_S if agent is None else agent.timeout_s
+        self._sandbox = sandbox
+        self._engine = Engine(tuple(shlex.split(sandbox.container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train and to evaluate on.
 
-        With `eval_fraction` between 0 and 1, at least one task is held out and at least one is not: if the split by
+        With `eval.fraction` between 0 and 1, at least one task is held out and at least one is not: if the split by
         hash leaves a side empty, the task nearest to that side is moved there. A task alone is on both, with a warning.
         """
-        tasks, share, seed = await self.read_tasks(), self.config.eval_fraction, self.config.eval_seed
+        tasks, share, seed = await self.read_tasks(), self.config.eval.fraction, self.config.eval.seed
         train, evaluation = split_tasks(tasks, share, seed)
         if not 0 < share < 1 or (train and evaluation):
             return train, evaluation
         if len(tasks) == 1:
             logger.warning(
-                "tasks_dir has one task, so eval_fraction %g can't hold one out: it is trained and evaluated on. Set "
-                "eval_fraction to 0 to train on it only, or to 1 to evaluate on it only.",
+                "env.world.folder has one task, so env.eval.fraction %g can't hold one out: it is trained and "
+                "evaluated on. Set env.eval.fraction to 0 to train on it only, or to 1 to evaluate on it only.",
                 share,
             )
             return tasks, tasks
@@ -233,7 +237,7 @@ class HarborWorld:
         assert isinstance(data, HarborTask)
         image = await self._images.of(data)
         limits = Limits(memory_mb=data.memory_mb, disk_mb=data.disk_mb, processes=_PROCESSES)
-        place = TaskPlace(
+        container_settings = TaskPlace(
             workdir=data.workdir or image.workdir,
             user=data.agent_user,
             cpus=data.cpus,
@@ -241,9 +245,9 @@ class HarborWorld:
             variables=data.variables,
             folders=folders,
         )
-        command = self.config.sandbox_container_command
-        in_use = pool.in_use(self.config.sandbox_max_concurrent)
-        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
+        command = self._sandbox.container_command
+        in_use = pool.in_use(self.config.sandbox.max_concurrent)
+        async with in_use, TaskContainer(command, image.name, limits, container_settings, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container

@@ -116,7 +116,7 @@ class Copies:
                     self._source = self._source or _Source.read(self._path, self._queries)
                     self._images[seed] = self._source.copy(Random(f"{self._path.name}/{seed}"), seed)
                 except (sqlite3.Error, OSError) as error:
-                    raise ConfigError(f"sql_databases: {self._path} can't be copied: {error}") from error
+                    raise ConfigError(f"env.world.databases: {self._path} can't be copied: {error}") from error
             return self._images[seed]
 
 

@@ -80,7 +80,7 @@ def stored_numbers(source: Source, numbers: Iterable[float]) -> frozenset[float]
 
 def _answer(source: Source, request: dict[str, Any]) -> dict[str, Any]:
     with _free:
-        process = _taken()
+        process = _idle_process()
         try:
             answer = process.answer(source, request)
         except BaseException:
@@ -108,8 +108,8 @@ class _QueryProcess:
         """
         assert self._process.stdin is not None
         until = time.monotonic() + MAX_SECONDS
-        about = {"path": str(source.resolve())} if isinstance(source, Path) else {"image_bytes": len(source)}
-        line = json.dumps({**request, **about}).encode() + b"\n"
+        database = {"path": str(source.resolve())} if isinstance(source, Path) else {"image_bytes": len(source)}
+        line = json.dumps({**request, **database}).encode() + b"\n"
         rest = memoryview(line if isinstance(source, Path) else line + source)
         watch = threading.Timer(MAX_SECONDS + _SPARE_S, self._process.kill)  # A stopped process does not read either.
         watch.start()
@@ -124,16 +124,16 @@ class _QueryProcess:
 
     def _read(self, until: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        said, out = bytearray(), self._process.stdout.fileno()
-        while not said.endswith(b"\n"):
+        output, out = bytearray(), self._process.stdout.fileno()
+        while not output.endswith(b"\n"):
             if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise QueryError("the query takes too long")
             chunk = os.read(out, 2**20)
-            if not chunk or len(said) > 2 * MAX_RESULT_BYTES:
+            if not chunk or len(output) > 2 * MAX_RESULT_BYTES:
                 is_cpu = self._process.wait() == -signal.SIGXCPU
                 raise QueryError("the query takes too long" if is_cpu else "the query needs too much memory")
-            said += chunk
-        return read_json(said)
+            output += chunk
+        return read_json(output)
 
     @property
     def is_alive(self) -> bool:
@@ -149,7 +149,7 @@ _free = BoundedSemaphore(_PROCESSES)
 _idle = deque[_QueryProcess]()
 
 
-def _taken() -> _QueryProcess:
+def _idle_process() -> _QueryProcess:
     """Return an idle process, or start one."""
     while True:
         try:
@@ -170,31 +170,31 @@ def _end_all() -> None:
 # --------------------------------------------------------------------------------------------------------- comparing
 
 
-def difference(got: Result, expected: Result, *, is_ordered: bool, tie_ends: Sequence[int] = ()) -> str | None:
+def difference(answer: Result, expected: Result, *, is_ordered: bool, tie_ends: Sequence[int] = ()) -> str | None:
     """Describe how a result differs from the expected one, without its values; None if it does not.
 
     Column names are ignored, but the order of columns matters. Numbers that arithmetic may have rounded are equal
     within a tolerance (`matching.is_near`), unless the database holds both of them; all other values only exactly.
 
     Args:
-        got: The result to judge.
+        answer: The result to judge.
         expected: The right result.
         is_ordered: Whether the order of the rows matters.
         tie_ends: Where the order matters: the ends of the runs of expected rows that any order fits. Empty: each row
             has its own place.
     """
-    if len(got.columns) != len(expected.columns):
-        return f"{_counted(len(got.columns), 'column')}, expected {len(expected.columns)}"
-    if len(got.rows) != len(expected.rows):
-        return f"{_counted(len(got.rows), 'row')}, expected {len(expected.rows)}"
-    if got.rows == expected.rows or (not is_ordered and Counter(got.rows) == Counter(expected.rows)):
+    if len(answer.columns) != len(expected.columns):
+        return f"{_counted(len(answer.columns), 'column')}, expected {len(expected.columns)}"
+    if len(answer.rows) != len(expected.rows):
+        return f"{_counted(len(answer.rows), 'row')}, expected {len(expected.rows)}"
+    if answer.rows == expected.rows or (not is_ordered and Counter(answer.rows) == Counter(expected.rows)):
         return None
-    equality = _Equality(got, expected)
-    if not equality.has_equal_rows(got.rows, expected.rows):
+    equality = _Equality(answer, expected)
+    if not equality.has_equal_rows(answer.rows, expected.rows):
         return "other values in the rows"
     ends = (tie_ends or range(1, len(expected.rows) + 1)) if is_ordered else ()
     runs = [slice(start, end) for start, end in pairwise((0, *ends))]
-    if all(equality.has_equal_rows(got.rows[run], expected.rows[run]) for run in runs):
+    if all(equality.has_equal_rows(answer.rows[run], expected.rows[run]) for run in runs):
         return None
     return "the right rows in another order"
 
@@ -205,9 +205,9 @@ Row = tuple[Value | EllipsisType, ...]
 class _Equality:
     """Compares sets of rows of two results."""
 
-    def __init__(self, got: Result, expected: Result) -> None:
+    def __init__(self, answer: Result, expected: Result) -> None:
         self._source = expected.source
-        columns = [*zip(*got.rows, *expected.rows, strict=True)]
+        columns = [*zip(*answer.rows, *expected.rows, strict=True)]
         self._is_rounded = [any(map(is_rounded, column)) for column in columns]
         """For each column, whether it holds a number that may be rounded."""
         self._rounded = {value for column in columns for value in column if isinstance(value, float) and value}
@@ -243,14 +243,14 @@ class _Equality:
         return frozenset()
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # ----------------------------------------------------------------------------------------------------------- showing
 
 
-def shown(result: Result, max_rows: int = 6) -> str:
+def result_text(result: Result, max_rows: int = 6) -> str:
     """Return a result as text: a line of column names, a line per row, and the number of omitted rows."""
     lines = [" | ".join(result.columns), *(" | ".join(map(_text, row)) for row in result.rows[:max_rows])]
     if len(result.rows) > max_rows:
@@ -268,6 +268,6 @@ def _text(value: Value) -> str:
 
 def schema_text(source: Source) -> str:
     """Return the CREATE statements of a database's tables and views, without tables that SQLite keeps for itself."""
-    made = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT GLOB 'sqlite_*'"
+    statements = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT GLOB 'sqlite_*'"
     shadows = {row[1] for row in run_query(source, "PRAGMA table_list").rows if row[2] == "shadow"}
-    return "\n".join(str(sql) for name, sql in run_query(source, made).rows if name not in shadows)
+    return "\n".join(str(sql) for name, sql in run_query(source, statements).rows if name not in shadows)

@@ -4,7 +4,7 @@ questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT
                    "examples"?: [messages]}, ...]
 databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
 
-Without more databases, copies of the shown one judge the answers (`copies.py`). Each question has those that change
+Without more databases, copies of the visible one judge the answers (`copies.py`). Each question has those that change
 the result of its own query.
 """
 
@@ -25,7 +25,7 @@ from agentic_opd_environments.sql.engine import QueryError, Source, difference
 from agentic_opd_environments.sql.order import Expected, expected
 
 _JUDGING = 3
-"""Copies that judge an answer, besides the shown database."""
+"""Copies that judge an answer, besides the visible database."""
 _NAMED = 5
 _SUFFIXES = (".sqlite", ".db")
 
@@ -40,19 +40,19 @@ class FileQuestion:
     database: str
     text: str
     sql: str
-    shown: Path
+    visible: Path
     """The database that the policy sees."""
     examples: Sequence[Any] = ()
     hidden: tuple[Source, ...] = ()
     """The databases that judge an answer."""
     is_guarded: bool = True
-    """Whether some hidden database gives other values, so that an answer that repeats shown values is wrong."""
+    """Whether some hidden database gives other values, so that an answer that repeats visible values is wrong."""
     cuts_tie: bool = False
     """Whether the question's own query keeps some of several rows that it does not order among each other."""
 
 
 def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) -> Iterator[FileQuestion]:
-    """Yield the questions of a file; each one's own query must run on its shown database.
+    """Yield the questions of a file; each one's own query must run on its visible database.
 
     Args:
         path: The file.
@@ -66,9 +66,9 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         check_regular(path, is_read=True)
         entries = read_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
+        raise ConfigError(f"env.world.file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):
-        raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
+        raise ConfigError(f"env.world.file: {path} holds {type(entries).__name__}, expected a list of questions")
     notes = _Notes(skip_broken)
     for number, question in enumerate(_questions(entries, path, databases)):
         if not isinstance(question, ConfigError):
@@ -78,19 +78,19 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
         elif skip_broken:
             notes.broken.append(f"\n  entry {number}: {question}")
         else:
-            raise ConfigError(f"{question}. Leave such entries out with env.dataset_skip_broken.") from question
+            raise ConfigError(f"{question}. Leave such entries out with env.world.skip_broken.") from question
     notes.log(len(entries))
 
 
 class _Notes:
-    """What is noticed about entries, for one warning of each kind."""
+    """Faults of entries, for one warning of each kind."""
 
     def __init__(self, skip_broken: bool) -> None:
         self.broken, self._cut, self._unguarded = list[str](), list[str](), list[str]()
         self._skip_broken = skip_broken
 
     def add(self, number: int, question: FileQuestion) -> None:
-        """Note what is wrong with a question that can be asked."""
+        """Note the faults of a question that can be asked."""
         if question.cuts_tie:
             self._cut.append(f"\n  entry {number}: {question.sql}")
         if not question.is_guarded and not (self._skip_broken and question.cuts_tie):
@@ -98,7 +98,7 @@ class _Notes:
 
     def log(self, count: int) -> None:
         """Log the notes on `count` entries."""
-        remedy = "they are left out" if self._skip_broken else "leave them out with env.dataset_skip_broken"
+        remedy = "they are left out" if self._skip_broken else "leave them out with env.world.skip_broken"
         for named, text in (
             (self.broken, "are left out"),
             (self._cut, f"have a query that keeps some of several equal rows, so that right answers differ; {remedy}"),
@@ -110,26 +110,26 @@ class _Notes:
 
 
 def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[FileQuestion | ConfigError]:
-    """Yield each entry's question with its hidden databases, or what is wrong with the entry."""
+    """Yield each entry's question with its hidden databases, or the fault of the entry."""
     read = list[FileQuestion | ConfigError]()
     for number, entry in enumerate(entries):
         try:
-            read.append(_question(number, entry, f"sql_file: {path}, entry {number}", databases))
+            read.append(_question(number, entry, f"env.world.file: {path}, entry {number}", databases))
         except ConfigError as error:
             read.append(error)
     queries: defaultdict[Path, list[str]] = defaultdict(list)
     for question in read:
         if isinstance(question, FileQuestion):
-            queries[question.shown].append(question.sql)
-    copies = {shown: Copies(shown, of_shown) for shown, of_shown in queries.items()}
+            queries[question.visible].append(question.sql)
+    copies = {visible: Copies(visible, sql) for visible, sql in queries.items()}
 
     def judged(question: FileQuestion | ConfigError) -> FileQuestion | ConfigError:
         if isinstance(question, ConfigError):
             return question
         try:
-            return _with_hidden(question, copies[question.shown])
+            return _with_hidden(question, copies[question.visible])
         except QueryError as error:
-            return ConfigError(f"sql_file: {path}, entry {question.number}: its own query fails: {error}")
+            return ConfigError(f"env.world.file: {path}, entry {question.number}: its own query fails: {error}")
         except ConfigError as error:
             return error
 
@@ -137,28 +137,28 @@ def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[
         yield from pool.map(judged, read)
 
 
-def _question(number: int, entry: Any, place: str, databases: Path) -> FileQuestion:
+def _question(number: int, entry: Any, entry_name: str, databases: Path) -> FileQuestion:
     name, text, sql = (
-        _field(entry, place, "db_id"),
-        _field(entry, place, "question"),
-        _field(entry, place, "query", "SQL"),
+        _field(entry, entry_name, "db_id"),
+        _field(entry, entry_name, "question"),
+        _field(entry, entry_name, "query", "SQL"),
     )
     if Path(name).name != name:
-        raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
+        raise ConfigError(f"{entry_name}: db_id {name!r} is no name of a folder")
     if evidence := str(entry.get("evidence") or "").strip():
         text = f"{text}\n{evidence}"
-    return FileQuestion(number, name, text, sql, shown_database(databases, name), entry.get("examples") or ())
+    return FileQuestion(number, name, text, sql, _database_file(databases, name), entry.get("examples") or ())
 
 
-def _field(entry: Any, place: str, *names: str) -> str:
+def _field(entry: Any, entry_name: str, *names: str) -> str:
     value = next((entry[name] for name in names if name in entry), None) if isinstance(entry, dict) else None
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{place} has no text as {' or '.join(names)}")
+        raise ConfigError(f"{entry_name} has no text as {' or '.join(names)}")
     return value
 
 
-def shown_database(folder: Path, name: str) -> Path:
-    """Return the path of the database that the policy sees.
+def _database_file(folder: Path, name: str) -> Path:
+    """Return the path of a database.
 
     Raises:
         ConfigError: The file does not exist.
@@ -166,46 +166,47 @@ def shown_database(folder: Path, name: str) -> Path:
     for suffix in _SUFFIXES:
         if (path := folder / name / f"{name}{suffix}").is_file():
             return path
-    raise ConfigError(f"sql_databases: there is no {folder / name / name}.sqlite")
+    raise ConfigError(f"env.world.databases: there is no {folder / name / name}.sqlite")
 
 
 def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
     """Return a question with the databases that judge its answers.
 
-    These are the other databases in the folder of the shown one. If there are none, they are the shown one itself and
-    copies of it, with other values and other rows.
+    These are the other databases in the folder of the visible one. If there are none, they are the visible one itself
+    and copies of it, with other values and other rows.
 
     Raises:
-        QueryError: The question's own query fails on the shown database.
-        ConfigError: The shown database cannot be copied.
+        QueryError: The question's own query fails on the visible database.
+        ConfigError: The visible database cannot be copied.
     """
-    own = expected(question.shown, question.sql)
-    paths = (path for path in question.shown.parent.iterdir() if path.suffix in _SUFFIXES and path != question.shown)
-    beside = sorted(path for path in paths if not path.name.startswith("."))  # macOS writes `._NAME.sqlite`.
+    own_result = expected(question.visible, question.sql)
+    paths = (path for path in question.visible.parent.iterdir() if path.suffix in _SUFFIXES)
+    # macOS writes `._NAME.sqlite`.
+    beside = sorted(path for path in paths if path != question.visible and not path.name.startswith("."))
     if beside:
         results = [result for path in beside if (result := _result(path, question.sql)) is not None]
         is_guarded, cuts_tie = (
-            any(_has_other_values(own, result) for result in results),
+            any(_has_other_values(own_result, result) for result in results),
             any(result.cuts_tie for result in results),
         )
-        return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own.cuts_tie or cuts_tie)
-    guards, changed, others = list[bytes](), list[bytes](), list[bytes]()
+        return replace(question, hidden=(*beside,), is_guarded=is_guarded, cuts_tie=own_result.cuts_tie or cuts_tie)
+    guards, changed, similar = list[bytes](), list[bytes](), list[bytes]()
     for seed in range(NUM_COPIES):
         image = copies.image(seed)
         result = _result(image, question.sql)
-        if result is None or (result.cuts_tie and not own.cuts_tie):
+        if result is None or (result.cuts_tie and not own_result.cuts_tie):
             continue
-        if len(own.result.rows) == 1 < len(result.result.rows):
-            others.append(image)  # Two largest values where the shown database has one, say.
-        elif _has_other_values(own, result):
+        if len(own_result.result.rows) == 1 < len(result.result.rows):
+            similar.append(image)  # Two largest values where the visible database has one, say.
+        elif _has_other_values(own_result, result):
             guards.append(image)
         else:
-            is_same = difference(result.result, own.result, is_ordered=False) is None
-            (others if is_same else changed).append(image)
+            is_same = difference(result.result, own_result.result, is_ordered=False) is None
+            (similar if is_same else changed).append(image)
         if len(guards) == _JUDGING:
             break
-    judging = [*guards, *changed, *others][:_JUDGING]
-    return replace(question, hidden=(question.shown, *judging), is_guarded=bool(guards), cuts_tie=own.cuts_tie)
+    judging = [*guards, *changed, *similar][:_JUDGING]
+    return replace(question, hidden=(question.visible, *judging), is_guarded=bool(guards), cuts_tie=own_result.cuts_tie)
 
 
 def _result(source: Source, sql: str) -> Expected | None:
@@ -215,10 +216,10 @@ def _result(source: Source, sql: str) -> Expected | None:
         return None
 
 
-def _has_other_values(own: Expected, copied: Expected) -> bool:
-    """Whether no answer that repeats values of the shown result gives another one, also not under the same condition.
+def _has_other_values(visible: Expected, copied: Expected) -> bool:
+    """Return whether an answer that repeats values of the visible result, with its condition or without, is wrong.
 
-    So the other result has a row that is not in the shown one; or, of a shown result with different rows, only some.
+    The other result then has a row that the visible one lacks, or only some of several different visible rows.
     """
-    shown, judging = {*own.result.rows}, {*copied.result.rows}
-    return not judging <= shown or (len(shown) > 1 and 0 < len(judging) < len(shown))
+    visible_rows, copied_rows = {*visible.result.rows}, {*copied.result.rows}
+    return not copied_rows <= visible_rows or (len(visible_rows) > 1 and 0 < len(copied_rows) < len(visible_rows))

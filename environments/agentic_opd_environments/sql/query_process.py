@@ -173,12 +173,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most_cpu_s = resource.getrlimit(resource.RLIMIT_CPU)
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        source = Path(asked["path"]) if "path" in asked else sys.stdin.buffer.read(asked["image_bytes"])
+        request = json.loads(line)
+        source = Path(request["path"]) if "path" in request else sys.stdin.buffer.read(request["image_bytes"])
         # A query that exceeds this limit receives SIGXCPU, which ends the process.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, most_cpu_s))
         try:
-            answer = stored_numbers(source, asked["numbers"]) if "numbers" in asked else run(source, asked["sql"])
+            answer = stored_numbers(source, request["numbers"]) if "numbers" in request else run(source, request["sql"])
         except QueryError as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -11,7 +11,15 @@ from typing import Any
 from agentic_opd.core.errors import WorldError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError, tool
-from agentic_opd_environments.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
+from agentic_opd_environments.sql.engine import (
+    QueryError,
+    Result,
+    Source,
+    difference,
+    result_text,
+    run_query,
+    schema_text,
+)
 from agentic_opd_environments.sql.files import read_questions
 from agentic_opd_environments.sql.order import Expected, expected, is_ordered
 
@@ -21,7 +29,8 @@ _MOST_KEPT_ROWS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    shown: Source
+    visible: Source
+    """The database that the policy sees."""
     hidden: tuple[Source, ...]
     sql: str
     """The right query."""
@@ -29,7 +38,7 @@ class Case:
 
 @dataclass(slots=True)
 class Desk:
-    """State of one episode: the shown database and the last answer."""
+    """State of one episode: the visible database and the last answer."""
 
     database: Source
     answer: str | None = None
@@ -65,15 +74,15 @@ class SqlWorld(CustomWorld):
             self.make_task(
                 f"{self._file.stem}/{question.number:05}",
                 question.text,
-                Case(question.shown, question.hidden, question.sql),
+                Case(question.visible, question.hidden, question.sql),
                 question.examples,
             )
             for question in read_questions(self._file, self._databases, skip_broken=self._skip_broken)
         ]
 
     def start(self, task: Task) -> Desk:
-        """Return the shown database, without an answer."""
-        return Desk(self._case(task).shown)
+        """Return the visible database, without an answer."""
+        return Desk(self._case(task).visible)
 
     @tool
     def schema(self, desk: Desk) -> str:
@@ -87,7 +96,7 @@ class SqlWorld(CustomWorld):
         Args:
             sql: The query.
         """
-        return shown(_run(desk, sql))
+        return result_text(_run(desk, sql))
 
     @tool
     def answer(self, desk: Desk, sql: str) -> str:  # noqa: D417 - likewise
@@ -97,7 +106,7 @@ class SqlWorld(CustomWorld):
             sql: The query.
         """
         desk.answer = sql
-        return shown(_run(desk, sql))
+        return result_text(_run(desk, sql))
 
     def judged(self, state: Desk) -> str | None:
         """Return the last answer."""
@@ -128,10 +137,10 @@ class SqlWorld(CustomWorld):
         case = self._case(task)
         right = self._right(task.task_id, case, number)
         try:
-            got = run_query(case.hidden[number], answer)
+            rows = run_query(case.hidden[number], answer)
         except QueryError as error:
             return f"the query fails: {error}"
-        return difference(got, right.result, is_ordered=is_ordered(case.sql), tie_ends=right.tie_ends)
+        return difference(rows, right.result, is_ordered=is_ordered(case.sql), tie_ends=right.tie_ends)
 
     def _right(self, task_id: str, case: Case, number: int) -> Expected:
         """Return the result of the right query on a hidden database."""

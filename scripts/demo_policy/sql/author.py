@@ -23,7 +23,7 @@ from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from demo_policy.episodes import ScriptedPolicy
 from demo_policy.script import NEUTRAL_HINTS
@@ -75,7 +75,7 @@ class SqlAuthor:
         self.chat = chat
         self.mix = mix or SqlMix()
         self.sql_world = GeneratedSql()
-        self.world = HookedWorld(self.sql_world, CodingConfig())
+        self.world = HookedWorld(self.sql_world, WorldConfig())
         self._foreign = "Group by city."
         self._drawn: Iterator[Question] | None = None
 
@@ -208,7 +208,7 @@ def _word(rng: Random) -> str:
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
     """Return the chat format with the SQL world's tools."""
-    world = HookedWorld(GeneratedSql(), CodingConfig())
+    world = HookedWorld(GeneratedSql(), WorldConfig())
     return ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
 

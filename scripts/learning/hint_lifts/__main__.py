@@ -27,7 +27,7 @@ from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.plugin.info import fetch_info
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts
 from agentic_opd.report.read import read_run
-from agentic_opd.settings.flags import add_settings, parse
+from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 from agentic_opd.wire.group import ScoredGroup
@@ -45,13 +45,14 @@ from learning.hint_lifts.resample import (
 from learning.hint_lifts.written import write_lifts
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> SettingsParser:
     """The settings of the modes, and the two options of this script."""
     env, servers = default_settings()
-    parser = argparse.ArgumentParser(
+    parser = SettingsParser(
         prog="scripts/learning/measure_hints FILE --samples N [--turns N]",
         description=" ".join((__doc__ or "").split("\n\n")[1].split()),
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL that `process` wrote; .gz is unpacked")
     parser.add_argument(

@@ -82,7 +82,7 @@ def hinted_turns(groups: Iterable[tuple[int, ScoredGroup]]) -> Iterator[HintedTu
         for index, rollout in enumerate(group.rollouts):
             if rollout.program is not None:
                 raise PlaceError(
-                    f"line {line} is of a program (env.agent_command): only it knows what its turns do, so they can't "
+                    f"line {line} is of a program (env.agent.command): only it knows what its turns do, so they can't "
                     "be sampled again. Choose a file of the package's own loop"
                 )
             if any(turn.why == "shared" for turn in rollout.context_turns):
@@ -205,7 +205,7 @@ class Resampler:
         if turn.task_id not in self.tasks:
             raise DatasetError(
                 f"the task {turn.task_id!r} of line {turn.line} is not among the {len(self.tasks)} of the settings: "
-                "name the dataset that the file was made from (env.dataset_name)"
+                "name the dataset that the file was made from (env.world.dataset_name)"
             )
         arms = await gather_all(self._sampled(prompt) for prompt in (turn.with_hint, turn.without_hint))
         different = {*arms[0], *arms[1]}

@@ -40,7 +40,7 @@ def group(**columns: Any) -> dict[str, Any]:
 def distill(tmp_path: Path, url: str, group: Any, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     file, out = tmp_path / "theirs.jsonl", tmp_path / "out.jsonl"
     file.write_text(json.dumps(group) + "\n")
-    renderer = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinking: false}")
+    renderer = ("--env.renderer.name", "qwen3", "--env.renderer.options", "{enable_thinking: false}")
     own = ("--env.tokenizer_name", MODEL, "--env.distill_topk", "4", "--openai.base_url", url)
     code = main([str(file), "--out", str(out), *renderer, *own, *flags])
     return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
@@ -153,9 +153,9 @@ def test_tools_of_another_client_are_refused_or_shown_in_the_chat_form(
 
 def test_help_shows_the_settings_that_have_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--help"])
+        main(["--help", "all"])
     shown = capsys.readouterr().out
-    for name in ("distill_topk", "judge_base_url", "renderer_options", "resume"):
+    for name in ("distill_topk", "judge.base_url", "renderer.options", "resume"):
         assert f"--env.{name} " in shown
-    for name in ("agent_command", "sandbox_backend", "dataset_name", "use_wandb", "temperature", "opd_enabled"):
+    for name in ("agent.command", "sandbox.type", "dataset_name", "use_wandb", "temperature", "opd_enabled"):
         assert f"--env.{name} " not in shown

@@ -18,7 +18,8 @@ from agentic_opd.env.setup import REQUIREMENTS, Note, SetupCheck, Status, check_
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.sandboxes import memory
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.settings.listing import settings_in
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.fake_plugin import fake_plugin
 from tests.unit.distill.fakes import Script, served
 
@@ -140,7 +141,7 @@ def test_places_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_tasks_and_sandbox(tmp_path: Path) -> None:
     assert "8 tasks" in look(check_tasks, setup_of()).text
     with pytest.raises(OPDError, match="no such file"):
-        look(check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
+        look(check_tasks, setup_of(world={"dataset_name": str(tmp_path / "none.jsonl")}))
 
 
 @pytest.mark.sandbox
@@ -177,7 +178,7 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
 
     async def run() -> Note:
         async with served({"/v1/models": script, "/v1/chat/completions": script}) as url:
-            setup = setup_of(judge_base_url=f"{url}/v1", judge_model_name="j")
+            setup = setup_of(judge={"base_url": f"{url}/v1", "model_name": "j"})
             try:
                 return await check_judge(setup)
             finally:
@@ -205,26 +206,26 @@ def test_no_judge_is_asked_where_no_source_needs_one() -> None:
     """Nobody listens there."""
 
     async def run() -> Note:
-        setup = setup_of(judge_base_url="http://127.0.0.1:9/v1", hint_source="feedback,reference")
+        setup = setup_of(judge={"base_url": "http://127.0.0.1:9/v1"}, hint={"source": "feedback,reference"})
         try:
             return await check_judge(setup)
         finally:
             await setup.close()
 
     note = asyncio.run(run())
-    assert (note.status, note.text) == (Status.SKIPPED, "hint_source feedback, reference needs no judge")
+    assert (note.status, note.text) == (Status.SKIPPED, "hint.source feedback, reference needs no judge")
 
 
 def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env.grop_size", "4", "--env.prm_votes", "0"]) == 2
     said = capsys.readouterr().err
-    assert "did you mean '--env.group_size'" in said
+    assert "did you mean 'env.group_size'" in said
     assert "env.prm_votes" in said
 
 
 def test_it_takes_every_setting_of_a_run() -> None:
-    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
-    assert {f"--env.{name}" for name in CodingConfig.model_fields} <= flags
+    flags = {row.flag for row in settings_in(build_parser().models)}
+    assert {row.flag for row in settings_in({"env": WorldConfig()})} <= flags
 
 
 def test_one_line_a_check() -> None:
@@ -250,8 +251,8 @@ def test_a_served_name_need_not_be_that_of_a_tokenizer(
     """As with vLLM's --served-model-name: the settings name the model as served, and the tokenizer beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # Else the hub is asked, for a minute.
-    flags = ["--env.rollout_server_url", "http://127.0.0.1:9", "--env.renderer", "qwen3"]
-    flags += ["--env.renderer_options", "{enable_thinking: false}", "--openai.model_name", "a-served-name"]
+    flags = ["--env.rollout_server_url", "http://127.0.0.1:9", "--env.renderer.name", "qwen3"]
+    flags += ["--env.renderer.options", "{enable_thinking: false}", "--openai.model_name", "a-served-name"]
     with fake_plugin(model="a-served-name") as server:
         url = ["--openai.base_url", f"{server.base_url}/v1"]
         assert main(["--json", *url, *flags, "--env.tokenizer_name", str(POLICY_DIR)]) == 0
@@ -264,8 +265,8 @@ def test_a_served_name_need_not_be_that_of_a_tokenizer(
 
 
 def test_options_of_the_renderer_without_a_space_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--env.renderer_options", "{enable_thinking:false}"]) == 2
+    assert main(["--env.renderer.options", "{enable_thinking:false}"]) == 2
     said = capsys.readouterr().err
-    assert "env.renderer_options" in said
+    assert "env.renderer.options" in said
     assert "{enable_thinking: false}" in said
     assert "Traceback" not in said

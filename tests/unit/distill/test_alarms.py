@@ -78,9 +78,9 @@ def test_without_step_votes_there_is_nothing_to_name() -> None:
     ("settings", "is_warned"),
     [
         ({}, True),
-        ({"teacher_base_url": "http://127.0.0.1:8002/v1"}, False),
-        ({"teacher": "ema"}, False),
-        ({"teacher": "frozen"}, False),
+        ({"teacher": {"base_url": "http://127.0.0.1:8002/v1"}}, False),
+        ({"teacher": {"weights": "ema"}}, False),
+        ({"teacher": {"weights": "frozen"}}, False),
         ({"opd_enabled": False}, False),
     ],
 )

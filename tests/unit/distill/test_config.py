@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, HintConfig
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.gateway.config import GatewayConfig
 
@@ -21,30 +21,30 @@ from agentic_opd.gateway.config import GatewayConfig
     ],
 )
 def test_hint_source_is_one_name_or_an_order_of_preference(given: Any, sources: tuple[str, ...]) -> None:
-    assert DistillConfig(hint_source=given).hint_source == sources
-    assert DistillConfig().hint_source == ("judge",)
+    assert DistillConfig(hint=HintConfig(source=given)).hint.source == sources
+    assert DistillConfig().hint.source == ("judge",)
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("", "hint_source : expected judge, feedback"),
+        ("", "source : expected judge, feedback"),
         ([], "at least 1 item"),
-        ("sibling,brother", "hint_source brother: expected judge, feedback, sibling, reference, FILE.py:NAME"),
+        ("sibling,brother", "source brother: expected judge, feedback, sibling, reference, FILE.py:NAME"),
         ("judge,sibling,judge", "names judge twice"),
     ],
 )
 def test_what_is_no_order_is_refused(given: Any, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        DistillConfig(hint_source=given)
+        DistillConfig(hint=HintConfig(source=given))
 
 
 def test_one_rollout_has_no_siblings() -> None:
     with pytest.raises(ValidationError, match="set group_size above 1"):
-        AgenticOPDEnvConfig(hint_source="sibling,judge", group_size=1)
+        AgenticOPDEnvConfig(hint=HintConfig(source="sibling,judge"), group_size=1)
 
 
 @pytest.mark.parametrize("source", ["sibling", "reference"])
 def test_a_conversation_has_neither_siblings_nor_a_solution(source: str) -> None:
-    with pytest.raises(ValidationError, match=f"hint_source {source}: a conversation has none"):
-        GatewayConfig(hint_source=f"{source},judge")
+    with pytest.raises(ValidationError, match=f"hint.source {source}: a conversation has none"):
+        GatewayConfig(hint=HintConfig(source=f"{source},judge"))

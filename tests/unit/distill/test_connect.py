@@ -9,10 +9,11 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd import __version__
 from agentic_opd.core import http
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.distill.config import DistillConfig, TeacherServer
+from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherConfig, TeacherServer
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.servers import DistillServers
+from tests.support.settings import with_settings
 
 from .conftest import make_qwen_tokenizer
 from .fakes import Handler, Script, served
@@ -55,12 +56,15 @@ def plain_server() -> dict[str, Handler]:
     return handlers
 
 
-def connected(policy: dict[str, Handler], teacher: dict[str, Handler] | None = None, **settings: Any) -> DistillServers:
+def connected(
+    policy: dict[str, Handler], teacher_server: dict[str, Handler] | None = None, **settings: Any
+) -> DistillServers:
     """Connect, close again, and return what was made."""
 
     async def run() -> DistillServers:
-        async with served(policy) as url, served(teacher or {}) as teacher_url:
-            config = DistillConfig(**settings, **({"teacher_base_url": f"{teacher_url}/v1"} if teacher else {}))
+        async with served(policy) as url, served(teacher_server or {}) as teacher_url:
+            address = {"base_url": f"{teacher_url}/v1"} if teacher_server else {}
+            config = with_settings(DistillConfig(), {**settings, "teacher": address | settings.get("teacher", {})})
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
@@ -119,11 +123,11 @@ def test_a_server_that_does_not_fit_says_what_to_change(changes: dict[str, Any],
 def test_a_control_needs_twice_as_many_logprobs() -> None:
     assert connected(server(max_logprobs=50)).teacher_is_policy
     with pytest.raises(ServerMismatchError, match=r"100 are asked for .* restart it with --max-logprobs 100"):
-        connected(server(max_logprobs=99), control="other")
-    assert connected(server(max_logprobs=100), control="other").teacher_is_policy
-    assert connected(server(max_logprobs=1), control="other", distill_topk=1).teacher_is_policy
+        connected(server(max_logprobs=99), hint={"control": "other"})
+    assert connected(server(max_logprobs=100), hint={"control": "other"}).teacher_is_policy
+    assert connected(server(max_logprobs=1), hint={"control": "other"}, distill_topk=1).teacher_is_policy
     plain = plain_server()
-    connected(plain, control="neutral", distill_topk=7)
+    connected(plain, hint={"control": "neutral"}, distill_topk=7)
     probe = plain["/v1/completions"]
     assert isinstance(probe, Script)
     assert probe.bodies[0]["prompt_logprobs"] == 14
@@ -134,7 +138,9 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
 
     async def run() -> tuple[DistillServers, DistillServers, DistillServers]:
         async with served(policy) as url, served(math) as math_url:
-            config = DistillConfig(teachers={"math": TeacherServer(base_url=math_url, api_key=SecretStr("math-key"))})
+            config = DistillConfig(
+                teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url=math_url, api_key=SecretStr("math-key"))})
+            )
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
@@ -154,7 +160,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
 def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
     async def run() -> None:
         async with served(server()) as url, served(server(**changes)) as other:
-            config = DistillConfig(teachers={"math": TeacherServer(base_url=other)})
+            config = DistillConfig(teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url=other)}))
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             await connect(config, PolicyEndpoint(url, "demo"), renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
 
@@ -163,7 +169,7 @@ def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
 
 
 def test_a_teacher_that_no_task_would_have_is_refused() -> None:
-    config = DistillConfig(teachers={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")})
+    config = DistillConfig(teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     distiller.check_kinds({"math", None})
     with pytest.raises(ConfigError, match="names 'math', but the tasks' kinds are: 'maths', 'sql'"):
@@ -179,7 +185,7 @@ def test_unlimited_logprobs_fit() -> None:
 def test_a_separate_teacher_needs_the_policys_tokens() -> None:
     teacher = server(model="big", vocab_size=600)
     policy = server()
-    deps = connected(policy, teacher, teacher_api_key=SecretStr("teacher-key"))
+    deps = connected(policy, teacher, teacher={"api_key": SecretStr("teacher-key")})
     assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, False)
     assert (keys_sent(policy), keys_sent(teacher)) == ({"Bearer policy-key"}, {"Bearer teacher-key"})
     assert deps.teacher.info.model == "big"
@@ -200,8 +206,8 @@ def test_an_added_token_that_differs_is_found() -> None:
 
 
 def test_a_teacher_that_does_not_serve_the_model_asked_for() -> None:
-    with pytest.raises(ServerMismatchError, match=r"serves 'demo', and env.teacher_model_name is 'big'"):
-        connected(server(), server(), teacher_model_name="big")
+    with pytest.raises(ServerMismatchError, match=r"serves 'demo', and env.teacher.model_name is 'big'"):
+        connected(server(), server(), teacher={"model_name": "big"})
 
 
 def test_a_separate_judge_gets_its_own_key() -> None:
@@ -210,7 +216,7 @@ def test_a_separate_judge_gets_its_own_key() -> None:
     async def run() -> DistillServers:
         async with served(server()) as url, served({"/v1/models": judge}) as judge_url:
             config = DistillConfig(
-                judge_base_url=f"{judge_url}/v1", judge_model_name="demo", judge_api_key=SecretStr("judge-key")
+                judge=JudgeConfig(base_url=f"{judge_url}/v1", model_name="demo", api_key=SecretStr("judge-key"))
             )
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))

@@ -27,6 +27,7 @@ from agentic_opd.distill.sources import SIBLING
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
+from tests.support.settings import with_settings
 
 from .conftest import make_qwen_tokenizer
 from .fakes import (
@@ -90,7 +91,7 @@ def distill(
 
 
 def run(deps: DistillServers, recording: Recording | None = None, **settings: Any) -> DistilledRecording:
-    return distill(recording or make_recording(), deps, CONFIG.model_copy(update=settings))
+    return distill(recording or make_recording(), deps, with_settings(CONFIG, settings))
 
 
 def arrays_of(distilled: DistilledRecording) -> DistillArrays:
@@ -138,7 +139,7 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
 
 @pytest.mark.parametrize("placement", ["end", "last_user"])
 def test_placement_decides_where_the_hint_of_a_later_turn_goes(placement: str) -> None:
-    record = run(make_deps({FIRST: NO, LAST: YES}), hint_placement=placement).records[1]
+    record = run(make_deps({FIRST: NO, LAST: YES}), hint={"placement": placement}).records[1]
     text = make_qwen_tokenizer().decode(record.hint_token_ids)
     if placement == "end":
         assert record.insert_at == 10
@@ -188,7 +189,7 @@ class TwoQuestions(ScriptedJudge):
 
 def test_the_second_question_gives_a_turn_its_score() -> None:
     deps = by_judge(TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
-    records = run(deps, step_votes=3).records
+    records = run(deps, judge={"step_votes": 3}).records
     assert [(record.step_votes, record.step_score) for record in records] == [((1, -1, -1), -1)] * 2
     unasked = run(make_deps({FIRST: YES, LAST: NO})).records
     assert [(record.step_votes, record.step_score) for record in unasked] == [((), None)] * 2
@@ -240,7 +241,7 @@ def test_turns_are_judged_at_the_same_time_and_nothing_is_sent_twice() -> None:
 
 
 def floor_of(trace: Trace, deps: DistillServers, **settings: Any) -> Noise | None:
-    return asyncio.run(noise_floor([trace], deps, CONFIG.model_copy(update=settings)))
+    return asyncio.run(noise_floor([trace], deps, with_settings(CONFIG, settings)))
 
 
 def test_without_a_hint_teacher_and_student_agree() -> None:
@@ -278,7 +279,7 @@ def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings
     assert [reading.request for reading in newer.read] == newer.requests
     other = TableTeacher(weight_version=3)
     deps = make_deps({}, other, teacher_is_policy=False)
-    assert floor_of(make_trace(), deps, gap_baseline="teacher") == Noise(0.0, 0.0)
+    assert floor_of(make_trace(), deps, teacher={"gap_baseline": "teacher"}) == Noise(0.0, 0.0)
     assert len(other.read) == 1
 
 
@@ -340,7 +341,7 @@ def test_a_server_without_versions_has_no_baseline() -> None:
 def test_a_separate_teacher_reads_without_the_hint_too(gap_baseline: str) -> None:
     teacher = TableTeacher(weight_version=VERSION)  # The number says nothing: it counts another server's weights.
     deps = make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=False)
-    record = run(deps, gap_baseline=gap_baseline).records[0]
+    record = run(deps, teacher={"gap_baseline": gap_baseline}).records[0]
     own = reading(PLAIN, VERSION)
     expected = (own, None) if gap_baseline == "teacher" else (None, own)
     assert (record.baseline_logprobs, record.unhinted_logprobs) == expected
@@ -349,7 +350,7 @@ def test_a_separate_teacher_reads_without_the_hint_too(gap_baseline: str) -> Non
 def test_whose_reading_is_the_baseline_makes_no_difference_for_the_policy_itself() -> None:
     def records(gap_baseline: str) -> Any:
         teacher = TableTeacher(weight_version=NEWER)
-        return run(make_deps({FIRST: YES, LAST: YES}, teacher), gap_baseline=gap_baseline).records
+        return run(make_deps({FIRST: YES, LAST: YES}, teacher), teacher={"gap_baseline": gap_baseline}).records
 
     assert records("student") == records("teacher")
 
@@ -359,13 +360,13 @@ def controlled(
 ) -> tuple[DistilledRecording, TableTeacher]:
     """The conversation with a hint for its first turn, while `hints` are in the pool."""
     teacher = teacher or TableTeacher()
-    deps, config = make_deps({FIRST: YES, LAST: NO}, teacher), CONFIG.model_copy(update=settings)
+    deps, config = make_deps({FIRST: YES, LAST: NO}, teacher), with_settings(CONFIG, settings)
     return distill(make_recording(), deps, config, pool_of(*hints)), teacher
 
 
 @pytest.mark.parametrize("top_k", [1, 5])
 def test_a_control_is_read_where_the_hint_was_read_and_says_what_it_knows_of_the_rows_ids(top_k: int) -> None:
-    distilled, teacher = controlled(OTHER, control="other", distill_topk=top_k)
+    distilled, teacher = controlled(OTHER, hint={"control": "other"}, distill_topk=top_k)
     record = distilled.records[0]
     assert record.control is not None
     assert (record.control.kind, record.control.hint) == ("other", OTHER.text)
@@ -390,10 +391,10 @@ def test_a_control_is_read_where_the_hint_was_read_and_says_what_it_knows_of_the
 
 
 def test_while_no_hint_fits_the_neutral_one_is_the_control_and_that_is_counted() -> None:
-    distilled, _ = controlled(control="same_task")
+    distilled, _ = controlled(hint={"control": "same_task"})
     control, scored = distilled.records[0].control, distilled.stats.turns[0].scored
     assert control is not None
-    assert (control.kind, control.hint) == ("neutral", CONFIG.control_neutral_hint)
+    assert (control.kind, control.hint) == ("neutral", CONFIG.hint.neutral)
     assert scored is not None
     assert scored.control is not None
     assert scored.control.fell_back
@@ -402,18 +403,18 @@ def test_while_no_hint_fits_the_neutral_one_is_the_control_and_that_is_counted()
 def test_a_control_that_does_not_fit_the_teachers_context_makes_room_for_a_shorter_one() -> None:
     hinted = len(controlled()[1].requests[0].token_ids)
     long = AcceptedHint("two_sum", "Remember what was seen. " * 40)
-    distilled, _ = controlled(long, teacher=TableTeacher(max_model_len=hinted + 40), control="other")
+    distilled, _ = controlled(long, teacher=TableTeacher(max_model_len=hinted + 40), hint={"control": "other"})
     control = distilled.records[0].control
     assert control is not None
     assert control.kind == "neutral"
-    settings = {"control": "other", "control_neutral_hint": "Take your time. " * 40}
+    settings = {"hint": {"control": "other", "neutral": "Take your time. " * 40}}
     distilled, teacher = controlled(long, teacher=TableTeacher(max_model_len=hinted + 40), **settings)
     assert outcomes(distilled) == ["too_long", "vote_failed"], "a contrast has nothing to say of it"
     assert teacher.read == []
 
 
 def test_a_control_and_a_baseline_go_in_one_request() -> None:
-    distilled, teacher = controlled(OTHER, teacher=TableTeacher(weight_version=NEWER), control="other")
+    distilled, teacher = controlled(OTHER, teacher=TableTeacher(weight_version=NEWER), hint={"control": "other"})
     assert len(teacher.requests) == 1
     assert len(teacher.read) == 2
     record = distilled.records[0]
@@ -427,9 +428,12 @@ TWO_HINTS = [POSITIVE.replace(HINT, SHORT), POSITIVE, NEGATIVE]
 
 
 def compared(answer: Sequence[str] = TWO_HINTS, teacher: TableTeacher | None = None, **settings: Any) -> Any:
-    """The first turn's record and rows, its statistics and the teacher, with `hint_selection: overlap`."""
+    """The first turn's record and rows, its statistics and the teacher, with `hint.selection: overlap`."""
     teacher = teacher or TableTeacher()
-    distilled = run(make_deps({FIRST: answer, LAST: NO}, teacher), hint_selection="overlap", **settings)
+    distilled = run(
+        make_deps({FIRST: answer, LAST: NO}, teacher),
+        **(settings | {"hint": {"selection": "overlap", **settings.get("hint", {})}}),
+    )
     one = rollout_of(distilled.traces[0])
     whole = ScoredGroup((one,), distillation=GroupDistillation(5, hint_sources=("judge",))).to_wire()
     assert GroupChecker().read(json.loads(json.dumps(whole))).problems == []
@@ -493,7 +497,7 @@ def test_rows_of_another_support_hold_the_students_tokens(named_ids: bool, suppo
     teacher = TableTeacher(named_ids=named_ids)
     student = TableTeacher(weight_version=NEWER) if separate else None
     deps = replace(make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=not separate), student=student)
-    config = CONFIG.model_copy(update={"distill_support": support, "control": "neutral"})
+    config = with_settings(CONFIG, {"teacher": {"support": support}, "hint": {"control": "neutral"}})
     distilled = distill(make_recording(), deps, config)
     record, arrays = distilled.records[0], distilled.traces[0].arrays
     assert record.support == support
@@ -533,7 +537,7 @@ def test_a_comparison_by_named_ids_knows_the_students_whole_top() -> None:
 
 
 def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored() -> None:
-    config = CONFIG.model_copy(update={"hint_selection": "overlap"})
+    config = with_settings(CONFIG, {"hint": {"selection": "overlap"}})
     deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
     one = rollout_of(distill(make_recording(), deps, config).traces[0])
 
@@ -547,12 +551,12 @@ def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored() -> None:
 
 def test_a_control_is_none_of_the_compared_hints() -> None:
     for _ in range(5):
-        record = compared(control="same_task")[0]
+        record = compared(hint={"control": "same_task"})[0]
         assert record.control.kind == "neutral"
 
 
 def test_each_hint_may_be_one_of_another_task() -> None:
-    distilled, teacher = controlled(OTHER, hint_source=(WRONG_HINT,))
+    distilled, teacher = controlled(OTHER, hint={"source": (WRONG_HINT,)})
     record = distilled.records[0]
     assert record.hint == OTHER.text
     assert [vote.hint for vote in record.votes] == [HINT] * 3
@@ -561,7 +565,7 @@ def test_each_hint_may_be_one_of_another_task() -> None:
 
 
 def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
-    distilled, teacher = controlled(hint_source=(WRONG_HINT,))
+    distilled, teacher = controlled(hint={"source": (WRONG_HINT,)})
     record = distilled.records[0]
     assert (record.outcome.value, record.hint, record.hint_token_ids) == ("vote_failed", None, ())
     assert record.error == "hint_source wrong_hint: no other task has an accepted hint yet"
@@ -570,13 +574,13 @@ def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
 
 def test_a_wrong_hints_control_is_of_a_third_task() -> None:
     for _ in range(5):
-        record = controlled(OTHER, THIRD, hint_source=(WRONG_HINT,), control="other")[0].records[0]
+        record = controlled(OTHER, THIRD, hint={"source": (WRONG_HINT,), "control": "other"})[0].records[0]
         assert record.control is not None
         assert {record.hint, record.control.hint} == {OTHER.text, THIRD.text}
 
 
 def test_the_teacher_may_read_no_hint_at_all() -> None:
-    distilled, teacher = controlled(hint_source=(NO_HINT,))
+    distilled, teacher = controlled(hint={"source": (NO_HINT,)})
     record, scored = distilled.records[0], distilled.stats.turns[0].scored
     assert teacher.requests[0].token_ids == TOKENS[:8]
     assert (record.hint, record.hint_token_ids, record.insert_at) == (HINT, (), None)
@@ -585,7 +589,7 @@ def test_the_teacher_may_read_no_hint_at_all() -> None:
 
 
 def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
-    distilled, teacher = controlled(hint_source=("feedback",))
+    distilled, teacher = controlled(hint={"source": ("feedback",)})
     assert outcomes(distilled) == ["scored", "scored"]
     first, last = distilled.records
     said = "If you answer as you are about to, this is what comes of it:\n"
@@ -609,7 +613,7 @@ def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
     solution: str | None, outcome: str, error: str | None
 ) -> None:
     recording = replace(make_recording(), task=replace(TASK, reference_solution=solution))
-    distilled = run(make_deps({}), recording, hint_source=("reference",))
+    distilled = run(make_deps({}), recording, hint={"source": ("reference",)})
     assert outcomes(distilled) == [outcome, outcome]
     record = distilled.records[0]
     expected = f"This is a right solution of the task:\n{solution}" if outcome == "scored" else None
@@ -621,7 +625,7 @@ PASSED = replace(VERDICT, passed=2, total=2)
 
 def by(sources: tuple[str, ...], *siblings: Recording, **changed: Any) -> tuple[DistilledRecording, int]:
     """A failed rollout of which the first of two turns writes the solution, and how often its judge was asked."""
-    deps, config = make_deps({FIRST: YES, LAST: YES}), CONFIG.model_copy(update={"hint_source": sources})
+    deps, config = make_deps({FIRST: YES, LAST: YES}), with_settings(CONFIG, {"hint": {"source": sources}})
     distilled = distill(replace(make_recording(), **changed), deps, config, siblings=siblings)
     return distilled, sum(record.question is not None for record in distilled.records)
 
@@ -671,7 +675,7 @@ def test_the_first_source_that_has_a_hint_is_taken_and_the_judge_is_only_asked_w
 
 
 def test_a_judge_without_a_hint_leaves_its_votes_and_the_next_source_is_asked() -> None:
-    distilled = run(make_deps({FIRST: NO, LAST: NONSENSE}), hint_source=("judge", "feedback"))
+    distilled = run(make_deps({FIRST: NO, LAST: NONSENSE}), hint={"source": ("judge", "feedback")})
     assert [record.hint_source for record in distilled.records] == ["feedback", "feedback"]
     assert all(len(record.votes) == 3 and record.question for record in distilled.records)
 
@@ -689,13 +693,13 @@ def test_a_sibling_that_tells_the_tests_is_dropped_for_one_that_does_not() -> No
 
 
 def test_with_the_next_state_alone_a_sibling_still_belongs_to_the_turn_that_wrote() -> None:
-    config = CONFIG.model_copy(update={"hint_source": ("sibling",), "hindsight": "next_state"})
+    config = with_settings(CONFIG, {"hint": {"source": ("sibling",)}, "hindsight": {"evidence": "next_state"}})
     done = distill(make_recording(), make_deps({}), config, siblings=[passing("f = abs")])
     assert [record.hint_source for record in done.records] == ["sibling", None]
 
 
 def test_a_judge_that_is_gone_and_a_leak_are_told_before_what_a_later_source_lacks() -> None:
-    done = run(make_deps({FIRST: REFUSED, LAST: NO}), hint_source=("judge", "sibling"))
+    done = run(make_deps({FIRST: REFUSED, LAST: NO}), hint={"source": ("judge", "sibling")})
     assert outcomes(done) == ["judge_error", "vote_failed"]
     assert done.records[0].error == "HTTP 400: no"
     assert outcomes(by(("sibling", "reference"), passing(SECRET))[0])[0] == "leaked"
@@ -703,13 +707,13 @@ def test_a_judge_that_is_gone_and_a_leak_are_told_before_what_a_later_source_lac
 
 FILES = [
     {},
-    {"hint_source": ("feedback",)},
-    {"hint_source": ("reference",)},
-    {"hint_source": ("sibling", "reference", "judge")},
-    {"control": "other"},
-    {"control": "other", "hint_source": (WRONG_HINT,)},
-    {"control": "neutral", "hint_source": (NO_HINT,)},
-    {"gap_baseline": "teacher"},
+    {"hint": {"source": ("feedback",)}},
+    {"hint": {"source": ("reference",)}},
+    {"hint": {"source": ("sibling", "reference", "judge")}},
+    {"hint": {"control": "other"}},
+    {"hint": {"control": "other", "source": (WRONG_HINT,)}},
+    {"hint": {"control": "neutral", "source": (NO_HINT,)}},
+    {"teacher": {"gap_baseline": "teacher"}},
 ]
 
 
@@ -720,7 +724,7 @@ FILES = [
 def test_a_written_group_passes_the_checks_of_a_file(
     answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = CONFIG.model_copy(update={"distill_topk": top_k, **settings})
+    config = with_settings(CONFIG, {"distill_topk": top_k, **settings})
     deps = make_deps({FIRST: answers[0], LAST: answers[1]}, TableTeacher(weight_version=version))
     distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
@@ -737,7 +741,7 @@ def test_a_written_group_passes_the_checks_of_a_file(
 
 
 def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = CONFIG.model_copy(update={"teachers": {"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}})
+    config = with_settings(CONFIG, {"teacher": {"by_kind": {"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}}})
     usual, own = TableTeacher(), TableTeacher(weight_version=NEWER)
     deps = replace(make_deps({FIRST: YES, LAST: YES}, usual), teachers={"math": own})
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
@@ -824,11 +828,13 @@ def thinking(reasoning_tokens: int) -> Recording:
     return make_recording(trace=replace(trace, turns=turns))
 
 
-@pytest.mark.parametrize("settings", [{}, {"control": "neutral"}, {"gap_baseline": "teacher"}])
+@pytest.mark.parametrize("settings", [{}, {"hint": {"control": "neutral"}}, {"teacher": {"gap_baseline": "teacher"}}])
 def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -> None:
     deps = make_deps({FIRST: YES, LAST: YES}, TableTeacher(weight_version=NEWER))
     every = run(deps, thinking(2), **settings)
-    answers = run(deps, thinking(2), score_reasoning="answer", **settings)
+    answers = run(
+        deps, thinking(2), **{**settings, "teacher": {**settings.get("teacher", {}), "score_reasoning": "answer"}}
+    )
     assert [len(row) for row in arrays_of(every).token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 3 + [5] * 2
     assert [len(row) for row in arrays_of(answers).token_ids_TK] == [0] * 7 + [5] + [0] * 3 + [5] * 2
     assert arrays_of(answers).logprobs_TK[7:] == arrays_of(every).logprobs_TK[7:]
@@ -844,14 +850,14 @@ def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -
 
 
 def test_a_turn_of_reasoning_only_has_no_answer_to_score() -> None:
-    (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), score_reasoning="answer").records
+    (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), teacher={"score_reasoning": "answer"}).records
     assert (first.outcome.value, first.error) == ("scoring_error", "score_reasoning answer: the turn is reasoning only")
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_judge_reads_reasoning_if_it_may(reads: bool) -> None:
     deps = make_deps({FIRST: NO, LAST: NO})
-    first, _ = run(deps, thinking(2), judge_reads_reasoning=reads).records
+    first, _ = run(deps, thinking(2), judge={"reads_reasoning": reads}).records
     assert ("They ask for 15." in (first.question or "")) is reads
 
 

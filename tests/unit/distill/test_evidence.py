@@ -24,7 +24,7 @@ def shown(pair: HindsightPair) -> list[tuple[str, str]]:
 
 
 def test_each_turn_is_paired_with_what_answered_it() -> None:
-    first, last = pairs_of(make_recording(), hindsight="next_state")
+    first, last = pairs_of(make_recording(), hindsight={"evidence": "next_state"})
     assert first.task_text == TASK.prompt
     assert first.turn_text == "I write it.\n\n[write_file]\npath: solution.py"
     assert shown(first) == [("tool", "wrote 2 lines to solution.py")]
@@ -40,7 +40,9 @@ def test_the_judge_never_reads_the_report_that_holds_test_data() -> None:
 
 
 def test_last_turn_that_was_cut_off_while_working_gets_its_results_and_then_the_verdict() -> None:
-    last = pairs_of(make_recording([*messages(), tool("3 of 5 examples passed")]), hindsight="next_state")[-1]
+    last = pairs_of(
+        make_recording([*messages(), tool("3 of 5 examples passed")]), hindsight={"evidence": "next_state"}
+    )[-1]
     assert shown(last) == [("tool", "3 of 5 examples passed"), ("verdict", VERDICT.judge_report)]
     assert last.next_state_role == "verdict"
 
@@ -68,7 +70,7 @@ def test_user_replies_follow_tool_results_and_give_the_role() -> None:
     chat = messages()
     chat.insert(4, {"role": "user", "content": "Now handle 0."})
     chat.append({"role": "user", "content": "Thanks."})
-    first, last = pairs_of(make_recording(chat, verification=None), hindsight="next_state")
+    first, last = pairs_of(make_recording(chat, verification=None), hindsight={"evidence": "next_state"})
     assert shown(first) == [("tool", "wrote 2 lines to solution.py"), ("user", "Now handle 0.")]
     assert shown(last) == [("user", "Thanks.")]
     assert (first.next_state_role, last.next_state_role) == ("user", "user")
@@ -135,7 +137,7 @@ WRITE, RUN, BOTH = ["write_file"], ["terminal"], ["write_file", "terminal"]
 COUNT = VERDICT.judge_report.partition("\n")[0]
 
 
-def kinds(turns: Turns, passed: int = 1, **bounds: int) -> list[list[tuple[str, str]]]:
+def kinds(turns: Turns, passed: int = 1, **bounds: Any) -> list[list[tuple[str, str]]]:
     return [shown(pair) for pair in pairs_of(recording_of(turns, passed), **bounds)]
 
 
@@ -214,13 +216,13 @@ def test_a_users_complaint_comes_back_to_the_turn_that_wrote() -> None:
 
 def test_bounds_on_later_evidence() -> None:
     turns: Turns = [(WRITE, {0}, ["wrote"]), *[(RUN, set(), [f"result {i} " + "x" * 40]) for i in range(4)]]
-    later = [text for kind, text in kinds(turns, hindsight_max_turns=2)[0] if kind == "later"]
+    later = [text for kind, text in kinds(turns, hindsight={"max_turns": 2})[0] if kind == "later"]
     assert [text[:8] for text in later] == ["result 0", "result 1"]
-    later = [text for kind, text in kinds(turns, hindsight_max_chars=60)[0] if kind == "later"]
+    later = [text for kind, text in kinds(turns, hindsight={"max_chars": 60})[0] if kind == "later"]
     assert later[0] == "result 0 " + "x" * 40
     assert "characters cut" in later[1]
     assert len(later) == 2
-    assert [kind for kind, _ in kinds(turns, hindsight_max_turns=0)[0]] == ["tool", "verdict"]
+    assert [kind for kind, _ in kinds(turns, hindsight={"max_turns": 0})[0]] == ["tool", "verdict"]
 
 
 def test_a_judged_turn_says_which_turn_a_later_result_answered() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, HintConfig
 from agentic_opd.distill.hints import Hint
 from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.scoring import control_hints
@@ -16,7 +16,7 @@ SAME = AcceptedHint("fizzbuzz", "Return str(n) for all others.")
 
 
 def choices(kind: str, pool: HintPool, read: AcceptedHint = OWN) -> list[tuple[str, str]]:
-    config, hint = DistillConfig(control=kind), Hint(OWN, read, "judge")  # type: ignore[arg-type]
+    config, hint = DistillConfig(hint=HintConfig(control=kind)), Hint(OWN, read, "judge")  # type: ignore[arg-type]
     return [*control_hints(config, pool, hint)]
 
 

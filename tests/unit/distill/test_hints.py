@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, StepScore, TurnOutcome, Vote
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, HintConfig, JudgeConfig
 from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import Judgement, NoHint, Questions, accepted_hints, parse_step_vote, parse_vote
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, template_problems
@@ -142,16 +142,16 @@ def test_a_template_is_filled_in_one_pass() -> None:
 def test_templates_are_checked(template: str, problems: list[str]) -> None:
     assert template_problems(template) == problems
     if problems:
-        with pytest.raises(ValidationError, match="judge_question"):
-            DistillConfig(judge_question=template)
+        with pytest.raises(ValidationError, match=r"(?s)question.*is"):
+            DistillConfig(judge=JudgeConfig(question=template))
 
 
 def test_prompts_that_do_not_say_the_protocol_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"judge_system_prompt does not say .*HINT_START"):
-        DistillConfig(judge_system_prompt="Answer \\boxed{1} or \\boxed{-1}.")
-    with pytest.raises(ValidationError, match="judge_step_prompt does not say"):
-        DistillConfig(judge_step_prompt="Good or bad?")
-    DistillConfig(judge_system_prompt=JUDGE_SYSTEM_PROMPT, judge_step_prompt=JUDGE_STEP_PROMPT)
+    with pytest.raises(ValidationError, match=r"(?s)system_prompt.*it does not say .*HINT_START"):
+        DistillConfig(judge=JudgeConfig(system_prompt="Answer \\boxed{1} or \\boxed{-1}."))
+    with pytest.raises(ValidationError, match=r"(?s)step_prompt.*it does not say"):
+        DistillConfig(judge=JudgeConfig(step_prompt="Good or bad?"))
+    DistillConfig(judge=JudgeConfig(system_prompt=JUDGE_SYSTEM_PROMPT, step_prompt=JUDGE_STEP_PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_every_hint_in_the_protocol_is_read_back(hint: str) -> None:
 
 
 def decide(votes: list[Vote], prm_votes: int, rule: Any, selection: Any) -> Any:
-    config = DistillConfig(prm_votes=prm_votes, hint_vote_rule=rule, hint_selection=selection)
+    config = DistillConfig(prm_votes=prm_votes, hint=HintConfig(vote_rule=rule, selection=selection))
     recording = replace(make_recording(), task=replace(TASK, hidden_tests="assert f(77) == 78"))
     found = accepted_hints(votes, turn_contexts(recording, config)[0], config)
     return found if isinstance(found, NoHint) or selection == "overlap" else found[0]

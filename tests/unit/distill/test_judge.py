@@ -12,7 +12,7 @@ from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Message
 from agentic_opd.distill import pace
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
 
@@ -44,7 +44,7 @@ def obedient(body: dict[str, Any]) -> dict[str, Any]:
 def with_judge(script: Script, use: Callable[[OpenAIJudge], Awaitable[T]], retry_s: float = 60.0, **settings: Any) -> T:
     async def run() -> T:
         async with served({"/v1/chat/completions": script, "/v1/models": script}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", SecretStr(KEY), DistillConfig(**settings), retry_s)
+            judge = OpenAIJudge(f"{url}/v1", "m", SecretStr(KEY), JudgeConfig(**settings), retry_s)
             try:
                 return await use(judge)
             finally:
@@ -65,7 +65,7 @@ def votes(script: Script, num_votes: int = 3, **options: Any) -> list[int | None
 def test_all_votes_are_asked_for_at_once() -> None:
     script = Script(completion(POSITIVE, NEGATIVE, "hm"))
     body = {"chat_template_kwargs": {"enable_thinking": False}}
-    options = {"judge_temperature": 0.3, "judge_max_tokens": 77, "judge_extra_body": body}
+    options = {"temperature": 0.3, "max_tokens": 77, "extra_body": body}
     assert votes(script, **options) == [1, -1, None]
     assert script.bodies == [
         {
@@ -298,7 +298,7 @@ def test_after_an_outage_a_success_gives_the_whole_window_again(monkeypatch: pyt
 
 def test_nobody_there() -> None:
     async def ask() -> None:
-        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, DistillConfig(), 0.1)
+        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, JudgeConfig(), 0.1)
         try:
             await judge.ask(CHAT, 1)
         finally:
@@ -322,7 +322,7 @@ def test_requests_under_way_are_bounded() -> None:
     async def ask_many(judge: OpenAIJudge) -> None:
         await asyncio.gather(*(judge.ask(CHAT, 1) for _ in range(8)))
 
-    with_judge(Slow(obedient), ask_many, max_concurrent_judgements=2)
+    with_judge(Slow(obedient), ask_many, max_concurrent=2)
     assert under_way[1] == 2
 
 
@@ -346,7 +346,7 @@ def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 
     async def run() -> None:
         async with served({"/v1/chat/completions": script}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig())
+            judge = OpenAIJudge(f"{url}/v1", "m", None, JudgeConfig())
             await judge.ask(CHAT, 1)
             await judge.close()
 
@@ -361,8 +361,8 @@ def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
         ServerRequestError, match=r"401.*An API key was sent.* does not accept it: check openai\.api_key"
     ):
         with_judge(Script(401), lambda judge: judge.check())
-    with pytest.raises(ServerRequestError, match=r"check env\.judge_api_key"):
-        with_judge(Script(401), lambda judge: judge.check(), judge_base_url="http://judge/v1")
+    with pytest.raises(ServerRequestError, match=r"check env\.judge\.api_key"):
+        with_judge(Script(401), lambda judge: judge.check(), base_url="http://judge/v1")
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
         (
             [{"id": "large", "object": "model"}, {"id": "small", "object": "model"}],
             Script(404),
-            r"serves 'large', 'small', and env\.judge_model_name is 'm': name what is served",
+            r"serves 'large', 'small', and env\.judge\.model_name is 'm': name what is served",
         ),
     ],
 )
@@ -384,7 +384,7 @@ def test_check_finds_a_model_that_the_endpoint_does_not_have(
     async def run() -> None:
         listed = Script({"object": "list", "data": models})
         async with served({"/v1/models": listed, "/v1/chat/completions": answer}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig(judge_base_url=f"{url}/v1"), 0.0)
+            judge = OpenAIJudge(f"{url}/v1", "m", None, JudgeConfig(base_url=f"{url}/v1"), 0.0)
             try:
                 await judge.check()
             finally:
@@ -399,14 +399,14 @@ def test_check_finds_a_model_that_the_endpoint_does_not_have(
 
 def test_a_judge_that_is_not_there_is_named_with_its_setting() -> None:
     async def ask(**settings: Any) -> None:
-        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, DistillConfig(**settings), 0.0)
+        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, JudgeConfig(**settings), 0.0)
         try:
             await judge.check()
         finally:
             await judge.close()
 
-    with pytest.raises(ServerUnreachableError, match=r"Does it run at this address \(env\.judge_base_url\)"):
-        asyncio.run(ask(judge_base_url="http://127.0.0.1:9/v1"))
+    with pytest.raises(ServerUnreachableError, match=r"Does it run at this address \(env\.judge\.base_url\)"):
+        asyncio.run(ask(base_url="http://127.0.0.1:9/v1"))
     with pytest.raises(ServerUnreachableError, match=r"Does it run at this address \(openai\.base_url\)"):
         asyncio.run(ask())
 

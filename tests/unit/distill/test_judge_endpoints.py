@@ -15,7 +15,7 @@ from agentic_opd.core import http
 from agentic_opd.core.errors import EndpointRefusedError, RateLimitError, ServerRequestError
 from agentic_opd.distill import judge as judge_module
 from agentic_opd.distill import pace
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
 
@@ -51,7 +51,7 @@ def asked(endpoint: Endpoint, use: Callable[[OpenAIJudge], Awaitable[T]], addres
 
     async def run() -> T:
         async with served({"/{path:.*}": endpoint.handle}) as url:
-            judge = OpenAIJudge(f"{url}{address}", "m", SecretStr(KEY), DistillConfig(**settings), 0.05)
+            judge = OpenAIJudge(f"{url}{address}", "m", SecretStr(KEY), JudgeConfig(**settings), 0.05)
             try:
                 return await use(judge)
             finally:
@@ -124,7 +124,7 @@ def test_a_limit_without_an_end_is_an_error_that_says_what_to_do(monkeypatch: py
     endpoint = Endpoint(lambda body: refused(429, f"slow down {KEY}", {"Retry-After": "86400"}))
     results = asked(endpoint, many)
     assert {type(result) for result in results} == {RateLimitError}
-    assert "lower env.max_concurrent_judgements or env.prm_votes" in str(results[0])
+    assert "lower env.judge.max_concurrent or env.prm_votes" in str(results[0])
     assert KEY not in str(results[0])
     assert len(endpoint.bodies) < 40
 
@@ -142,13 +142,13 @@ def test_a_limit_without_an_end_is_an_error_that_says_what_to_do(monkeypatch: py
         ((400, "Your credit balance is too low to access the API.", {"type": "invalid_request_error"}), "credit"),
         ((400, "Access denied", {"code": "Arrearage"}), "credit"),
         ((403, "billing not active", {"code": "billing_not_active"}), "credit"),
-        ((401, "Incorrect API key provided", {"code": "invalid_api_key"}), "env.judge_api_key"),
-        ((400, "API key not valid. Please pass a valid API key.", {"status": "INVALID_ARGUMENT"}), "env.judge_api_key"),
-        ((403, "forbidden", {}), "env.judge_api_key"),
-        ((404, "The model `m` does not exist", {"code": "model_not_found"}), "env.judge_model_name"),
-        ((400, "The model m does not exist or you do not have access to it", {}), "env.judge_model_name"),
-        ((404, "deployment", {"code": "DeploymentNotFound"}), "env.judge_model_name"),
-        ((404, "no route", {}), "env.judge_base_url"),
+        ((401, "Incorrect API key provided", {"code": "invalid_api_key"}), "env.judge.api_key"),
+        ((400, "API key not valid. Please pass a valid API key.", {"status": "INVALID_ARGUMENT"}), "env.judge.api_key"),
+        ((403, "forbidden", {}), "env.judge.api_key"),
+        ((404, "The model `m` does not exist", {"code": "model_not_found"}), "env.judge.model_name"),
+        ((400, "The model m does not exist or you do not have access to it", {}), "env.judge.model_name"),
+        ((404, "deployment", {"code": "DeploymentNotFound"}), "env.judge.model_name"),
+        ((404, "no route", {}), "env.judge.base_url"),
     ],
 )
 def test_a_refusal_of_every_request_is_final(

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agentic_opd.core.errors import RateLimitError, ServerTooSlowError
 from agentic_opd.distill import pace as pace_module
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.pace import Pace, StalledError
 
@@ -58,7 +58,7 @@ def test_requests_are_waited_for_as_long_as_answers_come() -> None:
 @pytest.mark.slow
 def test_a_server_that_is_too_slow_for_many_is_sent_fewer(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        server, pace = SlowServer(most=2), Pace("the judge", 16, 0.5, "env.max_concurrent_judgements")
+        server, pace = SlowServer(most=2), Pace("the judge", 16, 0.5, "env.judge.max_concurrent")
         assert await asyncio.gather(*(pace.ask(server) for _ in range(40))) == ["answer"] * 40
         assert pace.limit == 1
         assert server.widest == 16
@@ -67,7 +67,7 @@ def test_a_server_that_is_too_slow_for_many_is_sent_fewer(caplog: pytest.LogCapt
         run(test)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("the judge answered none of 16 requests within 0.5 s; it is sent 4 at a time")
-    assert "1 at a time from now on (env.max_concurrent_judgements)" in second
+    assert "1 at a time from now on (env.judge.max_concurrent)" in second
 
 
 def test_a_silent_server_is_given_up_and_asked_again_later() -> None:
@@ -113,9 +113,9 @@ def test_a_judge_that_answers_nothing_is_an_error_that_names_its_settings() -> N
             return web.Response()
 
         async with served({"/v1/chat/completions": hold}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig(judge_timeout_s=0.2, max_concurrent_judgements=1))
+            judge = OpenAIJudge(f"{url}/v1", "m", None, JudgeConfig(timeout_s=0.2, max_concurrent=1))
             try:
-                with pytest.raises(ServerTooSlowError, match=r"env\.judge_timeout_s.*env\.judge_max_tokens \(512\)"):
+                with pytest.raises(ServerTooSlowError, match=r"env\.judge\.timeout_s.*env\.judge\.max_tokens \(512\)"):
                     await judge.ask([{"role": "user", "content": "?"}], 3)
             finally:
                 held.set()

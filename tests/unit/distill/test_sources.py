@@ -5,7 +5,7 @@ import pytest
 
 from agentic_opd.core.errors import ConfigError, HintSourceError
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, HintConfig
 from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import Hint, JudgedBy, NoHint, Questions, find_hint
 from agentic_opd.distill.pool import HintPool
@@ -38,7 +38,11 @@ def found(source: str, folder: Path, *answers: str) -> tuple[Hint | NoHint, Scri
     file = folder / "own_sources.py"
     file.write_text(FILE)
     source_of.cache_clear()
-    config, judge, pool = DistillConfig(hint_source=f"{file}:{source}"), ScriptedJudge({"": answers}), HintPool()
+    config, judge, pool = (
+        DistillConfig(hint=HintConfig(source=f"{file}:{source}")),
+        ScriptedJudge({"": answers}),
+        HintPool(),
+    )
     context = turn_contexts(make_recording(), config)[0]
     judging = JudgedBy(judge, Questions(b"secret"), False)  # type: ignore[arg-type]
     return asyncio.run(find_hint(context, judging, config, pool)), judge, pool

@@ -1,4 +1,5 @@
 import asyncio
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def wrong(*argv: str) -> str:
 def test_the_defaults_that_the_project_promises() -> None:
     env = read().env
     assert (env.opd_enabled, env.distill_topk, env.prm_votes, env.hint_max_next_state_chars) == (True, 50, 3, 4000)
-    assert (env.correctness_weight, env.efficiency_weight, env.tool_usage_weight) == (0.7, 0.15, 0.15)
-    assert (env.hint_vote_rule, env.hint_selection, env.hint_placement) == ("majority", "longest", "end")
+    assert (env.reward.correctness, env.reward.efficiency, env.reward.tool_usage) == (0.7, 0.15, 0.15)
+    assert (env.hint.vote_rule, env.hint.selection, env.hint.placement) == ("majority", "longest", "end")
 
 
 def test_flags_go_over_yaml_and_yaml_over_defaults(tmp_path: Path) -> None:
@@ -51,35 +52,33 @@ def test_flags_go_over_yaml_and_yaml_over_defaults(tmp_path: Path) -> None:
         (["--env.resume"], "resume", True),
         (["--env.resume", "false"], "resume", False),
         (["--env.opd_enabled=false"], "opd_enabled", False),
-        (["--env.dataset_fields", "{prompt: question}"], "dataset_fields", {"prompt": "question"}),
-        (["--env.dataset_name", "null"], "dataset_name", None),
-        (["--env.hint_placement", "last_user"], "hint_placement", "last_user"),
+        (["--env.hint.placement", "last_user"], "hint.placement", "last_user"),
     ],
 )
 def test_flag_values(argv: list[str], name: str, value: Any) -> None:
-    assert getattr(read(*argv).env, name) == value
+    assert attrgetter(name)(read(*argv).env) == value
 
 
 def test_all_wrong_settings_are_named_at_once(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("env: {distil_topk: 5, prm_votes: 0, hint_placement: middle}\nopenAI: {}\n")
-    message = wrong("--config", str(file), "--env.correctness_weight", "0.9", "--openai.base_url", "nowhere")
+    message = wrong("--config", str(file), "--env.reward.correctness", "0.9", "--openai.base_url", "nowhere")
     assert "section 'openAI'" in message
     assert "did you mean 'openai'" in message
-    assert "env.distil_topk is unknown; did you mean 'distill_topk'?" in message
+    assert "env.distil_topk is unknown; did you mean 'env.distill_topk'?" in message
     assert "env.prm_votes: Input should be greater than or equal to 1, got 0" in message
-    assert "env.hint_placement" in message
+    assert "env.hint.placement" in message
     assert "openai.base_url must be http" in message
 
 
 def test_weights_must_add_up() -> None:
-    assert "must add up to 1, got 1.2" in wrong("--env.correctness_weight", "0.9")
+    assert "must add up to 1, got 1.2" in wrong("--env.reward.correctness", "0.9")
 
 
 def test_a_key_is_never_shown() -> None:
-    message = wrong("--env.judge_api_key", "sk-secret", "--env.prm_votes", "none")
+    message = wrong("--env.judge.api_key", "sk-secret", "--env.prm_votes", "none")
     assert "sk-secret" not in message
-    assert "judge_base_url is not" in wrong("--env.judge_api_key", "sk-secret")
+    assert "env.judge: api_key is set, but base_url is not" in wrong("--env.judge.api_key", "sk-secret")
 
 
 def test_several_servers_come_from_the_file_only(tmp_path: Path) -> None:
@@ -117,11 +116,11 @@ def test_a_misspelt_flag_hides_nothing_else_that_is_wrong(tmp_path: Path, capsys
     assert command.main(AgenticOPDEnv, [*argv, "--env.max_turns", "0", "--openai.base_url", "nowhere"]) == 2
     said = capsys.readouterr().err
     for message in (
-        "--env.grop_size is unknown; did you mean '--env.group_size'?",
+        "env.grop_size is unknown; did you mean 'env.group_size'?",
         "--prm_votes is unknown; did you mean '--env.prm_votes'?",
         "'stray' belongs to no flag",
         "--env.seed needs a value",
-        "env.distil_topk is unknown; did you mean 'distill_topk'?",
+        "env.distil_topk is unknown; did you mean 'env.distill_topk'?",
         "env.max_turns: Input should be greater than or equal to 1, got 0",
         "openai.base_url must be http",
     ):
@@ -147,10 +146,9 @@ def shown_in(mode: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_shows_each_mode_what_it_needs_the_most_used_first(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {mode: shown_in(mode, capsys) for mode in command.MODES}
     text = shown["process"]
-    assert text.index("Most used") < text.index("Policy server") < text.index("Distillation") < text.index("Sandbox")
+    assert text.index("The run and its output:") < text.index("Policy server:") < text.index("Agent:")
     assert "--env.distill_topk N" in text
     assert "(default: 50)" in text
-    assert text.index("--env.group_size") < text.index("--env.eval_seed")
     assert "Exit code 0: done; 1: failed" in text
     assert "--env.worker_timeout" not in text
     assert "This environment's own" not in text, "every setting of ours has its place"
@@ -178,7 +176,7 @@ def test_the_settings_of_a_subclass_have_a_place_in_its_help(capsys: pytest.Capt
     before, _, own = capsys.readouterr().out.partition("This environment's own")
     assert "How many levels (default: 3)" in own
     assert "form a group" not in own
-    assert before.index("Most used") < before.index("--env.group_size N") < before.index("Policy server")
+    assert before.index("The run and its output") < before.index("--env.group_size N") < before.index("Policy server")
 
 
 def test_the_settings_of_a_subclass_reach_it() -> None:

@@ -70,8 +70,3 @@ def test_a_field_that_a_subclass_overrides_keeps_its_marks() -> None:
 def test_a_member_of_atropos_own_enum_is_taken() -> None:
     config = AgenticOPDEnvConfig(eval_handling=EvalHandlingEnum.NONE)  # type: ignore[arg-type]
     assert config.eval_handling is EvalHandling.NONE
-
-
-@pytest.mark.parametrize("world", ["functions", "own.py:Own", "package.module:Own", "/a/b:c/own.py:Own"])
-def test_a_world_is_named_by_its_place(world: str) -> None:
-    assert AgentEnvConfig(world=world).world == world

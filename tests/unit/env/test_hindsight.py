@@ -13,9 +13,9 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 from agentic_opd.cli.validate import main as validate
-from agentic_opd.core.errors import NoGroupsError, ServerMismatchError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, NoGroupsError, ServerMismatchError, ServerUnreachableError
 from agentic_opd.env import Hindsight
-from agentic_opd.env.hindsight import hindsight_settings
+from agentic_opd.env.hindsight import _with_sections, hindsight_settings
 from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.places import MODEL, ROOT
 from tests.support.plain_environment import FIRST, SECOND, PlainEnv
@@ -286,16 +286,16 @@ def test_off_the_environment_is_as_it_was(policy: FakePlugin, tmp_path: Path, mo
 def test_what_does_not_match_is_counted_named_and_kept(
     policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    out, more = tmp_path / "groups.jsonl", ("--env.renderer", "qwen3", "--env.total_steps", "4")
+    out, more = tmp_path / "groups.jsonl", ("--env.renderer.name", "qwen3", "--env.total_steps", "4")
     groups = process(GameWithHindsight, policy.base_url, out, monkeypatch, more)
     assert len(groups) == 4
     assert not any("opd" in one for group in groups for one in group["overrides"])
     assert validate([str(out)]) == 0
     said = [record.getMessage() for record in caplog.records if "unmatched: " in record.getMessage()]
     assert len(said) == 5
-    assert r"'<think>\n\n</think>\n\n' is recorded. Set env.renderer_options to {enable_thinking: false}" in said[0]
+    assert r"'<think>\n\n</think>\n\n' is recorded. Set env.renderer.options to {enable_thinking: false}" in said[0]
     assert "hindsight: groups 4, unmatched_sequences 8" in caplog.text
-    mended = (*more, "--env.renderer_options", "{enable_thinking: false}")
+    mended = (*more, "--env.renderer.options", "{enable_thinking: false}")
     groups = process(GameWithHindsight, policy.base_url, tmp_path / "mended.jsonl", monkeypatch, mended)
     assert outcomes(groups[0])[0] == ["scored", "no_next_state"]
 
@@ -469,8 +469,8 @@ def test_a_dead_policy_ends_a_run_before_its_first_group() -> None:
     [
         (("--env.server_retry_s", "0.1"), "error: http://127.0.0.1:9/v1/opd/info gave no usable answer"),
         (
-            ("--env.renderer_options", "{enable_thinking:false}"),
-            "  - env.renderer_options: Value error, 'enable_thinki",
+            ("--env.renderer.options", "{enable_thinking:false}"),
+            "  - env.renderer.options: Value error, 'enable_thinki",
         ),
     ],
 )
@@ -529,10 +529,10 @@ def test_verdicts_are_texts(
     assert said in caplog.text
 
 
-def test_a_setting_that_the_environment_has_is_renamed() -> None:
+def test_a_section_that_the_environment_has_is_renamed() -> None:
     class Own(BaseEnvConfig):
         renderer: int = 3
-        judge_model_name: str = "mine"
+        judge: str = "mine"
 
     class OwnEnv(MathsEnv):
         env_config_cls = Own  # type: ignore[assignment]
@@ -540,11 +540,33 @@ def test_a_setting_that_the_environment_has_is_renamed() -> None:
     class OwnOpd(Hindsight, OwnEnv):
         pass
 
-    given = {"judge_model_name": "theirs", "opd_judge_model_name": "ours", "opd_renderer": "qwen3", "distill_topk": 4}
-    config: Any = OwnOpd.env_config_cls(**given)
-    assert (config.judge_model_name, config.renderer) == ("theirs", 3)
+    given: dict[str, Any] = {"judge": "theirs", "opd_judge": {"model_name": "ours"}, "distill_topk": 4}
+    config: Any = OwnOpd.env_config_cls(**given, opd_renderer="{name: qwen3}")
+    assert (config.judge, config.renderer) == ("theirs", 3)
     own = hindsight_settings(config)
-    assert (own.judge_model_name, own.renderer, own.distill_topk) == ("ours", "qwen3", 4)
+    assert (own.judge.model_name, own.renderer.name, own.distill_topk) == ("ours", "qwen3", 4)
+
+
+def test_flags_of_a_section_go_over_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "env.yaml"
+    file.write_text("env: {judge: {temperature: 0.2, max_tokens: 64}, group_size: 2}\n")
+    model = MathsWithHindsight.env_config_cls
+    argv = ["process", "--config", str(file), "--env.judge.temperature", "0.5", "--env.group_size=4"]
+    words = _with_sections([*argv, "--env.judge.api_key=123"], model)  # type: ignore[arg-type]
+    assert words[:4] == ["process", "--config", str(file), "--env.group_size=4"]
+    assert (words[4], json.loads(words[5])) == (
+        "--env.judge",
+        {"temperature": 0.5, "max_tokens": 64, "api_key": "123"},
+    )
+    with pytest.raises(ConfigError, match=r"env\.judge\.temprature is unknown; did you mean 'env\.judge\.temperature'"):
+        _with_sections(["--env.judge.temprature", "0.5"], model)  # type: ignore[arg-type]
+
+
+def test_old_names_are_answered() -> None:
+    with pytest.raises(ValueError, match=r"judge_base_url is now env\.judge\.base_url"):
+        MathsWithHindsight.env_config_cls(judge_base_url="http://127.0.0.1:1/v1")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"--env\.judge_base_url is now --env\.judge\.base_url"):
+        _with_sections(["--env.judge_base_url", "x"], MathsWithHindsight.env_config_cls)  # type: ignore[arg-type]
 
 
 def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:
@@ -552,7 +574,7 @@ def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:
     assert (config.group_size, config.distill_topk) == (2, 50)  # type: ignore[attr-defined]
     assert type(config).model_fields.keys() > BaseEnvConfig.model_fields.keys()
     with pytest.raises(ValueError, match="only the package's own worlds"):
-        type(config).model_validate({"hint_source": "sibling"})
+        type(config).model_validate({"hint": {"source": "sibling"}})
 
 
 @pytest.fixture(autouse=True)

@@ -123,7 +123,7 @@ QUESTION = "How far is 2 miles in kilometres?"
 
 def made_world(folder: Path) -> tuple[HookedWorld, Task]:
     options = written(folder, (QUESTION, [CONVERT, STOP], [{"convert": ALLOWED}]))
-    world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
+    world = make_world(AgentEnvConfig(world={"type": "functions", **options}))
     assert isinstance(world, HookedWorld)
     (task,), held_out = asyncio.run(world.train_and_eval_tasks())
     assert held_out == []
@@ -159,7 +159,7 @@ def test_a_parameter_without_a_type_takes_any_value_and_a_function_may_have_no_p
     ]
     answers = [{"set": {"mode": [1], "items": ["", ["b"]], "note": [None]}}, {"stop": {}}]
     options = written(tmp_path, ("Set it, then stop.", functions, answers))
-    world = make_world("functions", AgentEnvConfig(world="functions", world_options=options), None)
+    world = make_world(AgentEnvConfig(world={"type": "functions", **options}))
     assert isinstance(world, HookedWorld)
     (task,), _ = asyncio.run(world.train_and_eval_tasks())
     given = {"mode": 1, "items": ["b"], "note": None}

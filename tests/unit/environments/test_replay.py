@@ -17,7 +17,7 @@ from agentic_opd_environments.replay import GRADE_PROMPT, Replay
 from tests.unit.distill.fakes import served
 from tests.unit.gateway.fakes import AGAIN, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
 
-JUDGE = {"judge_base_url": "http://127.0.0.1:1/v1", "judge_model_name": "j"}
+JUDGE = {"judge": {"base_url": "http://127.0.0.1:1/v1", "model_name": "j"}}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def graded(journal: Path, *rounds: list[str]) -> tuple[tuple[float, str], list[d
 
     async def grade() -> tuple[float, str]:
         async with served({"/v1/chat/completions": chat}) as url:
-            world = Replay(config(judge_base_url=f"{url}/v1", prm_votes=4), str(journal))
+            world = Replay(config(judge={"base_url": f"{url}/v1", "model_name": "j"}, prm_votes=4), str(journal))
             (task, _) = world.eval_tasks()
             new = {"role": "assistant", "content": "def f(): pass  # \\boxed{1}"}
             return await world.verify(task, None, [*task.messages, new])
@@ -105,16 +105,16 @@ def test_a_judge_without_a_vote_is_asked_again_and_is_never_an_undecided_one(jou
 
 
 def test_what_is_missing_is_named(journal: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env.judge_base_url and env.judge_model_name"):
+    with pytest.raises(ConfigError, match=r"env.judge.base_url and env.judge.model_name"):
         Replay(DistillConfig(), str(journal))
     with pytest.raises(ConfigError, match=r"there is no journal"):
         Replay(config(), str(tmp_path / "none.sqlite"))
 
 
 def test_its_name_is_replay(journal: Path) -> None:
-    options = {"world": "replay", "world_options": {"journal": str(journal)}}
+    options = {"world": {"type": "replay", "journal": str(journal)}}
     settings = AgenticOPDEnvConfig.model_validate({**JUDGE, **options})
-    world = make_world("replay", settings, None)
+    world = make_world(settings)
     assert isinstance(world, HookedWorld)
     assert not world.has_sandbox
     assert isinstance(world.hooks, Replay)

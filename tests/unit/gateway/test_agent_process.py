@@ -28,7 +28,7 @@ from agentic_opd.distill.evidence import author_turns
 from agentic_opd.gateway.agent_process import AgentProcess
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
-from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.config import AgentConfig, RolloutConfig
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.sandboxes.program import SOCKET_NAME, Program
 from agentic_opd.sandboxes.protocol import Mount
@@ -125,7 +125,7 @@ def run(vllm: ScriptedVllm, world: Any, *, learn_from_altered: bool = False, **s
             client = JsonClient(str(server.make_url("")), retry_s=0.2)
             sampling = PluginClient(client, ServerInfo("policy", 1024, has_plugin=True))
             renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
-            config = RolloutConfig(agent_command="agent", **{"temperature": 0.9, **settings})
+            config = RolloutConfig(agent=AgentConfig(command="agent"), **{"temperature": 0.9, **settings})
             agent = AgentProcess(config, world, [sampling], renderer, vllm.tokenizer)
             await agent.start()
             try:

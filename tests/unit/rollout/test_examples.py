@@ -27,8 +27,9 @@ from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_tasks
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import Checks, CustomWorld, HookedWorld, tool
 from agentic_opd_environments.sql.world import SqlWorld
 
@@ -71,7 +72,7 @@ class Scripted:
 
 
 def rolled_out(tokenizer: Any) -> tuple[Episode, list[str], HookedWorld, ChatFormat]:
-    world = HookedWorld(Bell(), CodingConfig())
+    world = HookedWorld(Bell(), WorldConfig())
     (task,), _ = asyncio.run(world.train_and_eval_tasks())
     chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
     policy = Scripted(tokenizer)
@@ -160,7 +161,7 @@ ROWS = {
 @pytest.mark.parametrize("as_text", [True, False])
 def test_every_dataset_format_has_them(tmp_path: Path, dataset_format: Any, as_text: bool) -> None:
     path = tmp_path / "tasks.jsonl"
-    config = CodingConfig(dataset_name=str(path), dataset_format=dataset_format)
+    config = CodingSettings(dataset_name=str(path), dataset_format=dataset_format)
     row = ROWS[dataset_format]
     path.write_text(json.dumps({**row, "examples": json.dumps(EXAMPLES) if as_text else EXAMPLES}))
     assert [len(task.examples) for task in load_tasks(config)] == [4]

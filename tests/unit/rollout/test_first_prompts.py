@@ -9,10 +9,10 @@ from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import first_messages
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
-WORLD = CodingWorld(CodingConfig(), "You are an agent.")
+WORLD = CodingWorld(WorldConfig(), "You are an agent.")
 
 
 def chat_of(tokenizer: Any) -> ChatFormat:

@@ -26,9 +26,9 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages, run_episode
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import CodingSession, CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 TASK = Task("t", "Write f.", "assert True")
 
@@ -91,7 +91,7 @@ def run(
 ) -> Episode:
     renderer: Any = BrokenRenderer(load_renderer(policy.tokenizer, "qwen3", {"enable_thinking": False}))
     config = RolloutConfig(max_turns=max_turns, max_token_length=room, max_tokens_per_turn=per_turn)
-    world = CodingWorld(CodingConfig())
+    world = CodingWorld(WorldConfig())
 
     async def episode() -> Episode:
         async with world.session(task) as session:
@@ -254,7 +254,7 @@ class MortalWorld(CodingWorld):
     """Sandboxes that die: while a call runs, while files are taken out, or while the tests run."""
 
     def __init__(self, where: str, *, is_broken: bool) -> None:
-        super().__init__(CodingConfig())
+        super().__init__(WorldConfig())
         self.where, self.is_broken = where, is_broken
 
     @asynccontextmanager
@@ -305,7 +305,7 @@ class SilentWorld(CodingWorld):
 
 def test_an_episode_whose_tests_gave_no_verdict_has_no_reward(tokenizer: Any, caplog: Any) -> None:
     chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
-    policy, world = ScriptedPolicy(tokenizer, "Done."), SilentWorld(CodingConfig())
+    policy, world = ScriptedPolicy(tokenizer, "Done."), SilentWorld(WorldConfig())
     episode = asyncio.run(run_episode(DYING_TASK, policy, world, chat, RolloutConfig()))
     assert (episode.no_verdict, episode.reward, episode.error) == (NoVerdict.TIMEOUT, None, None)
     assert episode.stop_reason is StopReason.FINISHED

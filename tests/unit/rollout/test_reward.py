@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentic_opd.core.types import Reward, Verification, VerifyOutcome
-from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.config import RewardConfig, RolloutConfig
 from agentic_opd.rollout.loop import compute_reward
 
 
@@ -58,6 +58,6 @@ def test_all_parts_lie_between_0_and_1(passed: int, turns: int, calls: int, data
 
 def test_the_weights_are_not_negative_and_add_up_to_1() -> None:
     with pytest.raises(ValidationError, match=r"must add up to 1, got 1\.1"):
-        RolloutConfig(correctness_weight=0.7, efficiency_weight=0.2, tool_usage_weight=0.2)
+        RolloutConfig(reward=RewardConfig(correctness=0.7, efficiency=0.2, tool_usage=0.2))
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        RolloutConfig(correctness_weight=1.0, efficiency_weight=0.1, tool_usage_weight=-0.1)
+        RolloutConfig(reward=RewardConfig(correctness=1.0, efficiency=0.1, tool_usage=-0.1))

@@ -38,6 +38,7 @@ from agentic_opd.runs.evaluate import (
     show_evaluation,
 )
 from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.worlds.config import EvalConfig
 
 
 def make_task(name: str) -> Task:
@@ -132,7 +133,7 @@ def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], 
         return [next(weights)]
 
     weights = iter((3, 5, 5, 5))
-    config = RunConfig(eval_samples=samples, eval_temperature=1.0)
+    config = RunConfig(eval=EvalConfig(samples=samples, temperature=1.0))
     metrics = RunMetrics(config, lambda ids: "", list)
     return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
 

@@ -105,7 +105,7 @@ def test_a_policy_that_never_calls_a_tool_is_said_once(
         metrics.close()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == warns
-    assert all("no tool call in all 2 rollouts" in one and "env.tool_format" in one for one in said)
+    assert all("no tool call in all 2 rollouts" in one and "env.renderer.tool_format" in one for one in said)
 
 
 def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:

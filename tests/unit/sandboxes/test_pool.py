@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.config import SandboxConfig
+from agentic_opd.sandboxes.config import BubblewrapConfig
 from agentic_opd.sandboxes.pool import pooled
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
 
@@ -132,5 +132,5 @@ def test_an_engine_that_starts_nothing_is_the_episodes_error() -> None:
 
 
 def test_only_containers_are_started_ahead() -> None:
-    with pytest.raises(ValidationError, match="sandbox_warm needs sandbox_backend docker"):
-        SandboxConfig(sandbox_warm=1)
+    with pytest.raises(ValidationError, match=r"(?s)warm.*Extra inputs"):
+        BubblewrapConfig.model_validate({"warm": 1})

@@ -2,33 +2,29 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.config import DockerConfig
 from agentic_opd.sandboxes.factory import sandbox_factory
-from agentic_opd.worlds.coding.config import CodingConfig
-
-
-def config(backend: str, **settings: Any) -> CodingConfig:
-    return CodingConfig(sandbox_backend=backend, **settings)  # type: ignore[arg-type]
+from agentic_opd.worlds.config import WorldConfig
 
 
 def test_bubblewrap_is_the_default() -> None:
-    assert isinstance(sandbox_factory(CodingConfig())(), BubblewrapSandbox)
+    assert isinstance(sandbox_factory(WorldConfig().sandbox)(), BubblewrapSandbox)
 
 
-def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(ValidationError, match="bubblewrap"):
-        config("chroot")
+def test_unknown_types_are_refused() -> None:
+    with pytest.raises(ValidationError, match="expected bubblewrap, docker, got 'chroot'"):
+        WorldConfig.model_validate({"sandbox": "chroot"})
 
 
 def enter_docker(command: str) -> str:
     async def main() -> None:
-        async with sandbox_factory(config("docker", sandbox_container_command=command))():
+        async with sandbox_factory(DockerConfig(container_command=command))():
             pass
 
     with pytest.raises(SandboxError) as raised:

@@ -81,11 +81,11 @@ def test_all_lines_about_a_failed_build_are_shown() -> None:
 @pytest.mark.parametrize(
     ("message", "in_flags_of_this_command"),
     [
-        ("Skip such tasks with env.dataset_skip_broken.", "Skip such tasks with --skip-broken."),
-        ("Set dataset_skip_broken to leave such rows out.", "Set --skip-broken to leave such rows out."),
-        ("set env.tasks_variables to {KEY: ...}; b", "give one with --variables KEY=VALUE; b"),
-        ("set sandbox_backend docker (and sandbox_container_command)", "set --sandbox docker (and --engine)"),
-        ("in '/data/tasks_dir' and my_dataset_name", "in '/data/tasks_dir' and my_dataset_name"),
+        ("Skip such tasks with env.world.skip_broken.", "Skip such tasks with --skip-broken."),
+        ("Set env.world.skip_broken to leave such rows out.", "Set --skip-broken to leave such rows out."),
+        ("set env.world.variables to {KEY: ...}; b", "give one with --variables KEY=VALUE; b"),
+        ("set env.sandbox.type docker (and env.sandbox.container_command)", "set --sandbox docker (and --engine)"),
+        ("in '/data/world.folder' and my_world.limit", "in '/data/world.folder' and my_world.limit"),
     ],
 )
 def test_errors_name_the_flags_of_this_command(message: str, in_flags_of_this_command: str) -> None:

@@ -6,7 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -22,12 +22,14 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.serving.launch import parse_args as parse_serve_vllm
 from agentic_opd.settings.flags import parse
+from agentic_opd.settings.listing import settings_in
 from agentic_opd.settings.read import read_settings
 from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
 from agentic_opd.up.command import build_parser as up_parser
 from agentic_opd.up.command import read as read_up
 from agentic_opd.up.parts import parts_of
+from agentic_opd.worlds.custom import CustomWorld
 from tests.unit.wire.sample import group
 
 POLICY = str(Path(__file__).parents[3] / "scripts" / "demo_policy" / "policy")
@@ -69,13 +71,24 @@ def program_of(line: str) -> str | None:
     return found[1] if found else None
 
 
+class Reasoning(CustomWorld):
+    """Stand-in for the world that docs/worlds.md shows how to write in reasoning.py."""
+
+    def __init__(self, dataset: str = "chain_sum") -> None:
+        self.dataset = dataset
+
+
 def words_of(command: str) -> list[str]:
-    return shlex.split(command, comments=True)
+    return shlex.split(command.replace("reasoning.py:Reasoning", f"{__name__}:Reasoning"), comments=True)
 
 
 def without_torchrun(command: str) -> str:
     """`torchrun OPTIONS -m agentic_opd.training FLAGS` starts what `agentic-opd train FLAGS` does."""
     return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\b", "agentic-opd train", command)
+
+
+WITH_GROUPS = {"gateway", "distill"}
+"""Commands whose short help does not show every setting."""
 
 
 @cache
@@ -90,9 +103,14 @@ def help_of(*argv: str) -> str:
 
 
 def help_of_module(name: str, *arguments: str) -> str:
+    groups = ([], ["all"]) if {*arguments} & WITH_GROUPS else ([],)
+    return "".join(_help_of_module(name, *arguments, more=more) for more in groups)
+
+
+def _help_of_module(name: str, *arguments: str, more: Sequence[str]) -> str:
     said = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-        patch.setattr(sys, "argv", [name, *arguments, "--help"])
+        patch.setattr(sys, "argv", [name, *arguments, "--help", *more])
         for module in (name, f"{name}.__main__"):
             patch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit) as end:
@@ -231,12 +249,17 @@ def test_every_config_is_named_on_a_page() -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=str)
 def test_every_setting_that_is_named_exists(path: Path) -> None:
     env, servers = default_settings()
-    known = {f"env.{name}" for name in (*type(env).model_fields, *GatewayConfig.model_fields)} | {
-        f"openai.{name}" for name in type(servers[0]).model_fields
-    }
-    named = set(re.findall(r"(?:--|`)((?:env|openai)\.[a-z_]+)\b(?!\.[a-z])", path.read_text()))
-    known |= {f"env.opd_{name}" for name in type(env).model_fields}  # Where an environment has the name itself.
-    assert named - known - {"env.py"} == set()
+    models = ({"env": env, "openai": servers[0]}, {"env": GatewayConfig()})
+    settings = {row.flag for model in models for row in settings_in(model)}
+    sections = {flag.rpartition(".")[0] for flag in settings}
+    named = set(re.findall(r"(?:--|`)((?:env|openai)(?:\.[a-z_]+)+)\b", path.read_text()))
+    named = {
+        re.sub(r"^env\.opd_(?!enabled)", "env.", name) for name in named
+    }  # Where an environment has the name itself.
+    of_verifiers = {name for name in named if name.startswith(("env.agent.harness", "env.agent.runtime"))}
+    of_a_reader = {"env.world.dataset"} if path.name == "worlds.md" else set[str]()
+    """Setting of the world that the page shows how to write."""
+    assert named - settings - sections - of_verifiers - of_a_reader - {"env.py"} == set()
 
 
 @pytest.mark.parametrize("path", list(pages()), ids=str)

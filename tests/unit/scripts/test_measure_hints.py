@@ -21,7 +21,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         (
             ["groups.jsonl", "--samples", "2", "--env.max_turn", "3"],
             2,
-            "--env.max_turn is unknown; did you mean '--env.max_turns'",
+            "env.max_turn is unknown; did you mean 'env.max_turns'",
         ),
         (["groups.jsonl", "--samples", "2"], 1, "error: http://127.0.0.1:9/v1/models gave no usable answer"),
     ],

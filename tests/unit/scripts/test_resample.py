@@ -38,9 +38,9 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 TASK = Task("t", "Write f.", "from solution import f\nassert f() == 1")
 
@@ -112,7 +112,7 @@ def measure(tokenizer: Any, answers: Callable[[bool], Sequence[str]], **config: 
         return [Completion(one, (-0.5,) * len(one)) for one in ids]
 
     async def run() -> ResampledTurn:
-        world, slots = CodingWorld(CodingConfig()), asyncio.Semaphore(4)
+        world, slots = CodingWorld(WorldConfig()), asyncio.Semaphore(4)
         return await Resampler(world, {"t": TASK}, chat_of(tokenizer), sample, 4, limits, slots).measure(turn)
 
     measured = asyncio.run(run())
@@ -136,7 +136,7 @@ def test_samples_act_behind_the_earlier_turns_and_the_world_judges_them(tokenize
     measured = measure(
         tokenizer, lambda hinted: [PATCHED] * 3 + ["done"] if hinted else ["done", PATCHED, broken, "done"]
     )
-    assert (measured.place, measured.task_id, measured.hint) == ((1, 0, 1), "t", "Return one.")
+    assert (measured.key, measured.task_id, measured.hint) == ((1, 0, 1), "t", "Return one.")
     assert (measured.samples, measured.passed_with, measured.passed_without) == (4, 3, 1)
     assert measured.evidence == ("verdict",)
 
@@ -148,7 +148,7 @@ def test_a_prompt_that_leaves_no_room_is_not_sampled(tokenizer: Any) -> None:
 
 def test_a_task_that_the_settings_lack_is_named(tokenizer: Any) -> None:
     turn = the_turn(tokenizer, task="elsewhere")
-    resampler: Any = Resampler(CodingWorld(CodingConfig()), {"t": TASK}, chat_of(tokenizer), None, 4, None, None)  # type: ignore[arg-type]
+    resampler: Any = Resampler(CodingWorld(WorldConfig()), {"t": TASK}, chat_of(tokenizer), None, 4, None, None)  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match="'elsewhere' of line 1 is not among the 1 of the settings"):
         asyncio.run(resampler.measure(turn))
 
@@ -229,5 +229,5 @@ def test_a_dead_server_or_an_interruption_keeps_what_is_measured(tokenizer: Any,
 def test_what_a_program_did_is_not_acted_out(tokenizer: Any) -> None:
     group = file_of(tokenizer)
     rollouts = tuple(replace(one, program=ProgramRun(0, None, "")) for one in group.rollouts)
-    with pytest.raises(PlaceError, match=r"line 3 is of a program \(env.agent_command\)"):
+    with pytest.raises(PlaceError, match=r"line 3 is of a program \(env.agent.command\)"):
         list(hinted_turns([(3, replace(group, rollouts=rollouts))]))

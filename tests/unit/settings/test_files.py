@@ -27,7 +27,7 @@ OTHER_FILES = {
     "groups": ("agentic-opd report FILE", [group()]),
     "several groups": ("agentic-opd report FILE", [group(), group()]),
     "a log": ("agentic-opd distill FILE", [{"messages": [{"role": "user", "content": "Hello"}]}]),
-    "tasks": ("env.dataset_name", [{"prompt": "Add.", "tests": []}, {"prompt": "Subtract.", "tests": []}]),
+    "tasks": ("env.world.dataset_name", [{"prompt": "Add.", "tests": []}, {"prompt": "Subtract.", "tests": []}]),
     "a model": ("openai.model_name", [{"model_type": "qwen3"}]),
 }
 
@@ -90,12 +90,14 @@ def test_settings_may_be_json(tmp_path: Path) -> None:
 
 def test_settings_of_tasks_are_not_the_gateways_and_the_reverse(tmp_path: Path) -> None:
     path = tmp_path / "env.yaml"
-    path.write_text(yaml.safe_dump({"env": {"max_turns": 3, "dataset_name": "tasks.jsonl", "hint_sauce": 1}}))
+    path.write_text(
+        yaml.safe_dump({"env": {"max_turns": 3, "world": {"dataset_name": "tasks.jsonl"}, "hint_sauce": 1}})
+    )
     with pytest.raises(ConfigError) as error:
         read_settings(parse(gateway_parser(), ["--config", str(path)]), default_config(), [PolicyServerConfig()])
     tasks, unknown = str(error.value).splitlines()[1:]
-    assert tasks.startswith("  - env.dataset_name, env.max_turns: known to `agentic-opd process`")
-    assert unknown.startswith("  - env.hint_sauce is unknown; did you mean 'hint_source'")
+    assert tasks.startswith("  - env.max_turns, env.world: known to `agentic-opd process`")
+    assert unknown.startswith("  - env.hint_sauce is unknown; did you mean 'env.hint.source'")
     path.write_text(yaml.safe_dump({"env": {"port": 8080, "session_idle_s": 60}}))
     with pytest.raises(ConfigError, match=r"env\.port, env\.session_idle_s: known to `agentic-opd gateway`, and not"):
         read_as("environment", path)

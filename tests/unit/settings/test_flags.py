@@ -7,7 +7,8 @@ import pytest
 from pydantic import SecretStr
 
 from agentic_opd.settings.fields import Url
-from agentic_opd.settings.flags import HelpFormatter, value_kind
+from agentic_opd.settings.help import HelpFormatter
+from agentic_opd.settings.listing import value_kind
 
 
 class Colour(Enum):

@@ -220,7 +220,7 @@ NARROW = ControlReading("neutral", "Look again.", (5,), ((-0.9, -1.0), (-0.8, -0
         (
             {"control": None},
             ConfigError,
-            "group 0, sequence 0, position 3: .* not read .*Set env.control .* loss.contrast",
+            "group 0, sequence 0, position 3: .* not read .*Set env.hint.control .* loss.contrast",
         ),
         ({"control": LACKING}, AlignmentError, "position 3: control: the sampled token has no logprob"),
         ({"control": NARROW}, AlignmentError, "position 3: control: expected 3 entries, those of the row, got 2"),
@@ -234,7 +234,7 @@ def test_readings_that_do_not_fit_their_turn_are_named(
 
 
 def test_groups_of_other_programs_have_no_control() -> None:
-    with pytest.raises(ConfigError, match=r"env\.control"):
+    with pytest.raises(ConfigError, match=r"env\.hint\.control"):
         make_batch([read_group(make_group())], contrast=True)
 
 

@@ -54,20 +54,20 @@ BROKEN: dict[str, tuple[Loop, str]] = {
         "'configs/demo.yaml' holds the settings of an environment or a gateway",
     ),
     "a task file that does not exist": (
-        {"environments": {"tasks": {"flags": {"env.dataset_name": "none.jsonl"}}}},
+        {"environments": {"tasks": {"flags": {"env.world.dataset_name": "none.jsonl"}}}},
         "tasks: dataset 'none.jsonl': there is no such file",
     ),
     "a world that does not exist": (
         {"environments": {"tasks": {"flags": {"env.world": "worlds/none.py:World"}}}},
-        "tasks: env.world: there is no file",
+        "env.world.type: there is no file",
     ),
     "an unknown flag of an environment": (
         {"environments": {"tasks": {"flags": {"env.gruop_size": 4}}}},
-        "--env.gruop_size is unknown; did you mean '--env.group_size'?",
+        "env.gruop_size is unknown; did you mean 'env.group_size'?",
     ),
     "an unknown flag of the trainer": (
         {"trainer": {"flags": {"lora_rnak": 8}}},
-        "--lora_rnak is unknown; did you mean '--lora_rank'?",
+        "lora_rnak is unknown; did you mean 'lora_rank'?",
     ),
     "an unknown flag of a server": (
         {"servers": {"policy": {"flags": {"max_modle_len": 4096}}}},
@@ -90,8 +90,8 @@ BROKEN: dict[str, tuple[Loop, str]] = {
         "server policy reads 512 (max_model_len)",
     ),
     "a moving average without adapters": (
-        {"environments": {"tasks": {"flags": {"env.teacher": "ema"}}}},
-        "env.teacher ema needs a policy that is trained with adapters",
+        {"environments": {"tasks": {"flags": {"env.teacher.weights": "ema"}}}},
+        "env.teacher.weights ema needs a policy that is trained with adapters",
     ),
     "more processes than devices": (
         {"trainer": {"devices": "0", "processes": 2}},
@@ -99,7 +99,7 @@ BROKEN: dict[str, tuple[Loop, str]] = {
     ),
     "a brake whose evaluation is wrong": (
         {"brake": {"config": "configs/demo.yaml", "flags": {"env.evel_samples": 4}}},
-        "its evaluation, of the section brake: settings are wrong:\n  - --env.evel_samples is unknown",
+        "its evaluation, of the section brake: settings are wrong:\n  - env.evel_samples is unknown",
     ),
     "a loss without parts": (
         {"trainer": {"flags": {"loss.forward_kl": 0}}},

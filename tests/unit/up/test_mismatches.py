@@ -34,8 +34,8 @@ def refusal(settings: Loop, folder: Path) -> str:
         ({"env.group_size": 5}, "tasks: groups of env.group_size 5 do not divide the trainer's batch_size 32: use 30"),
         ({"env.max_token_length": 9000}, "server policy reads 4096 (max_model_len): raise it to 9000 at least"),
         ({"env.max_token_length": 9000}, "the trainer drops sequences above max_token_len 4096"),
-        ({"env.teacher": "ema"}, "env.teacher ema needs a policy that is trained with adapters"),
-        ({"env.teacher": "frozen"}, "env.teacher frozen needs a policy that is trained with adapters"),
+        ({"env.teacher.weights": "ema"}, "env.teacher.weights ema needs a policy that is trained with adapters"),
+        ({"env.teacher.weights": "frozen"}, "env.teacher.weights frozen needs a policy that is trained with adapters"),
     ],
 )
 def test_an_environment_that_does_not_fit_the_other_parts(
@@ -50,7 +50,7 @@ def test_an_environment_that_does_not_fit_the_other_parts(
 
 
 def test_a_teacher_of_averages_needs_an_average(loop: Loop, tmp_path: Path) -> None:
-    loop["environments"]["tasks"]["flags"] = {"env.teacher": "ema"}
+    loop["environments"]["tasks"]["flags"] = {"env.teacher.weights": "ema"}
     loop["trainer"]["flags"] = {"lora_rank": 8}
     assert "set its ema_decay" in refusal(loop, tmp_path)
     loop["trainer"]["flags"]["ema_decay"] = 0.9
@@ -105,30 +105,33 @@ def test_what_follows_from_the_trainer_is_filled_in(loop: Loop, tmp_path: Path) 
     made = parts(loop, tmp_path)
     assert value(made["policy"], "--max-lora-rank") == "32", "the smallest rank of vLLM that holds it"
     assert "--max-lora-rank" not in made["critic"].arguments
-    assert value(made["tasks"], "--env.teacher") == "ema"
+    assert value(made["tasks"], "--env.teacher.weights") == "ema"
     assert value(made["tasks"], "--env.packed_rows") == "true"
 
 
 def test_what_a_file_or_a_flag_sets_is_kept(loop: Loop, tmp_path: Path) -> None:
     own = tmp_path / "env.yaml"
-    own.write_text("env: {renderer: qwen3, packed_rows: false, teacher: frozen, seed: 7, max_token_length: 4096}\n")
+    own.write_text(
+        "env: {renderer: {name: qwen3}, packed_rows: false, teacher: {weights: frozen}, seed: 7, "
+        "max_token_length: 4096}\n"
+    )
     loop["trainer"]["flags"] = {"lora_rank": 8, "ema_decay": 0.9}
     loop["servers"]["policy"]["flags"] = {"max_lora_rank": 64}
     loop["environments"] = {
         "own": {"config": str(own)},
-        "flagged": {"config": "configs/demo.yaml", "flags": {"env.teacher": "live", "env.packed_rows": False}},
-        "second": {"config": "configs/demo.yaml", "flags": {"env.teacher_base_url": "http://127.0.0.1:8109/v1"}},
+        "flagged": {"config": "configs/demo.yaml", "flags": {"env.teacher.weights": "live", "env.packed_rows": False}},
+        "second": {"config": "configs/demo.yaml", "flags": {"env.teacher.base_url": "http://127.0.0.1:8109/v1"}},
         "talk": {"mode": "gateway"},
     }
     made = parts(loop, tmp_path)
     assert value(made["policy"], "--max-lora-rank") == "64"
-    assert not {"--env.teacher", "--env.packed_rows", "--env.seed"} & {*made["own"].arguments}
+    assert not {"--env.teacher.weights", "--env.packed_rows", "--env.seed"} & {*made["own"].arguments}
     assert value(made["flagged"], "--env.seed") == "1", "environments of one file draw other tasks"
-    assert value(made["flagged"], "--env.teacher") == "live"
+    assert value(made["flagged"], "--env.teacher.weights") == "live"
     assert value(made["flagged"], "--env.packed_rows") == "false"
-    assert "--env.teacher" not in made["second"].arguments
+    assert "--env.teacher.weights" not in made["second"].arguments
     assert "--env.packed_rows" not in made["talk"].arguments, "the gateway has no such setting"
-    assert value(made["talk"], "--env.teacher") == "ema"
+    assert value(made["talk"], "--env.teacher.weights") == "ema"
 
 
 @pytest.mark.sandbox
@@ -147,7 +150,7 @@ def test_a_dry_run_and_doctor_load_the_tasks_and_open_a_session(
     )
     file = tmp_path / "up.yaml"
     for flags, problem in (
-        ({"env.dataset_name": "nothing.jsonl"}, "tasks: dataset 'nothing.jsonl': there is no such file"),
+        ({"env.world.dataset_name": "nothing.jsonl"}, "tasks: dataset 'nothing.jsonl': there is no such file"),
         ({"env.world": f"{world}:Broken"}, "no state"),
     ):
         loop["environments"]["tasks"]["flags"] = flags
@@ -163,13 +166,13 @@ def test_doctor_names_the_section_of_the_brake(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    loop["brake"] = {"config": "configs/demo.yaml", "flags": {"env.eval_samples": "no"}}
+    loop["brake"] = {"config": "configs/demo.yaml", "flags": {"env.eval.samples": "no"}}
     file = tmp_path / "up.yaml"
     file.write_text(yaml.safe_dump(loop))
     assert doctor(["--up", str(file)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "of the section brake" in printed
-    assert "env.eval_samples" in printed
+    assert "env.eval.samples" in printed
 
 
 @pytest.mark.parametrize("name", ["up_demo", "up_one_gpu", "up_eight_gpus"])
@@ -187,7 +190,7 @@ def test_parts_whose_libraries_are_not_installed(monkeypatch: pytest.MonkeyPatch
             "environments": {"talk": {"mode": "gateway"}, "agent": {}, "tasks": {}},
         }
     )
-    environments = {"agent": SimpleNamespace(agent_command="opencode run"), "tasks": SimpleNamespace()}
+    environments = {"agent": SimpleNamespace(agent=SimpleNamespace(command="opencode run")), "tasks": SimpleNamespace()}
     assert list(missing_libraries(config, environments)) == [
         "policy: vllm is not installed here: it needs the extra, pip install 'agentic-opd[vllm]'",
         *(

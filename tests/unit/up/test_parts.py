@@ -41,7 +41,7 @@ def test_the_parts_find_each_other(loop: dict[str, Any], tmp_path: Path) -> None
     tasks, trainer = made["tasks"], made["trainer"]
     assert value(tasks, "--openai.base_url") == "http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1"
     assert value(tasks, "--openai.model_name") == POLICY
-    assert value(tasks, "--env.judge_base_url") == "http://127.0.0.1:8102/v1"
+    assert value(tasks, "--env.judge.base_url") == "http://127.0.0.1:8102/v1"
     assert value(tasks, "--env.rollout_server_url") == value(trainer, "--api_url") == "http://127.0.0.1:8103"
     assert value(trainer, "--vllm_urls") == '["http://127.0.0.1:8100", "http://127.0.0.1:8101"]'
     weights = value(trainer, "--weights_dir")
@@ -100,16 +100,16 @@ def test_a_gateway_is_ready_when_it_answers(loop: dict[str, Any], tmp_path: Path
 
 def test_the_brake_evaluates_with_the_loops_servers(loop: dict[str, Any], tmp_path: Path) -> None:
     loop["servers"]["critic"] = {"model": POLICY, "port": 8102, "serves": "judge"}
-    loop["brake"] = {"config": "configs/demo.yaml", "flags": {"env.eval_fraction": 0.5}}
+    loop["brake"] = {"config": "configs/demo.yaml", "flags": {"env.eval.fraction": 0.5}}
     loop["trainer"]["flags"] = {"brake.every": 4}
     trainer = parts(loop, tmp_path)["trainer"]
     assert value(trainer, "--brake.every") == "4"
     command = shlex.split(value(trainer, "--brake.command"))
     assert command[1:6] == ["-m", "agentic_opd", "evaluate", "--config", "configs/demo.yaml"]
-    assert command[command.index("--env.judge_base_url") + 1] == "http://127.0.0.1:8102/v1"
-    assert command[-2:] == ["--env.eval_fraction", "0.5"]
+    assert command[command.index("--env.judge.base_url") + 1] == "http://127.0.0.1:8102/v1"
+    assert command[-2:] == ["--env.eval.fraction", "0.5"]
     loop["brake"]["flags"] = {"env.no_such": 1}
-    with pytest.raises(ConfigError, match=r"(?s)section brake: .*--env.no_such is unknown"):
+    with pytest.raises(ConfigError, match=r"(?s)section brake: .*env.no_such is unknown"):
         parts(loop, tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_every_part_that_is_wrong_is_named_before_anything_starts(loop: dict[str
     said = str(error.value)
     for text in (
         "policy: its command line",
-        "did you mean '--env.group_size'",
+        "did you mean 'env.group_size'",
         "mine: there is no script",
         "total_steps",
     ):
@@ -205,5 +205,5 @@ def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Pat
         "agentic_opd.training",
     )
     loop["trainer"]["flags"] = {"total_stesp": 3}
-    with pytest.raises(ConfigError, match="did you mean '--total_steps'"):
+    with pytest.raises(ConfigError, match="did you mean 'total_steps'"):
         parts(loop, tmp_path)

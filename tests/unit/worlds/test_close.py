@@ -18,7 +18,7 @@ from agentic_opd.rollout.loop import verified
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.sandboxes.program import Program
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import CustomWorld, HookedSession, HookedWorld, tool
 
 TASK = Task("t", "Do it.")
@@ -116,7 +116,7 @@ def test_a_state_is_closed_once_after_its_verdict_or_its_failure(
     kind: type[Door], run: Any, error: Exception | None, events: list[str]
 ) -> None:
     hooks = kind()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     failed: list[OPDError] = []
 
     async def ended() -> None:
@@ -132,16 +132,16 @@ def test_a_state_is_closed_once_after_its_verdict_or_its_failure(
 def test_a_verdict_that_fails_and_a_state_without_an_episode_are_closed_too() -> None:
     hooks = Undecided()
     with pytest.raises(WorldError, match="verify raised ValueError"):
-        asyncio.run(episode_of(HookedWorld(hooks, CodingConfig()), silent))  # type: ignore[arg-type]
+        asyncio.run(episode_of(HookedWorld(hooks, WorldConfig()), silent))  # type: ignore[arg-type]
     assert hooks.events == ["start", "verify", "close"]
     hooks = Door()
-    verdict = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, None))
+    verdict = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, None))
     assert (verdict.correctness, hooks.events) == (1.0, ["start", "verify", "close"])
 
 
 def test_the_state_of_a_dead_sandbox_is_closed_and_the_one_that_is_verified_in_its_place() -> None:
     hooks = Door()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
 
     async def dies(session: HookedSession) -> Episode:
         raise SandboxError("the sandbox is gone")
@@ -159,7 +159,7 @@ def test_a_cancelled_episode_is_closed_after_the_tool_that_still_runs() -> None:
     hooks = Door()
 
     async def cancelled() -> None:
-        world = HookedWorld(hooks, CodingConfig())
+        world = HookedWorld(hooks, WorldConfig())
 
         async def waits(session: HookedSession) -> StopReason:
             await session.run_tool(call("wait"))
@@ -182,12 +182,12 @@ def test_a_tool_beyond_its_limit_ends_before_the_state_is_closed() -> None:
     hooks = Door()
 
     async def ended() -> None:
-        world = HookedWorld(hooks, CodingConfig(tool_timeout_s=0.05))
+        world = HookedWorld(hooks, WorldConfig(tool_timeout_s=0.05))
 
         async def waits(session: HookedSession) -> StopReason:
             result = await session.run_tool(call("wait"))
             assert "took longer" in result.content
-            world.config = CodingConfig()
+            world.config = WorldConfig()
             hooks.released.set()
             return StopReason.FINISHED
 
@@ -209,7 +209,7 @@ def test_a_start_that_is_cancelled_in_its_thread_is_closed() -> None:
 
     async def cancelled() -> None:
         hooks.start = start  # type: ignore[method-assign]
-        running = asyncio.ensure_future(episode_of(HookedWorld(hooks, CodingConfig()), silent))
+        running = asyncio.ensure_future(episode_of(HookedWorld(hooks, WorldConfig()), silent))
         await asyncio.to_thread(hooks.is_waiting.wait)
         running.cancel()
         hooks.released.set()
@@ -235,7 +235,7 @@ def test_a_close_that_raises_is_logged_and_counted_and_changes_no_result(
         close(state)
 
     hooks.close = close_async if is_async else close  # type: ignore[method-assign, assignment]
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     episode = asyncio.run(episode_of(world, silent))  # type: ignore[arg-type]
     assert episode.reward is not None
     assert episode.reward.correctness == 1.0
@@ -263,7 +263,7 @@ def test_a_close_that_never_returns_is_given_up(is_async: bool, caplog: pytest.L
         hooks.released.wait()
 
     hooks.close = close_async if is_async else close  # type: ignore[method-assign, assignment]
-    world = HookedWorld(hooks, CodingConfig(tool_timeout_s=0.05))
+    world = HookedWorld(hooks, WorldConfig(tool_timeout_s=0.05))
     episode = asyncio.run(episode_of(world, silent))  # type: ignore[arg-type]
     hooks.released.set()
     assert episode.reward is not None
@@ -283,7 +283,7 @@ def test_a_cancellation_does_not_interrupt_a_close() -> None:
             hooks.events.append("close")
 
         hooks.close = close  # type: ignore[method-assign, assignment]
-        running = asyncio.ensure_future(episode_of(HookedWorld(hooks, CodingConfig()), silent))
+        running = asyncio.ensure_future(episode_of(HookedWorld(hooks, WorldConfig()), silent))
         await is_closing.wait()
         running.cancel()
         await asyncio.sleep(0)
@@ -299,7 +299,7 @@ def test_a_synchronous_wrapper_of_an_async_close_is_awaited() -> None:
     hooks = AsyncDoor()
     inner = hooks.close
     hooks.close = lambda state: inner(state)  # type: ignore[method-assign, assignment]
-    asyncio.run(episode_of(HookedWorld(hooks, CodingConfig()), silent))  # type: ignore[arg-type]
+    asyncio.run(episode_of(HookedWorld(hooks, WorldConfig()), silent))  # type: ignore[arg-type]
     assert hooks.events == ["start", "verify", "close"]
 
 
@@ -322,7 +322,7 @@ class Yard(CustomWorld):
 @pytest.mark.sandbox
 def test_a_close_reads_the_sandbox_and_its_files_after_a_program() -> None:
     hooks = Yard()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     assert world.has_sandbox
 
     async def run(session: HookedSession) -> Episode:
@@ -340,7 +340,7 @@ def test_a_close_reads_the_sandbox_and_its_files_after_a_program() -> None:
 def test_doctors_session_check_closes_and_warns_of_a_close_that_fails() -> None:
     hooks = Door()
     setup = Setup(AgentEnvConfig(), (), None, tasks=[TASK])
-    setup.world = HookedWorld(hooks, CodingConfig())
+    setup.world = HookedWorld(hooks, WorldConfig())
     assert asyncio.run(check_session(setup)).status is Status.OK
     assert hooks.events == ["start", "close"]
 
@@ -372,4 +372,4 @@ def test_a_close_with_wrong_parameters_is_refused_at_the_start() -> None:
 
     hooks = type("Shut", (Door,), {"close": close})()
     with pytest.raises(ConfigError, match=r"close\(\).*: too many positional arguments; expected close\(self, state\)"):
-        HookedWorld(hooks, CodingConfig())
+        HookedWorld(hooks, WorldConfig())

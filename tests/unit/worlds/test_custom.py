@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
@@ -21,7 +22,7 @@ from agentic_opd.gateway.agent_process import ProgramWorld
 from agentic_opd.rollout.loop import first_messages
 from agentic_opd.sandboxes.program import Program
 from agentic_opd.worlds.choose import make_world
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import EvalConfig, WorldConfig
 from agentic_opd.worlds.custom import (
     Checks,
     CustomWorld,
@@ -63,7 +64,9 @@ def acted(
 
 
 def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
-    world = make_world(documented(tmp_path, 1), CodingConfig(eval_fraction=0.0), "Sell.")
+    world = make_world(
+        AgentEnvConfig(world=documented(tmp_path, 1), eval=EvalConfig(fraction=0.0), system_prompt="Sell.")
+    )
     tasks, held_out = asyncio.run(world.train_and_eval_tasks())
     assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
     assert world.system_prompt == "Sell."
@@ -102,8 +105,8 @@ def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=StandIn))  # type: ignore[arg-type]
     name = documented(tmp_path, 0)
     assert len((tmp_path / "documented.py").read_text().splitlines()) <= 37
-    config = AgentEnvConfig(world=name, world_options={"size": 5, "seed": 3}, eval_fraction=0.0)
-    world = make_world(config.world, config, None)
+    config = AgentEnvConfig(world={"type": name, "size": 5, "seed": 3}, eval=EvalConfig(fraction=0.0))
+    world = make_world(config)
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     assert (len(tasks), list(world.tools), tasks[0].limits) == (5, [], {"max_turns": 1})
 
@@ -122,8 +125,8 @@ def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_tools_schema_is_its_signature_and_docstring() -> None:
-    assert [one["function"]["name"] for one in HookedWorld(Notes(), CodingConfig()).tools] == ["go", "write", "look"]
-    assert HookedWorld(Notes(), CodingConfig()).tools[1]["function"] == {
+    assert [one["function"]["name"] for one in HookedWorld(Notes(), WorldConfig()).tools] == ["go", "write", "look"]
+    assert HookedWorld(Notes(), WorldConfig()).tools[1]["function"] == {
         "name": "write",
         "description": "Write them anew.",
         "parameters": {
@@ -177,7 +180,7 @@ class Chores(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_world_in_a_sandbox_with_a_user() -> None:
-    world = HookedWorld(Chores(), CodingConfig())
+    world = HookedWorld(Chores(), WorldConfig())
     assert world.tools[0]["function"]["parameters"]["properties"]["line"]["description"] == "What to run, all of it."
     task = Task("t", "Do it.", "secret", files={"given.txt": "hello\n"})
     calls = [("shell", {"line": "cat given.txt"}), ("shell", {"line": "echo yes > done"})]
@@ -191,7 +194,7 @@ def test_a_world_in_a_sandbox_with_a_user() -> None:
 
 @pytest.mark.sandbox
 def test_a_tool_that_takes_too_long_is_ended() -> None:
-    (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig(tool_timeout_s=0.1)), TASK, ("sleep", {}))
+    (result,), _, _ = acted(HookedWorld(Chores(), WorldConfig(tool_timeout_s=0.1)), TASK, ("sleep", {}))
     assert (result.content, result.is_change) == ("Error: sleep took longer than 0.1 s.", False)
 
 
@@ -207,7 +210,7 @@ def test_a_tool_that_takes_too_long_is_ended() -> None:
 )
 @pytest.mark.sandbox
 def test_what_the_policy_does_wrong_is_a_result(name: str, given: dict[str, Any] | None, said: str) -> None:
-    (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig()), TASK, (name, given))
+    (result,), _, _ = acted(HookedWorld(Chores(), WorldConfig()), TASK, (name, given))
     assert result.is_error
     assert said in result.content
 
@@ -260,7 +263,7 @@ def lying(value: Any) -> Callable[..., Any]:
 )
 def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
     hooks = Plain()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     setattr(hooks, hook, does)
     with pytest.raises(WorldError, match=said):
         acted(world, TASK, ("go", {}))
@@ -321,12 +324,12 @@ def test_an_error_in_a_hook_names_the_file_and_line_of_the_world(
     Path("world.py").write_text(WRITTEN)
 
     def play() -> None:
-        config = AgentEnvConfig(world="./world.py:Written", world_options={"fails": fails})
-        world = make_world(config.world, config, None)
+        config = AgentEnvConfig(world={"type": "./world.py:Written", "fails": fails})
+        world = make_world(config)
         (task,), _ = asyncio.run(world.train_and_eval_tasks())
         acted(world, task, ("go", {}), *([("quit", {})] if fails in ("type", "quit") else []))
 
-    with pytest.raises((AlignmentError, ConfigError, WorldError), match=message) as caught:
+    with pytest.raises((AlignmentError, ConfigError, WorldError, ValidationError), match=message) as caught:
         play()
     assert str(caught.value).count("world.py:") == 1
 
@@ -348,14 +351,14 @@ def test_an_error_of_the_worlds_file_names_its_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("world.py").write_text(code)
-    with pytest.raises(ConfigError, match=message):
-        make_world("world.py:Own", AgentEnvConfig(world="world.py:Own"), None)
+    with pytest.raises((ConfigError, ValidationError), match=message):
+        make_world(AgentEnvConfig(world="world.py:Own"))
 
 
 def test_a_verdict_of_truth_values_is_written_as_counts() -> None:
     hooks = Plain()
     hooks.verify = lying(Checks(True, True))  # type: ignore[method-assign]
-    verification = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    verification = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
     assert (
         json.dumps([verification.passed, verification.total, verification.report]) == '[1, 1, "1 of 1 checks passed."]'
     )
@@ -375,12 +378,12 @@ def test_wrong_tasks_are_named(gives: Any, said: str) -> None:
     hooks = Plain()
     hooks.tasks = gives  # type: ignore[method-assign]
     with pytest.raises(WorldError, match=said):
-        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+        asyncio.run(HookedWorld(hooks, WorldConfig()).train_and_eval_tasks())
 
 
 def test_what_a_tool_quotes_can_be_tokenised() -> None:
     hooks = Plain()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     hooks.go = lying("you said \ud83d")  # type: ignore[method-assign]
     (result,), _, _ = acted(world, TASK, ("go", {}))
     assert (result.content, result.is_error) == ("you said \ufffd", False)
@@ -391,7 +394,7 @@ def test_tool_errors_are_the_policys() -> None:
         raise ToolError("not \ud83d this way")
 
     hooks = Plain()
-    world = HookedWorld(hooks, CodingConfig())
+    world = HookedWorld(hooks, WorldConfig())
     hooks.go = go  # type: ignore[method-assign]
     (result,), _, _ = acted(world, TASK, ("go", {}))
     assert (result.content, result.is_error) == ("Error: not \ufffd this way", True)
@@ -453,8 +456,8 @@ def test_what_is_no_world_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(code)
-    with pytest.raises(ConfigError, match=said):
-        make_world(name, CodingConfig(), None)
+    with pytest.raises((ConfigError, ValidationError), match=said):
+        make_world(AgentEnvConfig(world=name))
 
 
 @pytest.mark.parametrize("name", ["worlds/own_one.py:Own", "own_two:Own"])
@@ -467,7 +470,7 @@ def test_a_world_imports_what_lies_beside_it(name: str, tmp_path: Path, monkeypa
     file.with_name(f"{beside}.py").write_text("SAYS = 'Go.'\n")
     hooks = "    system_prompt = SAYS\n    def tasks(self): ...\n    def verify(self, task, state): ...\n"
     file.write_text(f"{HEAD}from {beside} import SAYS\nclass Own(CustomWorld):\n{hooks}")
-    assert make_world(name, CodingConfig(), None).system_prompt == "Go."
+    assert make_world(AgentEnvConfig(world=name)).system_prompt == "Go."
 
 
 class Notes(Plain):
@@ -508,7 +511,7 @@ class Notes(Plain):
 )
 def test_each_call_of_which_something_is_left_made_what_is_judged(written: list[list[str]], made_by: set[int]) -> None:
     calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": notes}) for notes in written]
-    _, verification, _ = acted(HookedWorld(Notes(), CodingConfig()), TASK, *calls)
+    _, verification, _ = acted(HookedWorld(Notes(), WorldConfig()), TASK, *calls)
     assert verification.made_by == made_by
 
 
@@ -528,13 +531,13 @@ class Town(Notes):
 @pytest.mark.parametrize(("places", "made_by"), [("0", {1}), ("1", {0, 1})])
 def test_a_state_of_enumerations_and_of_objects_that_know_each_other(places: str, made_by: set[int]) -> None:
     calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": ["a"]}), ("write", {"notes": ["b"]})]
-    _, verification, _ = acted(HookedWorld(Town(), CodingConfig()), Task("t", places, None), *calls)
+    _, verification, _ = acted(HookedWorld(Town(), WorldConfig()), Task("t", places, None), *calls)
     assert verification.made_by == made_by  # Too large to be compared by lines: both.
 
 
 def test_what_a_user_changes_is_no_calls_work() -> None:
     async def results() -> list[bool]:
-        async with HookedWorld(Notes(), CodingConfig()).session(TASK) as session:
+        async with HookedWorld(Notes(), WorldConfig()).session(TASK) as session:
             await session.user_reply([])
             return [(await session.run_tool(ToolCall("c", "look", {}, ""))).is_change]
 
@@ -543,7 +546,7 @@ def test_what_a_user_changes_is_no_calls_work() -> None:
 
 def test_sessions_do_not_share_their_state() -> None:
     async def episodes() -> list[int]:
-        world = HookedWorld(Plain(), CodingConfig())
+        world = HookedWorld(Plain(), WorldConfig())
         async with world.session(TASK) as one, world.session(TASK) as other:
             assert isinstance(one, HookedSession)
             await one.run_tool(ToolCall("c", "go", {}, ""))
@@ -577,7 +580,7 @@ def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
     if problems:
         assert said in problems[0]
         with pytest.raises(ConfigError, match="world World: "):
-            HookedWorld(hooks, CodingConfig())
+            HookedWorld(hooks, WorldConfig())
 
 
 @pytest.mark.parametrize(
@@ -597,7 +600,7 @@ def test_a_verdict_may_be_a_number_and_have_a_text(
 ) -> None:
     hooks = Plain()
     hooks.verify = lying(result)  # type: ignore[method-assign]
-    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
     assert (made.passed, made.total, made.report, made.judge_report) == (passed, total, report, judge_report)
 
 
@@ -607,7 +610,7 @@ def test_a_verdict_may_be_a_number_and_have_a_text(
 def test_a_number_stays_exact_and_passes_at_one(number: float, has_passed: bool) -> None:
     hooks = Plain()
     hooks.verify = lying(number)  # type: ignore[method-assign]
-    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
     assert (made.correctness, made.all_passed) == (number, has_passed)
     assert made.report == f"The result is {number:.15g} of 1."
 
@@ -628,7 +631,7 @@ class Room(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_verdict_may_read_the_sandbox_and_the_conversation() -> None:
-    world = HookedWorld(Room(), CodingConfig(eval_fraction=0.0))
+    world = HookedWorld(Room(), WorldConfig(eval=EvalConfig(fraction=0.0)))
     assert world.runs_programs
 
     async def episode() -> Verification:
@@ -661,13 +664,13 @@ def test_wrong_fields_of_a_task_are_named(fields: dict[str, Any], said: str) -> 
 def test_messages_stand_for_the_prompt() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     task = Task("t", messages=messages)
-    assert (task.prompt, first_messages(HookedWorld(Plain(), CodingConfig()), task)) == ("u", messages)
+    assert (task.prompt, first_messages(HookedWorld(Plain(), WorldConfig()), task)) == ("u", messages)
 
 
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs sandbox_backend docker, not none"),
+        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs env.sandbox.type docker, not none"),
         (Task("t", "p", tools=[{"name": "go"}]), "two tools of one name"),
         (Task("t", "p", tools=[{"name": "fly"}]), "has tools, but the world has no hook call"),
         (Task("t", "p", tools=[{"description": "?"}]), "tools raised ValueError: a function without a name"),
@@ -677,20 +680,20 @@ def test_what_a_task_asks_for_in_vain_is_named(task: Task, said: str) -> None:
     hooks = Plain()
     hooks.tasks = lying([task])  # type: ignore[method-assign]
     with pytest.raises((ConfigError, WorldError), match=said):
-        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+        asyncio.run(HookedWorld(hooks, WorldConfig()).train_and_eval_tasks())
 
 
-def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
         "from agentic_opd.worlds.custom import CustomWorld\n"
         "class Own(CustomWorld):\n    def __init__(self, level=1): self.level = level\n"
         "    def tasks(self): ...\n    def verify(self, task, state): ...\n"
     )
-    world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
+    world = make_world(AgentEnvConfig(world={"type": "own.py:Own", "level": 3}))
     assert cast(Any, world).hooks.level == 3
-    with pytest.raises(ConfigError, match=r"env.world.lvl is unknown; did you mean 'level'"):
-        make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
+    with pytest.raises(ValidationError, match=r"world.lvl\n  Extra inputs are not permitted"):
+        AgentEnvConfig(world={"type": "own.py:Own", "lvl": 3})
 
 
 class Written(CustomWorld):
@@ -705,9 +708,9 @@ class Written(CustomWorld):
 
 @pytest.mark.sandbox
 def test_a_program_acts_in_any_world_whose_verdict_reads_files() -> None:
-    world = HookedWorld(Written(), CodingConfig())
+    world = HookedWorld(Written(), WorldConfig())
     assert isinstance(world, ProgramWorld)
-    assert (world.runs_programs, HookedWorld(Plain(), CodingConfig()).runs_programs) == (True, False)
+    assert (world.runs_programs, HookedWorld(Plain(), WorldConfig()).runs_programs) == (True, False)
 
     async def episode() -> tuple[Any, Verification]:
         (task,) = Written().tasks()

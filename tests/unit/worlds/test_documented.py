@@ -22,6 +22,7 @@ from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.config import EvalConfig
 from agentic_opd.worlds.custom import HookedWorld
 from tests.support.loopback import on_loopback
 from tests.unit.worlds.test_custom import documented
@@ -43,8 +44,8 @@ class Script:
 
 
 def loaded(folder: Path, place: int, **options: Any) -> tuple[HookedWorld, list[Task]]:
-    config = AgentEnvConfig(world=documented(folder, place), world_options=options, eval_fraction=0.0)
-    world = make_world(config.world, config, None)
+    config = AgentEnvConfig(world={"type": documented(folder, place), **options}, eval=EvalConfig(fraction=0.0))
+    world = make_world(config)
     assert isinstance(world, HookedWorld)
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     return world, tasks

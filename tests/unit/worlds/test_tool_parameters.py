@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 from agentic_opd.core.types import Task, ToolCall
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import CustomWorld, HookedWorld, ToolError, tool
 
 
@@ -41,7 +41,7 @@ class Phone(CustomWorld):
 
 
 def test_the_limits_of_a_parameter_hold_and_are_shown() -> None:
-    world = HookedWorld(Phone(), CodingConfig())
+    world = HookedWorld(Phone(), WorldConfig())
     shown = world.tools[1]["function"]["parameters"]["properties"]["digit"]
     assert shown == {"type": "integer", "minimum": 0, "maximum": 9, "description": "One."}
     with pytest.raises(ToolError, match="digit: input should be less than or equal to 9"):
@@ -50,7 +50,7 @@ def test_the_limits_of_a_parameter_hold_and_are_shown() -> None:
 
 def test_parameters_may_have_any_name() -> None:
     async def run() -> str:
-        async with HookedWorld(Phone(), CodingConfig()).session(Task("t", "p", None)) as session:
+        async with HookedWorld(Phone(), WorldConfig()).session(Task("t", "p", None)) as session:
             given = {"name": "Ben", "hook": "off", "args": 1, "kwargs": 2}
             return (await session.run_tool(ToolCall("c", "call", given, ""))).content
 

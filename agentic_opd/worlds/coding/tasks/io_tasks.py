@@ -32,13 +32,13 @@ TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_test
 class IoTests:
     """Tests of a program (`fn_name` is None, pairs of texts) or of a function (argument lists and values).
 
-    The first `shown` tests are public and do not count. `hidden` has the others that differ from all public tests.
+    The first `num_public` tests are public and do not count. `hidden` has the others that differ from all public tests.
     """
 
     fn_name: str | None
     inputs: list[Any]
     outputs: list[Any]
-    shown: int
+    num_public: int
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -49,7 +49,7 @@ class IoTests:
     def hidden(self) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs of the tests that count; those of all tests if no other test is left."""
         pairs = self.pairs
-        hidden = [pair for pair in pairs[self.shown :] if pair not in pairs[: self.shown]] or pairs
+        hidden = [pair for pair in pairs[self.num_public :] if pair not in pairs[: self.num_public]] or pairs
         return [text for text, _ in hidden], [output for _, output in hidden]
 
 
@@ -64,14 +64,14 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
     """
     if values.has("public_tests") or values.has("private_tests"):
         return _listed_cases(values)
-    name, found = "inputs", {"inputs": values.data("inputs"), "outputs": values.data("outputs")}
+    name, tests = "inputs", {"inputs": values.data("inputs"), "outputs": values.data("outputs")}
     if values.has("input_output"):
-        name, found = "input_output", values.data("input_output")
+        name, tests = "input_output", values.data("input_output")
     elif not (values.has("inputs") and values.has("outputs")):
         raise values.missing("input_output", "inputs", "public_tests")
-    if not isinstance(found, dict):
-        raise values.wrong(name, f"must be an object with inputs and outputs, got {type(found).__name__}")
-    fields = cast(dict[str, Any], found)
+    if not isinstance(tests, dict):
+        raise values.wrong(name, f"must be an object with inputs and outputs, got {type(tests).__name__}")
+    fields = cast(dict[str, Any], tests)
     inputs, outputs = fields.get("inputs"), fields.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise values.wrong(name, f"must hold the lists inputs and outputs; there is {', '.join(fields) or 'nothing'}")
@@ -81,9 +81,9 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
             name, f"must hold as many outputs as inputs, got {len(inputs)} inputs, {len(outputs)} outputs"
         )
     fn_name = values.text("entry_point") or fields.get("fn_name") or None
-    shown = 1 if len(inputs) > 1 else 0
+    num_public = 1 if len(inputs) > 1 else 0
     if fn_name is None:
-        return IoTests(None, _texts(inputs, values, name), _texts(outputs, values, name), shown)
+        return IoTests(None, _texts(inputs, values, name), _texts(outputs, values, name), num_public)
     if not all(isinstance(arguments, list) for arguments in inputs):
         raise values.wrong(name, f"must hold a list of arguments for each call of {fn_name}")
     if unwrap and all(isinstance(output, list) and len(cast(list[Any], output)) == 1 for output in outputs):
@@ -91,12 +91,12 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
     with many_digits():
         inputs = [[_int_keys(argument) for argument in arguments] for arguments in inputs]
         outputs = [_int_keys(output) for output in outputs]
-    return IoTests(str(fn_name), inputs, outputs, shown)
+    return IoTests(str(fn_name), inputs, outputs, num_public)
 
 
-def _texts(found: Sequence[Any], values: RowValues, name: str) -> list[str]:
+def _texts(entries: Sequence[Any], values: RowValues, name: str) -> list[str]:
     """Return a program's inputs or outputs as texts; a list of lines is joined."""
-    texts = ["\n".join(one) if _is_lines(one) else one for one in found]
+    texts = ["\n".join(entry) if _is_lines(entry) else entry for entry in entries]
     for text in texts:
         if not isinstance(text, str):
             raise values.wrong(
@@ -116,7 +116,7 @@ def _int_keys(value: Any) -> Any:
         return value
     mapping = cast(dict[str, Any], value)
     is_int = mapping and all(key.removeprefix("-").isdecimal() for key in mapping)
-    return {int(key): one for key, one in mapping.items()} if is_int else mapping
+    return {int(key): entry for key, entry in mapping.items()} if is_int else mapping
 
 
 # ------------------------------------------------------------------------------------------ public and private tests
@@ -129,9 +129,9 @@ def _listed_cases(values: RowValues) -> IoTests:
     kinds = {case.get("testtype", "stdin") for case in cases}
     if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
         raise values.wrong(name, f"must be of one testtype, stdin or functional, got {sorted(map(str, kinds))}")
-    shown = len(public) if private else min(1, len(cases) - 1)
+    num_public = len(public) if private else min(1, len(cases) - 1)
     if kinds == {"stdin"}:
-        return IoTests(None, [case["input"] for case in cases], [case["output"] for case in cases], shown)
+        return IoTests(None, [case["input"] for case in cases], [case["output"] for case in cases], num_public)
     metadata = values.data("metadata")
     fn_name = values.text("entry_point") or (metadata.get("func_name") if isinstance(metadata, dict) else None)
     if not isinstance(fn_name, str):
@@ -142,17 +142,17 @@ def _listed_cases(values: RowValues) -> IoTests:
             outputs = [read_json(case["output"]) for case in cases]
     except (ValueError, RecursionError) as error:
         raise values.wrong(name, f"is functional, and an input or output is not JSON: {error}") from error
-    return IoTests(fn_name, inputs, outputs, shown)
+    return IoTests(fn_name, inputs, outputs, num_public)
 
 
 def _cases(values: RowValues, name: str) -> list[dict[str, str]]:
     """Return the cases of a field: a list, JSON text, or LiveCodeBench's packed text (pickle, zlib, base64)."""
     raw = values.raw(name)
     is_packed = isinstance(raw, str) and raw.strip()[:1] not in ("", "[", "{")
-    found = _unpacked(raw, values, name) if is_packed else values.data(name)
-    if found is None:
+    content = _unpacked(raw, values, name) if is_packed else values.data(name)
+    if content is None:
         return []
-    cases = cast(list[Any], found) if isinstance(found, list) else [found]
+    cases = cast(list[Any], content) if isinstance(content, list) else [content]
     for case in cases:
         if not isinstance(case, dict) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
             raise values.wrong(
@@ -239,12 +239,12 @@ def io_task(task_id: str, values: RowValues) -> Task:
 
 def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
     """Return the test file of the public examples, if there are any, and append the first example to `prompt`."""
-    shown = tests.pairs[: tests.shown]
-    if not shown:
+    examples = tests.pairs[: tests.num_public]
+    if not examples:
         return {}
-    text, expected = (one.strip("\n") for one in shown[0])
+    text, expected = (part.strip("\n") for part in examples[0])
     _say(f"Input:\n```\n{text}\n```\nOutput:\n```\n{expected}\n```", prompt)
-    return {TEST_FILE: program_file(shown)}
+    return {TEST_FILE: program_file(examples)}
 
 
 def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, str]:
@@ -252,7 +252,7 @@ def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, st
     with many_digits():
         checks = [
             f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}"
-            for arguments, output in tests.pairs[: tests.shown]
+            for arguments, output in tests.pairs[: tests.num_public]
         ]
     if not checks:
         return {}

@@ -7,7 +7,7 @@ from itertools import islice
 
 from agentic_opd.core.errors import AlignmentError, DatasetError
 from agentic_opd.core.types import Message, Task
-from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.hidden_tests.complete import helpers_of
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -16,103 +16,107 @@ from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from agentic_opd.worlds.config import DatasetFormat, WorldConfig
 from agentic_opd.worlds.split import split_tasks
 
-_SHOWN = 5
+_MAX_LISTED = 5
 _MAX_ID_CHARS = 1000
 """Ids stand in logs, metrics, groups and reports."""
 
 _log = logging.getLogger(__name__)
 
 
-def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
+def load_train_and_eval(settings: CodingSettings, config: WorldConfig) -> tuple[list[Task], list[Task]]:
     """Return the tasks to train on and those to evaluate on; only the built-in tasks are in both.
 
-    With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`), all tasks of the other one are for
-    training. Otherwise `eval_fraction` of the dataset's tasks is held out. Without any dataset, both lists hold the
-    built-in tasks.
+    With a dataset to evaluate on (`env.eval.dataset_name` or `env.eval.dataset_split`), all tasks of the other one are
+    for training. Otherwise `env.eval.fraction` of the dataset's tasks is held out. Without any dataset, both lists hold
+    the built-in tasks.
 
-    The evaluation list is empty at `eval_fraction` 0. It can be empty for a small dataset too, which is logged as a
-    warning. The training list is empty at 1. `dataset_in_process` applies only to the training list.
+    The evaluation list is empty at `env.eval.fraction` 0. It can be empty for a small dataset too, which is logged as a
+    warning. The training list is empty at 1. `in_process` applies only to the training list.
 
     Raises:
         DatasetError: As `load_tasks`; the two datasets share tasks; all tasks of a small one are held out; or
-            `dataset_in_process` refuses tasks, or leaves no task.
+            `in_process` refuses tasks, or leaves no task.
     """
-    tasks = load_tasks(config)
-    if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
-        evaluation = load_tasks(_eval_config(config))
+    tasks = load_tasks(settings)
+    if config.eval.dataset_name is not None or config.eval.dataset_split is not None:
+        evaluation = load_tasks(_eval_settings(settings, config))
         _check_disjoint(tasks, evaluation)
-        return _to_train_on(tasks, config), evaluation
-    if config.dataset_name is None:
+        return _without_shared_process(tasks, settings), evaluation
+    if settings.dataset_name is None:
         return tasks, tasks
-    train, evaluation = split_tasks(tasks, config.eval_fraction, config.eval_seed)
-    if not train and config.eval_fraction < 1:
+    train, evaluation = split_tasks(tasks, config.eval.fraction, config.eval.seed)
+    if not train and config.eval.fraction < 1:
         raise DatasetError(
-            f"dataset {config.dataset_name!r}: with eval_fraction {config.eval_fraction:g} and eval_seed "
-            f"{config.eval_seed} all of its {len(tasks)} tasks are held out for evaluation. Set eval_fraction to 0 to "
-            "train on all of them."
+            f"dataset {settings.dataset_name!r}: with env.eval.fraction {config.eval.fraction:g} and env.eval.seed "
+            f"{config.eval.seed} all of its {len(tasks)} tasks are held out for evaluation. Set env.eval.fraction to 0 "
+            "to train on all of them."
         )
-    if not evaluation and config.eval_fraction > 0:
+    if not evaluation and config.eval.fraction > 0:
         _log.warning(
-            "dataset %r: with eval_fraction %g none of its %d tasks is held out, so there is nothing to evaluate on. "
-            "Set a larger eval_fraction, or eval_dataset_name.",
-            config.dataset_name,
-            config.eval_fraction,
+            "dataset %r: with env.eval.fraction %g none of its %d tasks is held out, so there is nothing to evaluate "
+            "on. Set a larger env.eval.fraction, or env.eval.dataset_name.",
+            settings.dataset_name,
+            config.eval.fraction,
             len(tasks),
         )
-    return _to_train_on(train, config), evaluation
+    return _without_shared_process(train, settings), evaluation
 
 
-def load_tasks(config: CodingConfig) -> list[Task]:
-    """Return the tasks of `dataset_name` in its order, at most `dataset_limit`; the built-in tasks if it is unset.
+def load_tasks(settings: CodingSettings) -> list[Task]:
+    """Return the tasks of `dataset_name` in its order, at most `limit`; the built-in tasks if it is unset.
 
     The id of a row without one is its number, counted from 0; `row-N` if that is the id of another row.
 
     Raises:
         DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have the same id.
     """
-    if config.dataset_name is None:
-        return builtin_tasks(with_examples=config.builtin_examples)[: config.dataset_limit]
-    rows = islice(read_rows(config.dataset_name, config.dataset_split), config.dataset_limit)
-    tasks, broken = _make_tasks(rows, config)
-    if broken and not config.dataset_skip_broken:
+    if settings.dataset_name is None:
+        return builtin_tasks(with_examples=settings.builtin_examples)[: settings.limit]
+    rows = islice(read_rows(settings.dataset_name, settings.dataset_split), settings.limit)
+    tasks, broken = _make_tasks(rows, settings)
+    if broken and not settings.skip_broken:
         more = f" ({len(broken) - 1} more rows fail.)" if len(broken) > 1 else ""
-        other = " Set dataset_skip_broken to leave such rows out." if tasks else ""
-        raise DatasetError(f"{broken[0]}{more}{other}")
+        remedy = " Set env.world.skip_broken to leave such rows out." if tasks else ""
+        raise DatasetError(f"{broken[0]}{more}{remedy}")
     if broken:
-        shown = "\n".join(f"  {error}" for error in broken[:_SHOWN])
-        rest = f"\n  and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
-        _log.warning("dataset %r: %d rows are left out:\n%s%s", config.dataset_name, len(broken), shown, rest)
+        listed = "\n".join(f"  {error}" for error in broken[:_MAX_LISTED])
+        rest = f"\n  and {len(broken) - _MAX_LISTED} more" if len(broken) > _MAX_LISTED else ""
+        _log.warning("dataset %r: %d rows are left out:\n%s%s", settings.dataset_name, len(broken), listed, rest)
     if not tasks:
-        what = "no row of it can become a task" if broken else "it has no rows"
-        raise DatasetError(f"dataset {config.dataset_name!r} is empty: {what}")
+        reason = "no row of it can become a task" if broken else "it has no rows"
+        raise DatasetError(f"dataset {settings.dataset_name!r} is empty: {reason}")
     return tasks
 
 
-def _to_train_on(tasks: list[Task], config: CodingConfig) -> list[Task]:
-    """Apply `dataset_in_process` to the tasks whose tests share a process with the solution."""
+def _without_shared_process(tasks: list[Task], settings: CodingSettings) -> list[Task]:
+    """Apply `in_process` to the tasks whose tests share a process with the solution."""
     shared = [task.task_id for task in tasks if checks_of(task).in_process]
     if not shared:
         return tasks
-    shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
-    what = (
-        f"dataset {config.dataset_name!r}: the hidden tests of {len(shared)} of {len(tasks)} tasks to train on must "
-        f"share a process with the solution, where it is easier to cheat ({shown})"
+    problem = (
+        f"dataset {settings.dataset_name!r}: the hidden tests of {len(shared)} of {len(tasks)} tasks to train on must "
+        f"share a process with the solution, where it is easier to cheat ({_listed(shared)})"
     )
-    if config.dataset_in_process == "refuse" or (config.dataset_in_process == "skip" and len(shared) == len(tasks)):
-        raise DatasetError(f"{what}. Set dataset_in_process to keep, or to skip if there are others.")
-    is_kept = config.dataset_in_process == "keep"
-    _log.warning("%s; they are %s (dataset_in_process)", what, "kept" if is_kept else "left out")
-    return tasks if is_kept else [task for task in tasks if task.task_id not in {*shared}]
+    if settings.in_process == "refuse" or (settings.in_process == "skip" and len(shared) == len(tasks)):
+        raise DatasetError(f"{problem}. Set env.world.in_process to keep, or to skip if there are others.")
+    keeps = settings.in_process == "keep"
+    _log.warning("%s; they are %s (env.world.in_process)", problem, "kept" if keeps else "left out")
+    return tasks if keeps else [task for task in tasks if task.task_id not in {*shared}]
 
 
-def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
+def _listed(task_ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, task_ids[:_MAX_LISTED])) + (", ..." if len(task_ids) > _MAX_LISTED else "")
+
+
+def _make_tasks(rows: Iterable[Row], settings: CodingSettings) -> tuple[list[Task], list[DatasetError]]:
     """Convert rows to tasks; return the tasks, and the errors of the rows that cannot become tasks."""
-    preset = PRESETS[config.dataset_format]
-    fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(config.dataset_fields)
+    preset = PRESETS[settings.dataset_format]
+    fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(settings.dataset_fields)
     tasks: list[Task] = []
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     without_id: dict[int, int] = {}
     broken: list[DatasetError] = []
     for number, row in enumerate(rows):
@@ -121,8 +125,8 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             task_id = values.text("task_id")
             if task_id is not None and len(task_id) > _MAX_ID_CHARS:
                 raise values.wrong("task_id", f"has {len(task_id)} characters, at most {_MAX_ID_CHARS} are allowed")
-            if task_id is not None and task_id in places:
-                raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
+            if task_id is not None and task_id in locations:
+                raise values.error(f"the id {task_id!r} is already that of {locations[task_id]}")
             task = preset.make_task(task_id or str(number), values)
             task = replace(task, kind=values.text("kind"), examples=_examples(task.task_id, values))
             checks_of(task)
@@ -136,40 +140,40 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
         if task_id is None:
             without_id[len(tasks)] = number
         else:
-            places[task_id] = row.place
+            locations[task_id] = row.location
         tasks.append(task)
     for index, number in without_id.items():
         task_id = str(number)
-        while task_id in places:
+        while task_id in locations:
             task_id = f"row-{task_id}"
-        places[task_id] = f"row {number}"
+        locations[task_id] = f"row {number}"
         tasks[index] = replace(tasks[index], task_id=task_id)
     return tasks, broken
 
 
 def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
     """Return the messages before the task's prompt; empty if the field holds anything other than messages."""
-    given = values.raw("examples")
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        given = values.data("examples")
-    if not isinstance(given, list) or not all(isinstance(one, dict) and "role" in one for one in given):
+    messages = values.raw("examples")
+    if isinstance(messages, str) and messages.lstrip().startswith("["):
+        messages = values.data("examples")
+    if not isinstance(messages, list) or not all(isinstance(row, dict) and "role" in row for row in messages):
         return ()
     try:
-        return Task(task_id, "", None, examples=given, tools=TOOL_SPECS).examples
+        return Task(task_id, "", None, examples=messages, tools=TOOL_SPECS).examples
     except AlignmentError as error:
         raise values.wrong("examples", str(error)) from error
 
 
-def _eval_config(config: CodingConfig) -> CodingConfig:
+def _eval_settings(settings: CodingSettings, config: WorldConfig) -> CodingSettings:
     """Return settings with which `load_tasks` loads the dataset to evaluate on."""
-    is_same = config.eval_dataset_format == "same"
+    is_same = config.eval.dataset_format == "same"
     changes = {
-        "dataset_name": config.eval_dataset_name or config.dataset_name,
-        "dataset_split": config.eval_dataset_split or config.dataset_split,
-        "dataset_format": config.dataset_format if is_same else config.eval_dataset_format,
-        "dataset_fields": {**(config.dataset_fields if is_same else {}), **config.eval_dataset_fields},
+        "dataset_name": config.eval.dataset_name or settings.dataset_name,
+        "dataset_split": config.eval.dataset_split or settings.dataset_split,
+        "dataset_format": settings.dataset_format if is_same else config.eval.dataset_format,
+        "dataset_fields": {**(settings.dataset_fields if is_same else {}), **config.eval.dataset_fields},
     }
-    return config.model_copy(update=changes)
+    return settings.model_copy(update=changes)
 
 
 def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
@@ -177,10 +181,10 @@ def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
     trained = {(task.prompt, task.hidden_tests) for task in train}
     shared = [task.task_id for task in evaluation if (task.prompt, task.hidden_tests) in trained]
     if shared:
-        shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
         raise DatasetError(
-            f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({shown}). Name "
-            "another eval_dataset_name or eval_dataset_split; or unset both, and eval_fraction holds tasks out."
+            f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({_listed(shared)}). "
+            "Name another env.eval.dataset_name or env.eval.dataset_split; or unset both, and env.eval.fraction holds "
+            "tasks out."
         )
 
 
@@ -199,8 +203,8 @@ def _generic_task(task_id: str, values: RowValues) -> Task:
         return io_task(task_id, values)
     prompt, entry_point = values.need("prompt"), values.text("entry_point")
     if "solution.py" not in prompt:
-        what = f"the function `{entry_point}`" if entry_point else "your code"
-        prompt = f"{prompt.rstrip()}\n\nWrite {what} in solution.py."
+        solution = f"the function `{entry_point}`" if entry_point else "your code"
+        prompt = f"{prompt.rstrip()}\n\nWrite {solution} in solution.py."
     return Task(
         task_id=task_id,
         prompt=prompt,

@@ -41,28 +41,28 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     try:
         ast.parse(setup)
         calls = [_calls(test) for test in tests]
-        entry_point = values.text("entry_point") or _called(calls[0], solution)
+        entry_point = values.text("entry_point") or _tested_function(calls[0], solution)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise values.error(f"the tests are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     source = "\n".join([setup, *tests]).strip()
-    others = [test for test in tests[1:] if test.strip() != tests[0].strip()]
-    hidden_tests = values.hidden_tests("\n".join([setup, *(others or tests)]).strip(), entry_point)
+    further_tests = [test for test in tests[1:] if test.strip() != tests[0].strip()]
+    hidden_tests = values.hidden_tests("\n".join([setup, *(further_tests or tests)]).strip(), entry_point)
     names, modules = wanted_names(ast.parse(source), entry_point)
     if entry_point is not None and entry_point not in names:
         names = sorted([*names, entry_point])
-    is_shown = bool(others)
-    wanted = _wanted(entry_point, names, None if is_shown else calls[0])
-    asked = f"{prompt.strip()}\n\nWrite {wanted} in solution.py."
+    is_shown = bool(further_tests)
+    solution_text = _solution_in_words(entry_point, names, None if is_shown else calls[0])
+    task_text = f"{prompt.strip()}\n\nWrite {solution_text} in solution.py."
     files: dict[str, str] = {}
     if is_shown:
         lines = import_lines(names, modules)
         setup_and_import = f"{lines}\n{setup}" if lines else setup
         files = {TEST_FILE: calls_file(setup_and_import, tests[:1])}
         example = "\n".join([setup, tests[0].strip()]).strip()
-        asked += f"\n\nAn example ({TEST_FILE} runs it):\n\n```python\n{example}\n```"
+        task_text += f"\n\nAn example ({TEST_FILE} runs it):\n\n```python\n{example}\n```"
     return Task(
         task_id=task_id,
-        prompt=asked,
+        prompt=task_text,
         hidden_tests=hidden_tests,
         entry_point=entry_point,
         files=files,
@@ -75,14 +75,15 @@ def _newlines(code: str) -> str:
     return code.replace("\r\n", "\n")
 
 
-def _wanted(entry_point: str | None, names: list[str], calls: list[ast.Call] | None) -> str:
+def _solution_in_words(entry_point: str | None, names: list[str], calls: list[ast.Call] | None) -> str:
     """Describe the requested code in words, with the number of arguments that `calls` show (None with an example)."""
     if entry_point is None:
         return "your code"
     count = next((len(call.args) + len(call.keywords) for call in calls or () if _name(call) == entry_point), None)
     arguments = "" if count is None else f" of {count} argument{'' if count == 1 else 's'}"
-    others = ", ".join(f"`{name}`" for name in names if name != entry_point)
-    return f"the function `{entry_point}`{arguments}" + (f", and {others}, which the tests use," if others else "")
+    further_names = ", ".join(f"`{name}`" for name in names if name != entry_point)
+    further = f", and {further_names}, which the tests use," if further_names else ""
+    return f"the function `{entry_point}`{arguments}{further}"
 
 
 def _calls(test: str) -> list[ast.Call]:
@@ -90,7 +91,7 @@ def _calls(test: str) -> list[ast.Call]:
     return [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call) and _name(node)]
 
 
-def _called(calls: list[ast.Call], solution: str | None) -> str | None:
+def _tested_function(calls: list[ast.Call], solution: str | None) -> str | None:
     """Return the tested function: the first that the solution defines, or else the first that is not built in."""
     names = [name for call in calls if (name := _name(call))]
     defined = _functions(solution or "")

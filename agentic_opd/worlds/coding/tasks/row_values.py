@@ -29,26 +29,28 @@ class FieldMap:
             DatasetError: A name is unknown, or two names mean the same.
         """
         candidates, mapped = dict(self.candidates), set[str]()
-        for given, field in mapping.items():
-            name = self._our_name(given)
+        for key, field in mapping.items():
+            name = self._our_name(key)
             if name in mapped:
-                raise DatasetError(f"dataset_fields: {given!r} is named twice: it means {name}")
+                raise DatasetError(f"env.world.dataset_fields: {key!r} is named twice: it means {name}")
             candidates[name] = (field,)
             mapped.add(name)
         return FieldMap(candidates, frozenset(mapped))
 
-    def _our_name(self, given: str) -> str:
-        if given in self.candidates:
-            return given
+    def _our_name(self, key: str) -> str:
+        if key in self.candidates:
+            return key
         for name, fields in self.candidates.items():
-            if given in fields:
+            if key in fields:
                 return name
-        raise DatasetError(f"dataset_fields: unknown name {given!r}: {there_is(tuple(self.candidates), given)}")
+        raise DatasetError(
+            f"env.world.dataset_fields: unknown name {key!r}: {alternatives(tuple(self.candidates), key)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """A row by our names. A missing value, or one of another type, raises DatasetError with the row's place."""
+    """A row by our names. A missing value, or one of another type, raises DatasetError with the row's location."""
 
     row: Row
     fields: FieldMap
@@ -109,8 +111,8 @@ class RowValues:
             raise self.missing(name)
         text = self.text(name)
         if text is None:
-            got = "an empty text" if isinstance(self.raw(name), str) else "NoneType"
-            raise self.wrong(name, f"must be a text, got {got}")
+            problem = "an empty text" if isinstance(self.raw(name), str) else "NoneType"
+            raise self.wrong(name, f"must be a text, got {problem}")
         return text
 
     def texts(self, name: str) -> list[str]:
@@ -118,7 +120,7 @@ class RowValues:
         value = self.data(name)
         if value is None:
             return []
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in cast(list[Any], value)):
             raise self.wrong(name, f"must be a list of texts, got {shortened(value)!r}")
         return cast(list[str], value)
 
@@ -136,35 +138,35 @@ class RowValues:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
 
     def hidden_tests(self, test_code: str, entry_point: str | None) -> str:
-        """Return the result of `complete_tests`; an error gets the row's place."""
+        """Return the result of `complete_tests`; an error gets the row's location."""
         try:
             return complete_tests(test_code, entry_point)
         except ValueError as error:
             raise self.error(f"the hidden tests {error}") from error
 
-    def wrong(self, name: str, what: str) -> DatasetError:
+    def wrong(self, name: str, problem: str) -> DatasetError:
         """Return an error about the field of `name`."""
-        return self.error(f"field {self._field(name)!r} ({name}) {what}")
+        return self.error(f"field {self._field(name)!r} ({name}) {problem}")
 
-    def error(self, what: str) -> DatasetError:
-        """Return an error with the row's place."""
-        return DatasetError(f"{self.row.place}: {what}")
+    def error(self, problem: str) -> DatasetError:
+        """Return an error with the row's location."""
+        return DatasetError(f"{self.row.location}: {problem}")
 
     def missing(self, *names: str) -> DatasetError:
         """Return the error that the row lacks every field of `names`; it lists the row's fields."""
-        wanted = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
-        there = there_is((*self.row.fields,), self.fields.candidates[names[0]][0])
+        expected = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
+        present = alternatives((*self.row.fields,), self.fields.candidates[names[0]][0])
         return self.error(
-            f"no field {wanted} for {' or '.join(names)}; {there}. Name it in dataset_fields, for example "
-            f"{{{names[0]}: FIELD}}."
+            f"no field {expected} for {' or '.join(names)}; {present}. Name it in env.world.dataset_fields, for "
+            f"example {{{names[0]}: FIELD}}."
         )
 
     def _field(self, name: str) -> str | None:
-        there = [field for field in self.fields.candidates[name] if _has_field(self.row.fields, field)]
-        if not there and name in self.fields.mapped:
+        present = [field for field in self.fields.candidates[name] if _has_field(self.row.fields, field)]
+        if not present and name in self.fields.mapped:
             raise self.missing(name)
-        values = (field for field in there if _value_of(self.row.fields, field) is not None)
-        return next(values, there[0] if there else None)
+        values = (field for field in present if _value_of(self.row.fields, field) is not None)
+        return next(values, present[0] if present else None)
 
 
 def _has_field(fields: Mapping[str, Any], field: str) -> bool:
@@ -201,7 +203,7 @@ def shortened(value: Any) -> str:
         return type(value).__name__
 
 
-def there_is(names: tuple[str, ...], wanted: str) -> str:
+def alternatives(names: tuple[str, ...], missing: str) -> str:
     """Return `there is a, b, c (did you mean b?)`."""
-    close = get_close_matches(wanted, names, n=1)
+    close = get_close_matches(missing, names, n=1)
     return f"there is {', '.join(names) or 'nothing'}" + (f" (did you mean {close[0]!r}?)" if close else "")

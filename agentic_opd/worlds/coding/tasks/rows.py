@@ -30,9 +30,9 @@ FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row; `place` is its location for messages, for example `tasks.jsonl, line 3`."""
+    """One row; `location` is for messages, for example `tasks.jsonl, line 3`."""
 
-    place: str
+    location: str
     fields: dict[str, Any]
 
 
@@ -50,10 +50,10 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
     number = 0
     try:
         for row in json_rows(path, _parse):
-            number, place = row.number, f"{path.name}, {row.location}"
+            number, location = row.number, f"{path.name}, {row.location}"
             if not isinstance(row.value, dict):
-                raise DatasetError(f"{place}: expected a JSON object, got {type(row.value).__name__}")
-            yield Row(place, row.value)
+                raise DatasetError(f"{location}: expected a JSON object, got {type(row.value).__name__}")
+            yield Row(location, row.value)
     except NotJsonError as error:
         raise DatasetError(f"{path.name}, {error}") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -81,7 +81,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 _HUB_NAME = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
 _SPLIT_NAME = re.compile(r"(?<![a-zA-Z])(train|test|validation|valid|val|dev|eval)(?![a-zA-Z])")
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
 def read_rows(name: str, split: str) -> Iterator[Row]:
@@ -125,7 +125,7 @@ def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
     named = {path: match[0] for path in files if (match := _SPLIT_NAME.search(path.name))}
     if not named:
         return list(files)
-    chosen = [path for path, found in named.items() if found == split]
+    chosen = [path for path, split_name in named.items() if split_name == split]
     if not chosen:
         raise DatasetError(
             f"dataset {str(folder)!r}: no file of the split {split!r}; there is {_listed(folder)}. Name another split, "
@@ -142,7 +142,8 @@ def _has_hub_card(folder: Path) -> bool:
 
 def _listed(folder: Path) -> str:
     names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    rest = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + rest
 
 
 # ------------------------------------------------------------------------------------------------- through `datasets`
@@ -151,8 +152,8 @@ def _listed(folder: Path) -> str:
 def _read_saved(folder: Path, split: str) -> Iterator[Row]:
     import datasets
 
-    there_is = f"In the folder there is {_listed(folder)}."
-    loaded = _load(lambda: datasets.load_from_disk(str(folder)), f"dataset {str(folder)!r} cannot be loaded", there_is)
+    hint = f"In the folder there is {_listed(folder)}."
+    loaded = _load(lambda: datasets.load_from_disk(str(folder)), f"dataset {str(folder)!r} cannot be loaded", hint)
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise DatasetError(
@@ -165,21 +166,21 @@ def _read_saved(folder: Path, split: str) -> Iterator[Row]:
 def _read_hub(name: str, config: str | None, split: str, in_folder: str = "") -> Iterator[Row]:
     import datasets
 
-    shown = f"{name}:{config}" if config else name
-    what = f"dataset {shown!r}, split {split!r}, cannot be loaded" + ("" if in_folder else " from the hub")
-    there_is = in_folder or "There is no file or folder of that name here either."
+    full_name = f"{name}:{config}" if config else name
+    failure = f"dataset {full_name!r}, split {split!r}, cannot be loaded" + ("" if in_folder else " from the hub")
+    hint = in_folder or "There is no file or folder of that name here either."
     if not in_folder:
-        logger.info("dataset %r is no file or folder here: it is loaded from the hub or its cache", shown)
-    loaded = _load(lambda: datasets.load_dataset(name, config, split=split), what, there_is)
-    return _rows(loaded, Path(name).name if in_folder else shown)
+        logger.info("dataset %r is no file or folder here: it is loaded from the hub or its cache", full_name)
+    loaded = _load(lambda: datasets.load_dataset(name, config, split=split), failure, hint)
+    return _rows(loaded, Path(name).name if in_folder else full_name)
 
 
-def _load(load: Callable[[], Any], what: str, there_is: str) -> Any:
+def _load(load: Callable[[], Any], failure: str, hint: str) -> Any:
     try:
         return load()
     except Exception as error:  # The library's errors have no common base class.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DatasetError(f"{what}: {reason.rstrip('.')}. {there_is}") from error
+        raise DatasetError(f"{failure}: {reason.rstrip('.')}. {hint}") from error
 
 
 def _rows(loaded: Any, name: str) -> Iterator[Row]:

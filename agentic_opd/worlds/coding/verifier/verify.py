@@ -92,7 +92,7 @@ async def _due(task: Task, checks: Suite, sandbox_factory: SandboxFactory, timeo
     if key not in _known_due:
         files = {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
         _, report = await _run(checks, sandbox_factory, files, timeout_s)
-        is_whole = report is not None and report.done and report.error is None and report.passed
+        is_whole = report is not None and report.is_final and report.error is None and report.passed
         _known_due[key] = report.passed | report.failed if report is not None and is_whole else checks.certain
     return _known_due[key]
 
@@ -149,7 +149,7 @@ class Failure(NamedTuple):
 class CheckReport:
     """Results of the checks, written by the tests' process at its start and again when the tests have ended."""
 
-    done: bool = False
+    is_final: bool = False  # Whether the tests have ended.
     passed: frozenset[int] = frozenset()  # Checks that were reached and true every time.
     failed: frozenset[int] = frozenset()  # Checks that were false or raised an error.
     lost: int = 0  # Number of times the solution's process ended.
@@ -176,15 +176,15 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
         except (ValueError, NoAnswer):  # A solution in the tests' process can sign anything.
             continue
         match fields:
-            case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
+            case (bool(is_final), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
                 kinds = all(type(item) is tuple and [*map(type, item)] == [int, str, str, int] for item in found)
                 failures = tuple(Failure(*item) for item in found) if kinds else ()
                 numbers = [*passed, *failed, *(failure.check for failure in failures)]
-                is_right = kinds and all(type(one) is int and 0 <= one < num_checks for one in numbers)
+                is_right = kinds and all(type(number) is int and 0 <= number < num_checks for number in numbers)
                 # An integer of very many digits could not be written into a verdict.
                 is_right = is_right and all(0 <= n < 2**31 for n in (lost, late, *(item.line for item in failures)))
-                if is_right and (last is None or done):
-                    last = CheckReport(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
+                if is_right and (last is None or is_final):
+                    last = CheckReport(is_final, frozenset(passed), frozenset(failed), lost, late, failures, error)
             case _:
                 pass
     return last
@@ -192,7 +192,7 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
 
 def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float) -> _Ended:
     crashed, timeout = VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT
-    is_done, is_out_of_time = report is not None and report.done, result.exit_code == _SIGXCPU_CODE
+    is_done, is_out_of_time = report is not None and report.is_final, result.exit_code == _SIGXCPU_CODE
     for is_exceeded, outcome, why in (
         (result.memory_exceeded, crashed, "The solution took more memory than is allowed."),
         (result.stopped, crashed, "The solution stopped the tests' process."),
@@ -205,7 +205,7 @@ def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float
             return outcome, why
     if report is None:
         return crashed, f"The tests' process ended without a report (exit code {result.exit_code})."
-    if not report.done:
+    if not report.is_final:
         return crashed, "The solution ended the tests' process."
     if report.late:
         return timeout, report.error or f"Checks that did not end in time: {report.late}."
@@ -227,20 +227,20 @@ def _verdict(
     The solution may fail exactly the checks that did not run. A failed check is due even if the reference solution does
     not reach it. Checks that the task's text shows as examples do not count where there are others.
     """
-    (outcome, why), report = ended, report or CheckReport()
+    (outcome, reason), report = ended, report or CheckReport()
     public = "\n".join([task.prompt, *task.files.values()])
-    shown = shown_checks(checks.labels, public)
-    counted = due - shown or due
-    total = len(counted | report.failed - (shown - counted))
-    passed = len(counted & report.passed - report.failed) if report.done and report.error is None else 0
+    public_checks = shown_checks(checks.labels, public)
+    counted = due - public_checks or due
+    total = len(counted | report.failed - (public_checks - counted))
+    passed = len(counted & report.passed - report.failed) if report.is_final and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
-    if why is not None:
-        lines.append(_one_line(why))
-    told = [lines[0], *_without_data(checks, why)]
+    if reason is not None:
+        lines.append(_one_line(reason))
+    judge_lines = [lines[0], *_without_data(checks, reason)]
     failures = report.failures[:_MAX_FAILURES]
     lines += [f"FAIL {checks.labels[failure.check]}: {_one_line(failure.text)}" for failure in failures]
-    told += [_told(checks, failure, public, files or {}) for failure in failures]
-    return Verification(outcome, passed, total, "\n".join(lines), "\n".join(told), in_process=checks.in_process)
+    judge_lines += [_failure_for_judge(checks, failure, public, files or {}) for failure in failures]
+    return Verification(outcome, passed, total, "\n".join(lines), "\n".join(judge_lines), in_process=checks.in_process)
 
 
 def _one_line(text: str) -> str:
@@ -287,7 +287,7 @@ _ERRORS = frozenset(
 )
 
 
-def _told(checks: Suite, failure: Failure, public: str, files: Mapping[str, bytes]) -> str:
+def _failure_for_judge(checks: Suite, failure: Failure, public: str, files: Mapping[str, bytes]) -> str:
     """Describe a failure for the judge: by its test's name, by its call if the task shows that, or by its number."""
     label = checks.labels[failure.check]
     label = label if checks.is_file or label in public else f"check {failure.check + 1}"
@@ -318,8 +318,8 @@ def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
     if not name.isidentifier() or len(name) > _MAX_TEXT:
         return False
     word = name.encode()
-    whole = re.compile(rb"(?<!\w)" + word + rb"(?!\w)")  # Searched only where it is: other searches take no time.
-    return any(word in text and whole.search(text) for path, text in files.items() if path.endswith(".py"))
+    pattern = re.compile(rb"(?<!\w)" + word + rb"(?!\w)")  # Searched only where it is: other searches take no time.
+    return any(word in text and pattern.search(text) for path, text in files.items() if path.endswith(".py"))
 
 
 def _line_text(line: int, files: Mapping[str, bytes]) -> str:

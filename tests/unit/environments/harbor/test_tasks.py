@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from agentic_opd.core.errors import DatasetError, WorldError
+from agentic_opd.core.errors import ConfigError, DatasetError, WorldError
 from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.worlds.choose import make_world
 from agentic_opd_environments.harbor.images import _lock_of
 from agentic_opd_environments.harbor.tasks import HarborTask, read_tasks
 from tests.support.places import ROOT
@@ -156,7 +156,7 @@ def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, 
         ({"task.toml": "[environment]\ncpus = 1"}, "neither [environment] docker_image nor environment/Dockerfile"),
         (
             {"task.toml": f'{NAMED}\nenv = {{K = "${{K}}"}}'},
-            "task.toml, line 3: [environment.env] K needs a value: set env.tasks_variables to {K: ...}",
+            "task.toml, line 3: [environment.env] K needs a value: set env.world.variables to {K: ...}",
         ),
         ({"tests/test.sh": None}, "there is no tests/test.sh"),
         ({"instruction.md": None}, "No such file or directory"),
@@ -171,7 +171,7 @@ def test_broken_tasks_are_named_all_at_once(files: dict[str, str | None], said: 
         read_tasks(tmp_path, {})
     assert said in str(error.value)
     assert "another: instruction.md is empty" in str(error.value)
-    assert str(error.value).endswith("Skip such tasks with env.dataset_skip_broken.")
+    assert str(error.value).endswith("Skip such tasks with env.world.skip_broken.")
     assert [task.task_id for task in read_tasks(tmp_path, {}, skip_broken=True)] == ["whole"]
 
 
@@ -297,7 +297,7 @@ def test_an_image_of_a_compose_file_comes_before_the_dockerfile(tmp_path: Path) 
         (f"a: {'9' * 9_999}", ": Exceeds the limit"),
         ("#" * 70_000, ": it has 70000 characters, expected at most 65536"),
         ("services: {main: {}}\nnetworks: {a: {}}", "networks: remove it, or leave the task out"),
-        ("services: {main: {environment: [K]}}", "environment.K needs a value: set env.tasks_variables to {K: ...}"),
+        ("services: {main: {environment: [K]}}", "environment.K needs a value: set env.world.variables to {K: ...}"),
         ("services: {main: {environment: {K: [1]}}}", "environment.K must be a text, got list"),
     ],
 )
@@ -315,20 +315,15 @@ def test_a_folder_without_tasks(tmp_path: Path) -> None:
         read_tasks(tmp_path / "elsewhere", {})
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"world": "harbor"}, "the world harbor needs tasks: set tasks_dir"),
-        ({"tasks_dir": "tasks"}, "tasks_dir is set, but the world is coding: set world to harbor"),
-        (
-            {"world": "harbor", "tasks_dir": "tasks"},
-            "of docker or podman on this machine: set sandbox_backend docker, .* got bubblewrap",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        AgentEnvConfig(**settings)
+def test_the_folder_is_required() -> None:
+    with pytest.raises(ValidationError, match=r"world\.folder\n  Field required"):
+        AgentEnvConfig(world="harbor")  # type: ignore[arg-type]
+
+
+def test_a_sandbox_without_containers_is_refused() -> None:
+    config = AgentEnvConfig(world={"type": "harbor", "folder": "tasks"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"of docker or podman on this machine: set .* got bubblewrap"):
+        make_world(config)
 
 
 def test_an_image_that_another_process_builds_for_ever_is_not_waited_for(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ LOOKUPS = [
 def test_values_copied_from_the_result_are_wrong_also_beside_their_key(shop: Path) -> None:
     asked = questions(shop.parent.parent, "shop", [f"SELECT {c} FROM {table} WHERE {key}" for table, c, key in LOOKUPS])
     for question, (table, column, key) in zip(asked, LOOKUPS, strict=True):
-        ((value,),) = run_query(question.shown, question.sql).rows
+        ((value,),) = run_query(question.visible, question.sql).rows
         literal = f"'{value}'" if isinstance(value, str) else repr(value)
         for answer in (
             f"SELECT {literal}",

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from agentic_opd_environments.sql import engine
-from agentic_opd_environments.sql.engine import QueryError, Result, Value, difference, run_query, schema_text, shown
+from agentic_opd_environments.sql.engine import (
+    QueryError,
+    Result,
+    Value,
+    difference,
+    result_text,
+    run_query,
+    schema_text,
+)
 from agentic_opd_environments.sql.query_process import MAX_ROWS
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
@@ -296,10 +304,10 @@ def test_pairing_many_rows_is_quick(distinct: int) -> None:
 
 def test_a_result_is_shown_by_its_first_rows(image: bytes) -> None:
     assert (
-        shown(run_query(image, "SELECT * FROM shops"), 2)
+        result_text(run_query(image, "SELECT * FROM shops"), 2)
         == "id | name | price\n1 | a | 0.5\n2 | b | NULL\n(1 more rows)"
     )
-    assert shown(run_query(image, "SELECT id FROM shops WHERE id > 9")) == "id\n(no rows)"
+    assert result_text(run_query(image, "SELECT id FROM shops WHERE id > 9")) == "id\n(no rows)"
 
 
 def test_a_query_process_that_is_stopped_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:

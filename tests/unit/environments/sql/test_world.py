@@ -15,6 +15,7 @@ from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.config import EvalConfig
 from agentic_opd.worlds.custom import HookedWorld
 
 GOLD = "SELECT name FROM shops WHERE price > 2"
@@ -49,10 +50,10 @@ def write(folder: Path, entries: Any) -> None:
     (folder / "questions.json").write_text(json.dumps(entries))
 
 
-def of_files(folder: Path, **settings: Any) -> HookedWorld:
-    files = {"sql_file": str(folder / "questions.json"), "sql_databases": str(folder / "databases")}
-    config = AgenticOPDEnvConfig(world="sql", **files, **({"eval_fraction": 0} | settings))
-    made = make_world(config.world, config, None)
+def of_files(folder: Path, *, eval_fraction: float = 0.0, **settings: Any) -> HookedWorld:
+    files = {"file": str(folder / "questions.json"), "databases": str(folder / "databases")}
+    config = AgenticOPDEnvConfig(world={"type": "sql", **files, **settings}, eval=EvalConfig(fraction=eval_fraction))  # type: ignore[arg-type]
+    made = make_world(config)
     assert isinstance(made, HookedWorld)
     return made
 
@@ -148,7 +149,7 @@ def test_what_is_wrong_with_an_entry_is_said(shops: Path, entry: Any, why: str) 
     write(shops, [entry, good])
     with pytest.raises(ConfigError, match=why):
         asyncio.run(of_files(shops).train_and_eval_tasks())
-    (task,), _ = asyncio.run(of_files(shops, dataset_skip_broken=True).train_and_eval_tasks())
+    (task,), _ = asyncio.run(of_files(shops, skip_broken=True).train_and_eval_tasks())
     assert task.task_id == "questions/00001"
 
 
@@ -159,14 +160,8 @@ def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> No
     (shops / "questions.json").unlink()
     with pytest.raises(ConfigError, match="can't be read as JSON"):
         asyncio.run(of_files(shops).train_and_eval_tasks())
-    with pytest.raises(ValueError, match="belong together"):
-        AgenticOPDEnvConfig(world="sql", sql_file="questions.json")
-    with pytest.raises(ValueError, match="set world to sql"):
-        AgenticOPDEnvConfig(sql_file="questions.json", sql_databases="databases")
-    with pytest.raises(ValueError, match="the world sql needs questions: set sql_file"):
-        AgenticOPDEnvConfig(world="sql")
-    with pytest.raises(ValueError, match="for the world coding"):
-        AgenticOPDEnvConfig(world="own:World", dataset_name="tasks.jsonl")
+    with pytest.raises(ValueError, match=r"world\.databases\n  Field required"):
+        AgenticOPDEnvConfig(world={"type": "sql", "file": "questions.json"})  # type: ignore[arg-type]
 
 
 def test_a_file_with_a_byte_order_mark_is_read(shops: Path) -> None:
@@ -188,7 +183,7 @@ def test_a_query_that_cuts_a_tie_is_named_or_left_out(
     assert len(asyncio.run(of_files(shops).train_and_eval_tasks())[0]) == 2
     assert "1 of 2 entries have a query that keeps some of several equal rows" in caplog.text
     assert "entry 0: SELECT name FROM shops LIMIT 2" in caplog.text
-    (task,), _ = asyncio.run(of_files(shops, dataset_skip_broken=True).train_and_eval_tasks())
+    (task,), _ = asyncio.run(of_files(shops, skip_broken=True).train_and_eval_tasks())
     assert task.task_id == "questions/00001"
 
 

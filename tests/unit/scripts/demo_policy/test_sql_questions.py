@@ -10,7 +10,7 @@ from demo_policy.sql.questions import HELD_OUT, Question, questions, sql
 from demo_policy.sql.world import GeneratedSql
 
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd_environments.sql.engine import QueryError, difference, run_query
 
@@ -139,7 +139,7 @@ async def played(
 
 
 def test_an_episode_of_the_generator() -> None:
-    made = HookedWorld(Few(), CodingConfig())
+    made = HookedWorld(Few(), WorldConfig())
     training, held_out = asyncio.run(made.train_and_eval_tasks())
     assert (len(training), len(held_out)) == (12, 6)
     assert not {task.task_id for task in training} & {task.task_id for task in held_out}

@@ -157,18 +157,18 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     }
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
-    assert commands["wrong-hint"] == [*plain, "--env.hint_source", laboratory.WRONG_HINT]
-    assert commands["no-hint"] == [*plain, "--env.hint_source", laboratory.NO_HINT]
+    assert commands["wrong-hint"] == [*plain, "--env.hint.source", laboratory.WRONG_HINT]
+    assert commands["no-hint"] == [*plain, "--env.hint.source", laboratory.NO_HINT]
     assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
-    assert commands["next-state"] == [*plain, "--env.hindsight", "next_state"]
-    assert commands["contrast"] == [*plain, "--env.control", "neutral"]
-    assert commands["sibling"] == [*plain, "--env.hint_source", "sibling"]
-    assert plain[plain.index("--env.builtin_examples") + 1] == "true"
+    assert commands["next-state"] == [*plain, "--env.hindsight.evidence", "next_state"]
+    assert commands["contrast"] == [*plain, "--env.hint.control", "neutral"]
+    assert commands["sibling"] == [*plain, "--env.hint.source", "sibling"]
+    assert plain[plain.index("--env.world.builtin_examples") + 1] == "true"
     urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
     assert urls == {
         "--openai.base_url": "http://127.0.0.1:2/v1",
-        "--env.judge_base_url": "http://127.0.0.1:3/v1",
-        "--env.teacher_base_url": "http://127.0.0.1:3/v1",
+        "--env.judge.base_url": "http://127.0.0.1:3/v1",
+        "--env.teacher.base_url": "http://127.0.0.1:3/v1",
     }
 
 
@@ -181,8 +181,8 @@ def test_a_moving_average_of_whole_weights_teaches_from_a_server_of_its_own() ->
     for mode, port, trained in (("opd", 3, False), ("ema", 5, True)):
         run = laboratory.Run(mode, 3, laboratory.Setting(1e-3, 32, 4.0), 256)
         served, command = place.serve_command(run, "api"), place.trainer_command(run, "api", Path("weights"))
-        assert served[served.index("--env.teacher_base_url") + 1] == f"http://127.0.0.1:{port}/v1"
-        assert served[served.index("--env.judge_base_url") + 1] == "http://127.0.0.1:3/v1"
+        assert served[served.index("--env.teacher.base_url") + 1] == f"http://127.0.0.1:{port}/v1"
+        assert served[served.index("--env.judge.base_url") + 1] == "http://127.0.0.1:3/v1"
         assert ("--teacher_urls" in command) == ("--ema_decay" in command) == trained
     assert command[command.index("--teacher_urls") + 1] == "[http://127.0.0.1:5]"
 
@@ -217,7 +217,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
         return {name.lstrip("-").removeprefix("env."): words[i + 1] for i, name in enumerate(words) if name[:2] == "--"}
 
     commands = {mode: command(mode) for mode in subject.modes}
-    assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
+    assert commands["opd"]["world.split_file"] == "out/split.json"
     expected = {
         "feedback": "feedback",
         "opd": "judge",
@@ -226,13 +226,13 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
         "no-hint": laboratory.NO_HINT,
     }
     for mode, source in expected.items():
-        assert commands[mode].get("hint_source") == source
-        assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")
-        assert "teacher_base_url" not in commands[mode]
-        assert commands[mode]["judge_base_url"] == "http://127.0.0.1:4/v1"
-        assert commands[mode]["judge_model_name"] == ("words" if mode == "opd-judge" else "verbatim")
+        assert commands[mode].get("hint.source") == source
+        assert (commands[mode]["teacher.weights"], commands[mode]["lora_rank"]) == ("frozen", "16")
+        assert "teacher.base_url" not in commands[mode]
+        assert commands[mode]["judge.base_url"] == "http://127.0.0.1:4/v1"
+        assert commands[mode]["judge.model_name"] == ("words" if mode == "opd-judge" else "verbatim")
         assert not subject.needs_expert(mode)
-    assert commands["opd-full"]["teacher_base_url"] == "http://127.0.0.1:3/v1"
+    assert commands["opd-full"]["teacher.base_url"] == "http://127.0.0.1:3/v1"
     assert "lora_rank" not in commands["opd-full"]
     assert [mode for mode in subject.modes if subject.needs_expert(mode)] == ["opd-full"]
     assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))

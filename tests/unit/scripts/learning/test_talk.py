@@ -146,7 +146,7 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
     )
     run = laboratory.Run("opd", 0, laboratory.Setting(1e-4, 32, 4.0), 256)
     plain, none = (place.gateway_flags(run._replace(mode=mode), "http://127.0.0.1:1") for mode in ("opd", "no-hint"))
-    assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint_source", laboratory.NO_HINT] == [
+    assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint.source", laboratory.NO_HINT] == [
         text for text in none if "groups.jsonl" not in text
     ]
     assert plain[plain.index("--env.rollout_server_url") + 1] == "http://127.0.0.1:1"

@@ -7,9 +7,9 @@ import pytest
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.bubblewrap import Limits
 from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
+from agentic_opd.worlds.config import WorldConfig
 from tests.support.sandboxes import in_sandbox
 
 Call = tuple[str, dict[str, Any] | None]
@@ -19,7 +19,7 @@ def use_tools(*calls: Call, timeout_s: float = 10.0, max_chars: int = 400, limit
     """The results of the calls in one sandbox; every error is marked as one, and nothing else is."""
 
     async def use(sandbox: Sandbox) -> list[ToolResult]:
-        config = CodingConfig(tool_timeout_s=timeout_s, tool_output_max_chars=max_chars)
+        config = WorldConfig(tool_timeout_s=timeout_s, tool_output_max_chars=max_chars)
         return [await run_tool(make_call(*call), sandbox, config) for call in calls]
 
     results = in_sandbox(use, limits)

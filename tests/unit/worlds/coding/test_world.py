@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from agentic_opd.core.types import Task, ToolCall, Verification
-from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.config import WorldConfig
 
 pytestmark = pytest.mark.sandbox
 
@@ -21,7 +21,7 @@ def parsed(calls: Sequence[dict[str, str]]) -> list[ToolCall]:
 
 def changes(task: Task, *calls: dict[str, str]) -> list[bool]:
     async def run() -> list[bool]:
-        async with CodingWorld(CodingConfig()).session(task) as session:
+        async with CodingWorld(WorldConfig()).session(task) as session:
             return [(await session.run_tool(call)).is_change for call in parsed(calls)]
 
     return asyncio.run(run())
@@ -31,7 +31,7 @@ def made_by(task: Task, *calls: dict[str, str]) -> list[int]:
     """The calls, of which each is a change, that something is left of in what is judged."""
 
     async def run() -> Verification:
-        world = CodingWorld(CodingConfig())
+        world = CodingWorld(WorldConfig())
         async with world.session(task) as session:
             assert all([(await session.run_tool(call)).is_change for call in parsed(calls)])
             left = await session.collect()
@@ -135,7 +135,7 @@ def test_a_solution_beside_many_files_keeps_what_it_imports(caplog: pytest.LogCa
     task = Task("t", "Write f.", "from solution import f\nassert f(1) == 2\nassert f(2) == 4\n")
 
     async def run() -> Verification:
-        world = CodingWorld(CodingConfig())
+        world = CodingWorld(WorldConfig())
         calls = [
             terminal("for i in $(seq 100 300); do echo > a$i.txt; done; echo 'def f(x): return 2 * x' > util.py"),
             write("solution.py", "from util import f\n"),

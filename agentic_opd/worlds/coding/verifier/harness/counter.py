@@ -73,11 +73,11 @@ class Counter:
         self.reached()
         if left == right:
             return
-        got, expected = (left, right) if call_is_left else (right, left)
-        text = f"expected {_described(expected, repr)}, got {_described(got, repr)}"
+        actual, expected = (left, right) if call_is_left else (right, left)
+        text = f"expected {_described(expected, repr)}, got {_described(actual, repr)}"
         expected = getattr(expected, "expected", expected)
-        is_same_type = type(got) is type(expected)
-        self._fail(text, "value" if is_same_type else f"type {type(got).__name__} {type(expected).__name__}", label)
+        is_same_type = type(actual) is type(expected)
+        self._fail(text, "value" if is_same_type else f"type {type(actual).__name__} {type(expected).__name__}", label)
 
     def true(self, value: object, label: str = "") -> None:
         """Raise CheckFailed unless `value` is true."""
@@ -132,10 +132,10 @@ class Counter:
         self._late += isinstance(error, TookTooLong)
         self._lost += isinstance(error, NoAnswer) and not isinstance(error, TookTooLong)
 
-    def report(self, *, done: bool = False, error: str | None = None) -> None:
+    def report(self, *, is_final: bool = False, error: str | None = None) -> None:
         """Write the results as one signed line; `error` is the reason why the tests ended early, if they did."""
         numbers = [[number for number, is_true in self._is_true.items() if is_true is kind] for kind in (True, False)]
-        body = encode((done, *numbers, self._lost, self._late, self._failures, error))
+        body = encode((is_final, *numbers, self._lost, self._late, self._failures, error))
         os.write(self._out_fd, b"\n" + (sign(self._secret, body) + body).hex().encode() + b"\n")
 
 

@@ -30,9 +30,9 @@ class NoAnswer(BaseException):
 
 
 def _short_range(*parts: int) -> range:
-    if len(made := range(*parts)) > MAX_ITEMS:
-        raise ValueError(f"a range of {len(made)} items")
-    return made
+    if len(numbers := range(*parts)) > MAX_ITEMS:
+        raise ValueError(f"a range of {len(numbers)} items")
+    return numbers
 
 
 _SCALARS: dict[type, tuple[bytes, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
@@ -69,7 +69,7 @@ def encode(value: object, as_plain: Callable[[Any], object] | None = None) -> by
     """
     out = bytearray()
 
-    def put(value: Any, depth: int) -> None:
+    def append(value: Any, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise ValueError(f"data nested more than {MAX_DEPTH} deep does not cross between the processes")
         kind = type(value)
@@ -82,13 +82,13 @@ def encode(value: object, as_plain: Callable[[Any], object] | None = None) -> by
             items = as_items(value)
             out.extend(_HEAD.pack(tag, len(items)))
             for item in items:
-                put(item, depth + 1)
+                append(item, depth + 1)
         elif as_plain is None:
             raise TypeError(f"a {kind.__name__} is not plain data, and does not cross between the processes")
         else:
-            put(as_plain(value), depth + 1)
+            append(as_plain(value), depth + 1)
 
-    put(value, 0)
+    append(value, 0)
     if len(out) > MAX_BYTES:
         raise ValueError(f"{len(out)} bytes of data, at most {MAX_BYTES} cross between the processes")
     return bytes(out)
@@ -96,30 +96,30 @@ def encode(value: object, as_plain: Callable[[Any], object] | None = None) -> by
 
 def decode(data: bytes) -> Any:
     """Decode what `encode` wrote; raise NoAnswer if the bytes are invalid or exceed the bounds."""
-    at = items = 0
+    position = items = 0
 
     def value(depth: int) -> object:
-        nonlocal at, items
+        nonlocal position, items
         items += 1
         if depth > MAX_DEPTH or items > MAX_ITEMS:
             raise ValueError
-        tag, size = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
+        tag, size = _HEAD.unpack_from(data, position)
+        position += _HEAD.size
         if tag not in _MAKE_SCALAR:
             return _MAKE_CONTAINER[tag]([value(depth + 1) for _ in range(size)])
-        body = data[at : at + size]
+        body = data[position : position + size]
         if len(body) != size:
             raise ValueError
-        at += size
+        position += size
         return _MAKE_SCALAR[tag](body)
 
     try:
-        found = value(0)
+        message = value(0)
     except Exception as error:
         raise NoAnswer(f"what came is not a message: {type(error).__name__}") from error
-    if at != len(data):
+    if position != len(data):
         raise NoAnswer("what came is not a message: bytes are left over")
-    return found
+    return message
 
 
 def send(fd: int, data: bytes) -> None:

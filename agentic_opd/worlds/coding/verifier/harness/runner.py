@@ -62,7 +62,7 @@ def main() -> None:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # noqa: PTH103, PTH120 - pathlib takes 5 ms to import
         with open(path, "wb") as file:  # noqa: PTH123
             file.write(content)
-    counter.report(error=_run(counter, job, clock), done=True)
+    counter.report(error=_run(counter, job, clock), is_final=True)
     os._exit(0)
 
 
@@ -124,9 +124,9 @@ def _leave_folder() -> None:
     Folders that the tests add to the path are excluded, since the solution can write to them.
     """
     os.chdir("/")
-    known = tuple(sys.path)
+    allowed = tuple(sys.path)
     sys.path_hooks[:] = [
-        lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # os.devnull raises ImportError.
+        lambda path, hook=hook: hook(path if path.startswith(allowed) else os.devnull)  # os.devnull raises ImportError.
         for hook in sys.path_hooks
     ]
 

@@ -40,17 +40,17 @@ def main() -> None:
 
 def _perform(instances: dict[int, Any], path: tuple[str, ...], instance: int | None, call: Any) -> object:
     """Return the result of a call; without a call, a module's value in a tuple, or None for a function."""
-    found: Any = sys.modules["solution"]
+    target: Any = sys.modules["solution"]
     for name in path:
-        if instance is not None and found is not sys.modules["solution"]:
+        if instance is not None and target is not sys.modules["solution"]:
             if instance not in instances:
-                instances[instance] = found()
-            found = instances[instance]
-        found = getattr(found, name)
+                instances[instance] = target()
+            target = instances[instance]
+        target = getattr(target, name)
     if call is None:
-        return None if callable(found) else (found,)
+        return None if callable(target) else (target,)
     arguments, named = call
-    return found(*arguments, **named)
+    return target(*arguments, **named)
 
 
 def _answer(perform: Callable[[], object]) -> bytes:

@@ -38,7 +38,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 def test_rows_say_where_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"name": "a"}\n\n{"name": "b"}\n')
-    assert [(row.place, row.fields) for row in read_rows(str(path), "train")] == [
+    assert [(row.location, row.fields) for row in read_rows(str(path), "train")] == [
         ("a.jsonl, line 1", {"name": "a"}),
         ("a.jsonl, line 3", {"name": "b"}),
     ]
@@ -109,7 +109,7 @@ def test_a_copy_of_a_dataset_on_the_hub(tmp_path: Path, hf: Any) -> None:
     (tmp_path / "copy" / "data").mkdir(parents=True)
     rows.to_parquet(str(tmp_path / "copy" / "data" / "train-00000-of-00001.parquet"))
     rows.select([1]).to_parquet(str(tmp_path / "copy" / "data" / "test-00000-of-00001.parquet"))
-    assert [(row.place, row.fields["name"]) for row in read_rows(str(tmp_path / "copy"), "test")] == [
+    assert [(row.location, row.fields["name"]) for row in read_rows(str(tmp_path / "copy"), "test")] == [
         ("copy, row 1", "b")
     ]
     assert names(tmp_path / "copy") == ["a", "b"]

@@ -9,9 +9,11 @@ from pyarrow import Table, parquet
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks, load_train_and_eval
+from agentic_opd.worlds.config import EvalConfig, WorldConfig
 
 ROW = {"task_id": "a", "prompt": "Add.", "test_code": "assert add(1, 2) == 3", "entry_point": "add"}
 HUMANEVAL_ROW = {
@@ -24,7 +26,7 @@ HUMANEVAL_ROW = {
 
 
 def load(path: Path | str, **settings: Any) -> list[Task]:
-    return load_tasks(CodingConfig(dataset_name=str(path), **settings))
+    return load_tasks(CodingSettings(dataset_name=str(path), **settings))
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -37,8 +39,8 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def test_the_built_in_tasks_are_there_without_a_dataset() -> None:
-    assert len(load_tasks(CodingConfig())) == 8
-    assert [task.entry_point for task in load_tasks(CodingConfig(dataset_limit=2))] == ["fizzbuzz", "is_palindrome"]
+    assert len(load_tasks(CodingSettings())) == 8
+    assert [task.entry_point for task in load_tasks(CodingSettings(limit=2))] == ["fizzbuzz", "is_palindrome"]
 
 
 @pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.jsonl.gz", "tasks.parquet"])
@@ -137,8 +139,8 @@ SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert
 
 def train_and_eval(path: Path, **settings: Any) -> tuple[list[str], list[str]]:
     held_out = write(path.with_name("eval.jsonl"), {**SHARED, "task_id": "e", "prompt": "Another."})
-    config = CodingConfig(dataset_name=str(path), eval_dataset_name=str(held_out), **settings)
-    train, evaluation = load_train_and_eval(config)
+    coding = CodingSettings(dataset_name=str(path), **settings)
+    train, evaluation = load_train_and_eval(coding, WorldConfig(eval=EvalConfig(dataset_name=str(held_out))))
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
 
@@ -157,9 +159,9 @@ def test_tasks_whose_tests_share_a_process_are_evaluated_and_not_trained_on(
 
 def test_tasks_whose_tests_share_a_process_are_kept_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROW, SHARED)
-    assert train_and_eval(path, dataset_in_process="keep") == (["a", "s"], ["e"])
+    assert train_and_eval(path, in_process="keep") == (["a", "s"], ["e"])
     with pytest.raises(DatasetError, match="1 of 2 tasks to train on must share a process"):
-        train_and_eval(path, dataset_in_process="refuse")
+        train_and_eval(path, in_process="refuse")
     with pytest.raises(DatasetError, match="1 of 1 tasks"):
         train_and_eval(write(tmp_path / "b.jsonl", SHARED))
 
@@ -198,14 +200,14 @@ def test_null_fields_give_way_to_others(tmp_path: Path) -> None:
 
 def test_broken_rows_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", {"a": 1}, ROW, {**ROW, "prompt": "again"})
-    assert [task.task_id for task in load(path, dataset_skip_broken=True)] == ["a"]
+    assert [task.task_id for task in load(path, skip_broken=True)] == ["a"]
     assert "2 rows are left out:\n  a.jsonl, line 1: no field" in caplog.text
     assert "a.jsonl, line 3: the id 'a' is already that of a.jsonl, line 2" in caplog.text
 
 
 def test_the_limit_stops_the_reading(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROW, "{broken")
-    assert len(load(path, dataset_limit=1)) == 1
+    assert len(load(path, limit=1)) == 1
 
 
 def test_humaneval_rows(tmp_path: Path) -> None:
@@ -241,8 +243,12 @@ def test_humaneval_rows(tmp_path: Path) -> None:
         ([{**ROW, "prompt": " "}], {}, r"field 'prompt' \(prompt\) must be a text, got an empty text"),
         ([{**ROW, "prompt": None}], {}, r"field 'prompt' \(prompt\) must be a text, got NoneType"),
         ([{**ROW, "test_code": ["x"]}], {}, r"field 'test_code' \(test_code\) must be a text, got list"),
-        ([ROW, {"a": 1}, {"b": 1}], {}, r"line 2: no field .*\(1 more rows fail\.\) Set dataset_skip_broken to leave"),
-        ([{"a": 1}], {"dataset_skip_broken": True}, r"is empty: no row of it can become a task"),
+        (
+            [ROW, {"a": 1}, {"b": 1}],
+            {},
+            r"line 2: no field .*\(1 more rows fail\.\) Set env.world.skip_broken to leave",
+        ),
+        ([{"a": 1}], {"skip_broken": True}, r"is empty: no row of it can become a task"),
         ([{**ROW, "test_code": "assert f("}], {}, r"line 1: the hidden tests are not valid Python"),
         ([{**ROW, "test_code": "print(1)"}], {}, r"line 1: the hidden tests have no `assert`"),
         ([ROW], {"dataset_format": "humaneval"}, r"no field 'test' for test_code"),
@@ -260,9 +266,9 @@ def rows(count: int, prefix: str = "") -> list[dict[str, str]]:
     return [{**ROW, "task_id": f"{prefix}{number}", "prompt": f"{prefix}{number}"} for number in range(count)]
 
 
-def split(path: Path | None, **settings: Any) -> tuple[list[str], list[str]]:
-    name = None if path is None else str(path)
-    train, evaluation = load_train_and_eval(CodingConfig(dataset_name=name, **settings))
+def split(path: Path | None, limit: int | None = None, **settings: Any) -> tuple[list[str], list[str]]:
+    coding = CodingSettings(dataset_name=None if path is None else str(path), limit=limit)
+    train, evaluation = load_train_and_eval(coding, WorldConfig(**settings))
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
 
@@ -273,25 +279,24 @@ def test_a_part_of_a_dataset_is_held_out_whatever_the_order_and_the_limit(tmp_pa
     assert 15 <= len(evaluation) <= 45
     turned = split(write(tmp_path / "b.jsonl", *reversed(there)))
     assert (sorted(turned[0]), sorted(turned[1])) == (sorted(train), sorted(evaluation))
-    few = split(tmp_path / "a.jsonl", dataset_limit=100)
+    few = split(tmp_path / "a.jsonl", limit=100)
     assert few == ([one for one in train if int(one) < 100], [one for one in evaluation if int(one) < 100])
-    assert split(tmp_path / "a.jsonl", eval_seed=1)[1] != evaluation
-    assert split(tmp_path / "a.jsonl", seed=1)[1] == evaluation
+    assert split(tmp_path / "a.jsonl", eval={"seed": 1})[1] != evaluation
 
 
 def test_all_or_nothing_can_be_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", *rows(3))
-    assert split(path, eval_fraction=0) == (["0", "1", "2"], [])
-    assert split(path, eval_fraction=1) == ([], ["0", "1", "2"])
+    assert split(path, eval={"fraction": 0}) == (["0", "1", "2"], [])
+    assert split(path, eval={"fraction": 1}) == ([], ["0", "1", "2"])
     assert caplog.text == ""
 
 
 def test_small_datasets_never_lose_a_side_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "a.jsonl", *rows(2))
-    assert split(path, eval_fraction=0.001) == (["0", "1"], [])
-    assert "with eval_fraction 0.001 none of its 2 tasks is held out" in caplog.text
-    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set eval_fraction to 0"):
-        split(path, eval_fraction=0.9, dataset_limit=1)
+    assert split(path, eval={"fraction": 0.001}) == (["0", "1"], [])
+    assert "with env.eval.fraction 0.001 none of its 2 tasks is held out" in caplog.text
+    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set env.eval.fraction to 0"):
+        split(path, eval={"fraction": 0.9}, limit=1)
 
 
 def test_the_built_in_tasks_are_for_both() -> None:
@@ -303,29 +308,36 @@ def test_the_built_in_tasks_are_for_both() -> None:
 def test_a_dataset_of_its_own_to_evaluate_on(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", *rows(3))
     other = write(tmp_path / "b.jsonl", *({**row, "prompt": f"other {row['prompt']}"} for row in rows(2)))
-    assert split(train, eval_dataset_name=str(other)) == (["0", "1", "2"], ["0", "1"])
+    assert split(train, eval={"dataset_name": str(other)}) == (["0", "1", "2"], ["0", "1"])
     mbpp = write(tmp_path / "c.jsonl", {"task_id": 7, "body": "T", "code": "", "test_list": ["assert f(1)"]})
-    settings = {"eval_dataset_format": "mbpp", "eval_dataset_fields": {"text": "body"}}
-    assert split(train, eval_dataset_name=str(mbpp), **settings) == (["0", "1", "2"], ["7"])
-    assert split(None, eval_dataset_name=str(other))[1] == ["0", "1"]
+    settings = {"dataset_name": str(mbpp), "dataset_format": "mbpp", "dataset_fields": {"text": "body"}}
+    assert split(train, eval=settings) == (["0", "1", "2"], ["7"])
+    assert split(None, eval={"dataset_name": str(other)})[1] == ["0", "1"]
 
 
 def test_another_split_to_evaluate_on(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", *rows(3, "a"))
     write(tmp_path / "test.jsonl", *rows(2, "b"))
-    assert split(tmp_path, eval_dataset_split="test") == (["a0", "a1", "a2"], ["b0", "b1"])
+    assert split(tmp_path, eval={"dataset_split": "test"}) == (["a0", "a1", "a2"], ["b0", "b1"])
 
 
 def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *rows(7))
     other = write(tmp_path / "b.jsonl", *({**row, "task_id": f"x{row['task_id']}"} for row in rows(7)))
     with pytest.raises(DatasetError, match=r"7 tasks .* also in the one to train on \('x0', .*'x4', \.\.\.\)"):
-        split(path, eval_dataset_name=str(other))
+        split(path, eval={"dataset_name": str(other)})
 
 
 def test_a_split_of_no_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="neither eval_dataset_name nor dataset_name"):
-        CodingConfig(eval_dataset_split="test")
+    with pytest.raises(ValueError, match=r"neither eval\.dataset_name nor world\.dataset_name"):
+        AgentEnvConfig(eval=EvalConfig(dataset_split="test"))
+
+
+@pytest.mark.parametrize("settings", [{"eval": {"dataset_name": "tasks.jsonl"}}, {"eval": {"dataset_split": "test"}}])
+def test_a_dataset_to_evaluate_on_is_for_the_coding_world(settings: Any) -> None:
+    world = {"type": "sql", "file": "questions.json", "databases": "databases"}
+    with pytest.raises(ValueError, match="settings of the world coding, and the world is sql"):
+        AgentEnvConfig(world=world, **settings)  # type: ignore[arg-type]
 
 
 LONG, LONGEST = "7" * 5000, "7" * 3_000_000

@@ -12,7 +12,7 @@ from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
 from agentic_opd.worlds.coding.tasks.load import load_tasks
@@ -36,7 +36,7 @@ STARTER = "class Solution:\n    def double(self, x: List[int]) -> int:\n        
 def load(tmp_path: Path, *rows: Any, **settings: Any) -> list[Task]:
     path = tmp_path / "apps.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_tasks(CodingConfig(dataset_name=str(path), **{"dataset_format": "apps", **settings}))
+    return load_tasks(CodingSettings(dataset_name=str(path), **{"dataset_format": "apps", **settings}))
 
 
 def packed(text: Any) -> str:
@@ -195,7 +195,7 @@ def test_integers_of_any_length(tmp_path: Path) -> None:
     )
     path = tmp_path / "apps.jsonl"
     path.write_text(f"{text}\n{row}\n")
-    listed_task, row_task = load_tasks(CodingConfig(dataset_name=str(path), dataset_format="apps"))
+    listed_task, row_task = load_tasks(CodingSettings(dataset_name=str(path), dataset_format="apps"))
     assert (
         listed_task.hidden_tests
         == row_task.hidden_tests

@@ -9,7 +9,7 @@ from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 
 ROW: dict[str, Any] = {
@@ -34,7 +34,7 @@ TREE = {
 def load(tmp_path: Path, *rows: Any, **settings: Any) -> list[Task]:
     path = tmp_path / "mbpp.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_tasks(CodingConfig(dataset_name=str(path), dataset_format="mbpp", **settings))
+    return load_tasks(CodingSettings(dataset_name=str(path), dataset_format="mbpp", **settings))
 
 
 def test_one_example_is_public_and_the_others_count(tmp_path: Path) -> None:
