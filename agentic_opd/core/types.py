@@ -71,6 +71,55 @@ def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
 # --------------------------------------------------------------------------------------------------------- rollout
 
 
+LOWEST_TEMPERATURE = 0.01
+"""vLLM raises a lower temperature above 0 to this one."""
+
+_IF_GIVEN = Field(exclude_if=lambda value: value is None)
+"""Mark of a field that is written only if it is not None."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDistribution:
+    """The distribution from which the tokens of a turn were sampled, relative to the policy's own.
+
+    Its logits are the policy's divided by `temperature`. At 0 the most likely token is taken. The other fields cut or
+    change the distribution, so that its logprobs can't be computed from the policy's.
+    """
+
+    temperature: Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
+    top_p: Annotated[Annotated[float, Field(strict=True, gt=0, le=1)] | None, _IF_GIVEN] = None
+    """None: not cut by probability."""
+    top_k: Annotated[Annotated[int, Field(strict=True, ge=1, le=MOST_ID)] | None, _IF_GIVEN] = None
+    """None: not cut by number."""
+    altered: Annotated[tuple[str, ...], Field(exclude_if=not_)] = ()
+    """Other parameters that changed the distribution, such as `min_p` or `logit_bias`."""
+
+    @classmethod
+    def of_parameters(cls, parameters: Mapping[str, Any], altered: Sequence[str] = ()) -> "SamplingDistribution":
+        """Return the distribution of a request with vLLM's sampling parameters; a missing one has vLLM's default.
+
+        `altered` names the request's parameters that change the distribution.
+        """
+        temperature, top_p = parameters.get("temperature"), parameters.get("top_p")
+        temperature = 1.0 if temperature is None else float(temperature)
+        top_k = parameters.get("top_k") or 0
+        return cls(
+            temperature=max(temperature, LOWEST_TEMPERATURE) if temperature else 0.0,
+            top_p=None if top_p is None or top_p >= 1 else float(top_p),
+            top_k=top_k if top_k > 0 else None,
+            altered=tuple(name for name in altered if name not in ("temperature", "top_p", "top_k")),
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether more than the temperature separates it from the policy's own distribution."""
+        return self.top_p not in (None, 1) or self.top_k is not None or bool(self.altered)
+
+
 TASK_LIMITS = ("max_turns", "tool_timeout_s", "agent_timeout_s", "sandbox_memory_mb")
 """Settings that a task may replace for itself."""
 
@@ -197,6 +246,8 @@ class Completion:
     """`length` if the turn was cut off at its token limit."""
     weight_version: int | None = None
     """Version of the weights that sampled the turn; None if the server does not report it."""
+    sampling: Annotated[SamplingDistribution | None, _IF_GIVEN] = None
+    """None: not known here."""
 
     def __post_init__(self) -> None:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
@@ -284,6 +335,8 @@ class Turn:
     under_grammar: bool = False
     """Whether a grammar constrained the sampling. Then vLLM's logprobs are not the weights' but those of the allowed
     tokens."""
+    sampling: Annotated[SamplingDistribution | None, _IF_GIVEN] = None
+    """None: not known."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reasoning_tokens <= self.end - self.start:

@@ -12,15 +12,17 @@ import re
 import warnings
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 _MAX_SOURCE, _MAX_CONTAINER, _MAX_CHECK = 200_000, 30, 60
 """Limits: characters of the tests that are parsed, leaves of a container that counts as data, values of a check."""
-_EMPTY = "\N{EMPTY SET}"
+_EMPTY, _EMPTY_STRING, _NESTED = "[]", "''", "[[]]"
+"""Keys of empty values. The last is a list of empty lists."""
 _ORDINARY = frozenset(
     """
     a an as at be by do go i if in is it no of on or so to up us we able about above add after again all also any are
@@ -43,29 +45,31 @@ _UNITS = (
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _NUMBERS = {word: n for n, word in enumerate(_UNITS)} | {word: 20 + 10 * n for n, word in enumerate(_TENS)}
-_SCALES = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
-_BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_UNITS[1:10])})\b)?|{'|'.join(reversed(_UNITS))})"
-_BELOW_1000 = rf"(?:(?:{_BELOW_100}|an?) hundred(?: (?:and )?{_BELOW_100}\b)?|{_BELOW_100})"
-_NUMERAL = re.compile(
-    rf"(?<![\w'-])(minus |negative )?((?:{_BELOW_1000}|an?) (?:{'|'.join(_SCALES)})(?:,? (?:and )?{_BELOW_1000}"
-    rf"(?: thousand(?: (?:and )?{_BELOW_1000})?)?\b)?|{_BELOW_1000})(?![\w'])",
+_SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_NUMERAL = "|".join(sorted({*_NUMBERS, *_SCALES}, key=len, reverse=True))
+_NUMERALS = re.compile(
+    rf"(?<![\w'\"`-])(minus |negative )?((?:an? (?={'|'.join(_SCALES)}))?(?:{_NUMERAL})"
+    rf"(?:[ -](?:and (?!one\b))?(?:{_NUMERAL})){{0,12}})(e?s)?(?![\w'\"`])",
     re.IGNORECASE,
 )
-_NOUN = (
-    r"(?:input|string|text|word|line|list|array|sequence|tuple|dict|dictionar|matrix|grid|value|row|item|element|entr|"
-    r"set|name|collection|character|data|key|tree|iterable|mapping|number)(?:e?s|ies|y)?\b"
-)
 _EMPTY_VALUE = re.compile(
-    r"(?<![\w\])'\"])(?<!\w = )(?:''|\"\"|\[\s*\]|\(\s*\)|\{\s*\})(?!['\"\[({])"
-    rf"|\b(?:empty|blank|(?:no|without|zero)(?: any| an?| single)?(?! {_NOUN} (?:is|was|with|that)\b)) {_NOUN}",
+    r"(?P<string>(?<![\w'\"])(?:''|\"\")(?!['\"\w]|\.\w))|(?P<nested>\[\s*\[[\s,\[\]]{0,100}\])"
+    r"|(?P<container>(?<!\w)(?<!\w = )(?:\[\s*\]|\(\s*\)|\{\s*\}))|\b(?:empty|blank) (?P<noun>\w+)"
+    r"|\b(?:no|without)(?: any| an?| single)? (?P<missing>\w+)(?! (?:is|was|with|that)\b)"
+    r"|\b(?P<subject>\w+) (?:is|are|was|were|be|being) (?:\w+ )?empty\b",
+    re.IGNORECASE,
+)
+_NOUN = re.compile(
+    r"(?:(list|array|sequence|collection|tuple|dict|dictionary|mapping|object|set|item|element|entry|entries)|input|string|"
+    r"text|word|line|matrix|grid|tree|iterable|value|number|name|row|key|character|data|result|answer|output)(e?s)?",
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?(?![\d,])")
 _ATOM = re.compile(
-    rf"{_EMPTY}|(?<![\w.:])\d+(?::\d\d)+(?![\w:])|(?:(?<![\w)\]}}.'\"])-)?(?<![\w.])\d+(?:_\d+)*+(?:\.\d+)?(?!\w|\.\d)|\w+"
+    r"(?<![\w.:])\d+(?::\d\d)+(?![\w:])|(?:(?<![\w)\]}.'\"])-)?(?<![\w.])\d+(?:_\d+)*+(?:\.\d+)?(?!\w|\.\d)|\w+"
     r"|(?<=(['\"`]))[^\w\s'\"`]++(?=\1)|(?<!\S)[^\w\s'\"`]++(?!\S)"
 )
-"""Matches an empty value, a time, a number, a word, and signs that stand apart."""
+"""Matches a time, a number, a word, and signs that stand apart."""
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*(?:_\d+)*)(?:\.\d+)?")
 _TYPOGRAPHY = str.maketrans("“”„«»‘’−–—→⇒", '"""""\'\'--->>')  # noqa: RUF001
 _SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)['\")]?\s+(?=[A-Z(\[`'\"\d])|\n+")
@@ -89,6 +93,7 @@ _EXAMPLE_BEFORE = re.compile(
 )
 _COMPARED_BEFORE = re.compile(r"(?:\b[b-hj-z] is|[!=]=) ['\"`]?$")
 _LIST_ENTRY = re.compile(r"[\[({] ,|, ?  ?(?:, ?[-\d'\"\[({]|[\])}])")
+_SPACE = " \n\t'\"`"
 _BREAK = re.compile(r"==|;|[-=]>|\+|\]\)|[\])}],? (?!and [\d\[(])[a-z]|(?:\b\w++\W++){6}")
 """Separates values of different containers: an operator, a word after a bracket, or six words."""
 
@@ -99,7 +104,7 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
     Data are, in code or in words:
 
     - a number, string or container of the tests. Exempt are constants, values of one digit or character, numbers that
-      state a rule or count something, and ordinary words without quotes;
+      state a rule or count something, pairs by chance, and ordinary words without quotes;
     - two unusual words of one string, a number of three digits in it, or three consecutive long numbers;
     - all values of a check in one or two sentences; an empty input and the result are enough;
     - an asserted expression, or the whole hidden text: the answer itself, in a world without tests.
@@ -114,23 +119,46 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
 def _public_facts(public_text: str, hidden_tests: str) -> set[Hashable]:
     facts = _facts_of(hidden_tests)
     words = {_key(match[0]) for match in _ATOM.finditer(in_digits(public_text))}
-    letters = re.sub(r"\W+|\b(?:and|or)\b", "", public_text).casefold()
-    return _facts_in(public_text, facts) | words | {key for key in facts.values if len(key) > 3 and key in letters}
+    letters, signs = "".join(_words(public_text)), re.sub(r"[\s,;:'\"`()\[\]{}]+", "", public_text)
+    spelled: set[Hashable] = set()
+    for text in facts.values | facts.spellings | facts.texts:
+        joined = text.replace(" ", "")
+        if (len(joined) > 3 and joined in letters) or (joined in signs and re.fullmatch(r"\W+", joined)):
+            spelled.add(text)
+    return _facts_in(public_text, facts, is_public=True) | words | spelled
 
 
 def in_digits(text: str) -> str:
-    """Replace number words by digits: "minus five" -> "-5". A lone "one" stays a word."""
+    """Replace number words by digits: "minus five" -> "-5", "three fives" -> "5, 5, 5". A lone "one" stays a word."""
 
     def digits(match: re.Match[str]) -> str:
-        total = below_1000 = 0
-        for word in re.split(r"[ ,-]+", match[2].lower()):
-            if word in _SCALES:
-                total, below_1000 = total + (below_1000 or 1) * _SCALES[word], 0
-            else:
-                below_1000 = (below_1000 or 1) * 100 if word == "hundred" else below_1000 + _NUMBERS.get(word, 0)
-        return match[0] if match[0].lower() == "one" else "-" * bool(match[1]) + str(total + below_1000)
+        numbers = _numbers(re.split("[ -]", match[2].lower()))
+        if match[3] and len(numbers) == 2 and numbers[0] < 10:
+            return ", ".join([str(numbers[1])] * numbers[0])
+        return match[0] if numbers == [1] and not match[1] else "-" * bool(match[1]) + " ".join(map(str, numbers))
 
-    return _NUMERAL.sub(digits, text.translate(_TYPOGRAPHY))
+    return _NUMERALS.sub(digits, text.translate(_TYPOGRAPHY))
+
+
+def _numbers(words: Iterable[str]) -> list[int]:
+    """Return the numbers in a run of number words: `twenty one two` -> [21, 2]."""
+    numbers: list[int] = []
+    total = below_1000 = 0
+    limit = -1  # A smaller number continues the current one.
+    for word in words:
+        if word == "hundred":
+            below_1000, limit = (below_1000 or 1) * 100, 100
+        elif word in _SCALES:
+            total, below_1000, limit = total + (below_1000 or 1) * _SCALES[word], 0, 1000
+        elif word == "and" and limit == 10:
+            limit = 0
+        elif word in _NUMBERS:
+            number = _NUMBERS[word]
+            if limit >= 0 and (number >= limit or number == 0):
+                numbers.append(total + below_1000)
+                total = below_1000 = 0
+            below_1000, limit = below_1000 + number, 10 if number >= 20 else 0
+    return [*numbers, total + below_1000]
 
 
 # ---------------------------------------------------------------------------------------------------- the hidden tests
@@ -151,9 +179,13 @@ class _Facts:
     containers: set[Hashable] = field(default_factory=set[Hashable])
     checks: dict[Hashable, list[tuple[Hashable, ...]]] = field(default_factory=lambda: defaultdict(list))
     """Key that the fewest checks have -> the keys of all values of such a check."""
+    spellings: set[str] = field(default_factory=set[str])
+    """Letters and digits of a string, in lower case."""
     strings: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Unusual word -> the strings that have it."""
     texts: set[str] = field(default_factory=set[str])
+    answer: str = ""
+    """The whole hidden text."""
     runs: set[str] = field(default_factory=set[str])
     vocabulary: set[Hashable] = field(default_factory=set[Hashable])
 
@@ -165,21 +197,24 @@ class _Facts:
             self.values.add(keys[0])
         if not isinstance(value, str):
             return
+        spelling = "".join(_words(value))
+        if len(spelling) > (5 if spelling.isdecimal() else 3) and not _is_ordinary(spelling):
+            self.spellings.add(spelling)
         if len(value) > 1 and value.isalnum():
             self.values.add(f"={value}")
-        elif (tokens := _tokens(value)).count(" ") > 2:
+        elif (tokens := _tokens(value)).count(" ") > 2 and not _is_ordinary(spelling):
             self.texts.add(tokens)
         if 1 < len(keys) <= _MAX_CONTAINER:
             self.containers.add(_container(keys))
             self.values.update(key for key in keys if sum(map(str.isdecimal, key)) > 2)
-            for key in keys:
+            for key in {*keys, *_compounds(value)}:
                 if len(key) > 2 and not _is_ordinary(key):
                     self.strings[key].add(value)
 
 
 @lru_cache(maxsize=32)  # the tests of a task are used repeatedly and may be megabytes
 def _facts_of(source: str) -> _Facts:
-    facts = _Facts(runs=_runs(source), texts={_tokens(source).casefold()} if source.strip() else set())
+    facts = _Facts(runs=_runs(source), answer=_with_edges(source))
     head = source
     if len(source) > _MAX_SOURCE:
         head = "".join(re.findall(r"^.{0,10000}\n", source, re.MULTILINE))[:_MAX_SOURCE].rpartition("\n")[0]
@@ -197,6 +232,8 @@ def _read_tree(tree: ast.Module, facts: _Facts) -> None:
     """Read each node once, after its children, in time proportional to the source's length."""
     values: dict[ast.AST, _Value] = {}
     checks: set[tuple[Hashable, ...]] = set()
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple)]
+    rows = {row for table in tables for row in table.elts if isinstance(row, ast.Tuple)}
     for node in reversed([*ast.walk(tree)]):
         match node:
             case ast.Constant(value):
@@ -206,12 +243,17 @@ def _read_tree(tree: ast.Module, facts: _Facts) -> None:
                 facts.add_constant(-value)
             case ast.Name(id=name) if name.endswith("Error"):
                 values[node] = _Value([name.casefold()], [name.casefold()])
+            case ast.Attribute(attr="assertTrue" | "assertFalse" as name):
+                values[node] = _Value(keys=[name.removeprefix("assert").casefold()])
             case ast.Expr(ast.Constant()):
                 values[node] = _Value()
             case _:
                 values[node], keys = _joined(node, values, facts)
-                if isinstance(node, ast.stmt | ast.Tuple) and 1 < len(keys) <= _MAX_CHECK:
-                    checks.update({tuple(keys), (_EMPTY, keys[-1]) if _EMPTY in keys[:-1] else tuple(keys)})
+                is_simple = isinstance(node, ast.stmt) and not hasattr(node, "body")
+                is_check = is_simple or isinstance(node, ast.With | ast.Try) or node in rows
+                if is_check and 1 < len(keys) <= _MAX_CHECK:
+                    empty = [key for key in keys[:-1] if key in (_EMPTY, _EMPTY_STRING)][:1]
+                    checks.update({tuple(keys), (*empty, keys[-1]) if empty else tuple(keys)})
         facts.vocabulary.update(values[node].leaves)
     counts = Counter(key for check in checks for key in {*check})
     facts.vocabulary.update(counts)
@@ -226,10 +268,11 @@ def _joined(node: ast.AST, values: Mapping[ast.AST, _Value], facts: _Facts) -> t
     keys = [*islice(chain.from_iterable(part.keys for part in parts), _MAX_CHECK + 1)]
     leaves = [*islice(chain.from_iterable(part.leaves for part in parts), _MAX_CHECK + 1)]
     joined = _Value(leaves, keys)
-    full = [leaf for leaf in leaves if leaf != _EMPTY]
+    full = [leaf for leaf in leaves if leaf not in (_EMPTY, _NESTED)]
     is_container = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
     if is_container and all(part.is_literal for part in parts):
-        joined = _Value(full or [_EMPTY], [_container(full or [_EMPTY])], is_literal=True)
+        full_or_empty = full or [_NESTED if parts else _EMPTY]
+        joined = _Value(full_or_empty, [_container(full_or_empty)], is_literal=True)
     if (joined.is_literal or isinstance(node, ast.Call)) and 1 < len(full) <= _MAX_CONTAINER:
         facts.containers.add(_container(full))
     if not is_container or len(full) <= _MAX_CONTAINER:
@@ -246,10 +289,10 @@ def _joined(node: ast.AST, values: Mapping[ast.AST, _Value], facts: _Facts) -> t
 def _constant(value: object) -> _Value:
     keys: list[str] = []
     if isinstance(value, str):
-        keys = [*islice((_key(match[0]) for match in _ATOM.finditer(in_digits(value))), _MAX_CHECK + 1)]
+        keys = [*islice((_key(match[0]) for match in _ATOM.finditer(value)), _MAX_CHECK + 1)]
         if len(keys) > 2 and keys[0] == str(len(keys) - 1):  # a program's input: a count, then as many values
             keys = keys[1:]
-        keys = keys or ["".join(value.split()) or _EMPTY]
+        keys = keys or ["".join(value.split()) or _EMPTY_STRING]
     elif value is None or isinstance(value, int | float):
         keys = [_key(repr(value))]
     return _Value(keys, [_container(keys)] if keys else [], is_literal=True)
@@ -271,13 +314,28 @@ def _is_ordinary(word: str) -> bool:
 
 
 def _is_trivial(key: str) -> bool:
-    return len(key) < 2 or key in ("-1", "true", "false", "none")
+    return len(key) < 2 or key in ("-1", "true", "false", "none", _EMPTY_STRING)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words in lower case, without those that join the entries of a list."""
+    return [word for word in re.findall(r"[^\W_]+", text.casefold()) if word not in ("and", "or", "then")]
+
+
+def _compounds(text: str) -> set[str]:
+    """Return words like `well-known` and `a.b`. One of them and an unusual part of it are two unusual words."""
+    return {*re.findall(r"(?<![\w.:'-])[^\W_]+(?:[-'.:][^\W_]+)++", text.casefold())}
 
 
 def _tokens(text: str) -> str:
     """Return words and signs with spaces between, so that `in` compares whole ones."""
     tokens = re.findall(r"\w+|[^\w\s`]", text.translate(_TYPOGRAPHY).replace('"', "'"))
     return f" {' '.join(tokens)} "
+
+
+def _with_edges(text: str) -> str:
+    """Mark each place where a word does not continue to the left or to the right, so that `in` compares whole words."""
+    return re.sub(r"(?!\w)", "\x1d", re.sub(r"(?<!\w)", "\x1c", " ".join(text.casefold().split())))
 
 
 def _runs(text: str) -> set[str]:
@@ -298,40 +356,77 @@ class _Mention(NamedTuple):
     end: int
 
 
-def _facts_in(text: str, facts: _Facts) -> set[Hashable]:
+def _facts_in(text: str, facts: _Facts, *, is_public: bool = False) -> set[Hashable]:
     tokens = _tokens(text)
     lower = tokens.casefold()
     leaked: set[Hashable] = {part for part in facts.texts if part in tokens or part in lower}
     leaked |= facts.runs & _runs(text) if facts.runs else set()
-    text = _EMPTY_VALUE.sub(f" {_EMPTY} ", in_digits(text.replace("\\n", "\n").replace("\\t", "\t")))
+    leaked |= {"answer"} if facts.answer.strip("\x1c\x1d") and facts.answer in _with_edges(text) else set()
+    leaked |= _spelled(text, facts)
+    text = in_digits(text.replace("\\n", "\n").replace("\\t", "\t"))
     for number in {match[0] for match in _THOUSANDS.finditer(text)}:
         if (joined := re.sub("[ ,]", "", number)) in facts.values:
             text = text.replace(number, joined)
-    mentions = [*_mentions(text, facts)]
+    mentions = sorted([*_mentions(text, facts), *_empty_values(text)], key=itemgetter(1))
     keys = {mention.key for mention in mentions}
     leaked |= facts.values & (keys | {f"={text[mention.start : mention.end]}" for mention in mentions})
-    words = Counter(string for key in keys for string in facts.strings.get(key, ()))
+    words = Counter(string for key in keys | _compounds(text) for string in facts.strings.get(key, ()))
     leaked.update(f"words of {string}" for string, count in words.items() if count > 1)
+    return leaked | _groups_in(text, mentions, facts, is_public=is_public)
+
+
+def _groups_in(text: str, mentions: Sequence[_Mention], facts: _Facts, *, is_public: bool) -> set[Hashable]:
+    """Return the containers that a text holds, and the checks whose values are all in two consecutive sentences."""
+    leaked: set[Hashable] = set()
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     sentences: list[list[_Mention]] = [[] for _ in range(len(ends) + 1)]
     for mention in mentions:
         sentences[bisect(ends, mention.start)].append(mention)
-    before: list[Hashable] = []
+    before: list[tuple[Hashable, int, int]] = []
     for sentence in sentences:
-        values: list[Hashable] = []
-        for key, start, end in sentence:
-            around = f"{text[max(0, start - 2) : start]} {text[end : end + 3]}"
-            if not (_is_trivial(key) and _LIST_ENTRY.search(around)):  # no input or result by itself
-                values.append(key)
-        containers = [*_containers(text, sentence, facts)]
-        leaked.update(containers)
-        values += containers
-        counts = Counter(before + values)
-        for check in [check for key in counts for check in facts.checks.get(key, ())]:
-            if all(counts[key] >= min(count, 2) for key, count in Counter(check).items()):
+        values: list[tuple[Hashable, int, int]] = []
+        for mention in sentence:
+            around = f"{text[max(0, mention.start - 2) : mention.start]} {text[mention.end : mention.end + 3]}"
+            if not (_is_trivial(mention.key) and _LIST_ENTRY.search(around)):  # no input or result by itself
+                values.append(mention)
+        for container, start, end, is_data in _containers(text, sentence, facts):
+            values.append((container, start, end))
+            if is_data or is_public:
+                leaked.add(container)
+        spans: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        for key, start, end in before + values:
+            spans[key].append((start, end))
+        for check in [check for key in spans for check in facts.checks.get(key, ())]:
+            is_told = all(len(spans[key]) >= min(count, 2) for key, count in Counter(check).items())
+            if is_told and len({span for key in check for span in (spans[key][0], spans[key][-1])}) > 1:
                 leaked.add(check)
         before = values
     return leaked
+
+
+def _spelled(text: str, facts: _Facts) -> set[str]:
+    """Return the strings that occur as whole words, whatever stands between their letters."""
+    words = _words(text)
+    joined, edges = "".join(words), {*accumulate(map(len, words), initial=0)}
+    return {
+        spelling
+        for spelling in facts.spellings - (facts.values & {*words})
+        if spelling in joined
+        and any(edge + len(spelling) in edges and joined.startswith(spelling, edge) for edge in edges)
+    }
+
+
+def _empty_values(text: str) -> Iterator[_Mention]:
+    """Yield the empty values in a text. "Empty lists" are a list of them or several, an empty value may be a string."""
+    kinds = {"string": [_EMPTY_STRING], "nested": [_NESTED], "container": [_EMPTY]}
+    for match in _EMPTY_VALUE.finditer(text):
+        kind = str(match.lastgroup)
+        keys = kinds.get(kind, [])
+        if noun := _NOUN.fullmatch(match[kind]):
+            keys = [_EMPTY] if noun[1] else [_EMPTY, _EMPTY_STRING]
+            keys += [_NESTED] if noun[2] and kind == "noun" else []
+        for key in keys:
+            yield _Mention(key, *match.span())
 
 
 def _mentions(text: str, facts: _Facts) -> Iterator[_Mention]:
@@ -351,13 +446,21 @@ def _mentions(text: str, facts: _Facts) -> Iterator[_Mention]:
             yield _Mention(key, start, end)
 
 
-def _containers(text: str, sentence: Sequence[_Mention], facts: _Facts) -> Iterator[Hashable]:
-    """Yield the containers whose leaves stand next to each other in a sentence, in any order."""
-    gaps = (text[left.end : right.start] for left, right in pairwise(sentence))
+def _containers(text: str, sentence: Sequence[_Mention], facts: _Facts) -> Iterator[tuple[Hashable, int, int, bool]]:
+    """Yield the containers whose leaves stand next to each other, in any order; their spans; and whether they are data.
+
+    Two values are data if they are written as a pair: in brackets, or joined by a comma or a word like "and".
+    """
+    leaves = [mention for mention in sentence if mention.key not in (_EMPTY, _NESTED)]
+    gaps = [text[left.end : right.start] for left, right in pairwise(leaves)]
     breaks = [*accumulate((_BREAK.search(gap) is not None for gap in gaps), initial=0)]
-    sums = [*accumulate((hash(mention.key) for mention in sentence), initial=0)]
+    sums = [*accumulate((hash(mention.key) for mention in leaves), initial=0)]
     for length in {container[0] for container in facts.containers if isinstance(container, tuple)}:
-        for first in range(len(sentence) - length + 1):
-            container = (length, sums[first + length] - sums[first])
-            if breaks[first] == breaks[first + length - 1] and container in facts.containers:
-                yield container
+        for first in range(len(leaves) - length + 1):
+            last = first + length - 1
+            container = (length, sums[last + 1] - sums[first])
+            if breaks[first] == breaks[last] and container in facts.containers:
+                start, end = leaves[first].start, leaves[last].end
+                around = text[max(0, start - 9) : start].rstrip(_SPACE)[-1:] + text[end : end + 9].lstrip(_SPACE)[:1]
+                is_pair = around in ("[]", "()", "{}") or re.fullmatch(r",? (?:and |or |to )?|,|-|\.\.+", gaps[first])
+                yield container, start, end, length > 2 or bool(is_pair)

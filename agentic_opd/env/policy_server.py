@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.types import Completion
+from agentic_opd.core.types import Completion, SamplingDistribution
 from agentic_opd.plugin.client import PluginClient
 
 
@@ -68,4 +68,4 @@ class ServedPolicy:
             prompt_ids, weight_version=self.weight_version, **self.params, max_tokens=max_tokens
         )
         self.weight_version = completion.weight_version
-        return completion
+        return replace(completion, sampling=SamplingDistribution.of_parameters(self.params))

@@ -21,6 +21,7 @@ from agentic_opd.core.types import (
     ContextTurn,
     Message,
     PlacedImage,
+    SamplingDistribution,
     Trace,
     Turn,
 )
@@ -89,6 +90,11 @@ class RecordedTurn:
     """See `Request`; only of a turn whose prompt was rendered anew."""
     images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
     """The pictures in `prompt_ids`, with their positions in the branch."""
+
+    @property
+    def sampled_span(self) -> Turn:
+        """The turn's span, with the distribution that its request was answered from."""
+        return replace(self.span, sampling=SamplingDistribution.of_parameters(self.sampling, self.altered))
 
 
 Path = tuple[RecordedTurn, ...]
@@ -196,7 +202,7 @@ def trace_of(path: Path) -> Trace:
         tokens_T=tuple(tokens),
         masks_T=tuple(masks),
         logprobs_T=tuple(logprobs),
-        turns=tuple(turn.span for turn in path),
+        turns=tuple(turn.sampled_span for turn in path),
         images=tuple(image for turn in path for image in turn.images),
     )
 
@@ -352,7 +358,7 @@ def _trace(
         for context_turn in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
         if context_turn is not None
     ]
-    learned = [turn.span for turn in path if why[turn.turn_id] is None]
+    learned = [turn.sampled_span for turn in path if why[turn.turn_id] is None]
     trace = full_trace.learning_from(learned, context)
     turns = tuple(replace(turn, message_index=index_of[turn.message_index]) for turn in trace.turns)
     return replace(trace, messages=(*messages, *due), turns=turns)

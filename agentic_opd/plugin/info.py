@@ -11,6 +11,9 @@ from agentic_opd import __version__
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, ModelT, read_answer
 
+RAW_LOGPROBS = "raw_logprobs"
+"""vLLM's `--logprobs-mode` of logprobs before temperature, penalties and truncation; the default."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
@@ -32,6 +35,8 @@ class ServerInfo:
     """Backend by which the server receives weights over a process group; None if it does not."""
     workers: int = 1
     """The server's ranks in such a process group."""
+    logprobs_mode: str | None = None
+    """Which logprobs it returns, by vLLM's name; only `RAW_LOGPROBS` are accepted."""
     dtype: str | None = None
     """Precision of the computation by torch's name, such as `bfloat16`."""
     named_ids: bool = False
@@ -49,6 +54,7 @@ class _PluginCaps(BaseModel):
     max_logprobs: int
     vocab_size: int
     weight_version: int
+    logprobs_mode: str
 
 
 class _Models(BaseModel):
@@ -70,7 +76,8 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
     Raises:
         ServerUnreachableError: no server answers.
         ServerRequestError: the key is refused (401, 403).
-        ServerMismatchError: the server that answers is not a vLLM server, or its plugin is of another version.
+        ServerMismatchError: the server that answers is not a vLLM server, its plugin is of another version, or it
+            returns other logprobs than the model's.
     """
     try:
         answer = await http.get("/v1/opd/info")
@@ -83,11 +90,17 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
         return ServerInfo(card.id, card.max_model_len, has_plugin=False)
     url = f"{http.base_url}/v1/opd/info"
     source = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
-    plugin_version = read_answer(_PluginCaps, answer, url, source).plugin_version
+    caps = read_answer(_PluginCaps, answer, url, source)
+    plugin_version = caps.plugin_version
     if plugin_version != __version__:
         raise ServerMismatchError(
             f"{http.base_url} has plugin {plugin_version}, and this is agentic_opd {__version__}: install one version "
             "in both environments, and restart the server with scripts/serve_vllm MODEL"
+        )
+    if caps.logprobs_mode != RAW_LOGPROBS:
+        raise ServerMismatchError(
+            f"{http.base_url} returns {caps.logprobs_mode}, and the gaps and groups need {RAW_LOGPROBS}, those of the "
+            "model before temperature and top_p: restart it without --logprobs-mode"
         )
     return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, source)
 

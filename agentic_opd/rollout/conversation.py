@@ -119,6 +119,7 @@ class Conversation:
             message_index=index,
             truncated=cut_off,
             weight_version=completion.weight_version,
+            sampling=completion.sampling,
             reasoning_tokens=self.chat.reasoning_tokens(ids, parsed.message),
         )
         self._tokens += ids

@@ -125,6 +125,11 @@ class PluginState:
         return str(self.engine.model_config.dtype).removeprefix("torch.")
 
     @property
+    def logprobs_mode(self) -> str:
+        """Which logprobs the server returns, by vLLM's name: `raw_logprobs` are the policy's at temperature 1."""
+        return self.engine.model_config.logprobs_mode
+
+    @property
     def tied_embeddings(self) -> bool:
         """Whether the output head is tied to the embedding matrix and so has no separate weights."""
         return bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))

@@ -65,6 +65,7 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
         "workers": workers_of(state),
         "dtype": state.dtype,
+        "logprobs_mode": state.logprobs_mode,
         "named_ids": state.named_ids,
         "tied_embeddings": state.tied_embeddings,
         "image_placeholder": state.images.placeholder,

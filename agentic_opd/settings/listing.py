@@ -140,9 +140,10 @@ def value_kind(annotation: Any) -> str:
     """Return the placeholder for a setting's value in help."""
     origin, kinds = get_origin(annotation), [kind for kind in get_args(annotation) if kind is not NoneType]
     if origin in (Union, UnionType):
-        return value_kind(kinds[0])
+        is_named_value = get_origin(kinds[0]) is Literal
+        return "|".join(map(value_kind, kinds)) if is_named_value else value_kind(kinds[0])
     if origin is Annotated:
-        return "URL"
+        return "URL" if kinds[0] is str else value_kind(kinds[0])
     if origin is Literal:
         return "{" + ",".join(map(str, kinds)) + "}"
     if annotation == list[Path]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,6 +71,13 @@ class TrainBatch:
     `step.take_out_control`."""
     special_BT: Tensor | None = None
     """bool: special tokens; None if their ids were not given."""
+    temperatures_BT: Tensor | None = None
+    """float32: temperature of the sampled token in ratios and `start_kl`, 1 elsewhere; None: 1 everywhere."""
+    behaviour_BT: Tensor | None = None
+    """float32: logprob of the sampled token at `temperatures_BT` before the first update on the batch, which
+    `step.read_behaviour` sets; None: that of the policy now."""
+    greedy_BT: Tensor | None = None
+    """bool: tokens sampled at temperature 0, which no ratio fits; None: there are none."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -86,7 +93,19 @@ class TrainBatch:
         return float(self.turn_count if config.mean == "turn" else self.sampled_BT.sum())
 
     def with_rewards(self, config: LossConfig) -> "TrainBatch":
-        """Fill in the advantages by reward, and normalize the step scores if `config` says so."""
+        """Fill in the advantages by reward, and normalize the step scores if `config` says so.
+
+        Raises:
+            ConfigError: a part with a weight needs the distribution of the sampled tokens, and some were sampled at
+                temperature 0.
+        """
+        if self.greedy_BT is not None and self.greedy_BT.any() and (parts := config.distribution_parts):
+            raise ConfigError(
+                f"loss.{parts[0]}: tokens of sequence {int(self.greedy_BT.any(-1).nonzero()[0])} were sampled at "
+                "temperature 0, where the policy has one token and no distribution. Sample at a temperature above 0, "
+                "give weights to the divergences alone, or set loss.temperature to a number, as which these tokens "
+                "count then"
+            )
         divide = config.divide_by_std
         advantages_B = group_advantages(
             self.scores_B, self.groups_B, self.rewarded_B, compared_BS=self.compared_BS, divide_by_std=divide
@@ -158,7 +177,11 @@ _ZEROS = (
 
 
 def make_batch(
-    groups: Sequence[ScoredGroup], *, contrast: bool = False, special_ids: Sequence[int] | None = None
+    groups: Sequence[ScoredGroup],
+    *,
+    contrast: bool = False,
+    special_ids: Sequence[int] | None = None,
+    temperature: float | Literal["group"] = "group",
 ) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
@@ -170,16 +193,23 @@ def make_batch(
         contrast: Read the control hint's logprobs too. An id without such a logprob is removed from its row, so its
             probability counts towards the tail bin.
         special_ids: Ids of the tokenizer's special tokens, for `loss.skip_special_tokens`.
+        temperature: `loss.temperature`.
 
     Raises:
         AlignmentError: a group violates the wire format, as `agentic-opd validate` reports it: masks, logprobs,
             records, rows or counts. The message names group, sequence and position, and the first violation.
         ConfigError: `contrast` is set, but a scored turn has no control logprobs.
     """
-    return padded([checked_group(group, f"group {n}") for n, group in enumerate(groups)], contrast, special_ids)
+    checked = [checked_group(group, f"group {n}") for n, group in enumerate(groups)]
+    return padded(checked, contrast, special_ids, temperature)
 
 
-def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[int] | None) -> TrainBatch:
+def padded(
+    groups: Sequence[ScoredGroup],
+    contrast: bool,
+    special_ids: Sequence[int] | None,
+    temperature: float | Literal["group"],
+) -> TrainBatch:
     """Pad the sequences of groups that were checked; see `make_batch`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
@@ -227,7 +257,30 @@ def padded(groups: Sequence[ScoredGroup], contrast: bool, special_ids: Sequence[
     if special_ids is not None:
         special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
         batch = replace(batch, special_BT=special_BT & batch.attended_BT)
-    return replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
+    batch = replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
+    return _with_temperatures(batch, rollouts, temperature)
+
+
+def _with_temperatures(
+    batch: TrainBatch, rollouts: Sequence[ScoredRollout], temperature: float | Literal["group"]
+) -> TrainBatch:
+    """Fill in the temperatures: those of the turns, or this one for all; greedy and unknown ones count as 1."""
+    temperatures_BT = torch.ones_like(batch.old_BT)
+    greedy_BT = torch.zeros_like(batch.sampled_BT)
+    if temperature != "group":
+        temperatures_BT[batch.sampled_BT] = temperature
+    else:
+        for i, rollout in enumerate(rollouts):
+            for (start, end), distribution in rollout.turn_distributions:
+                if distribution is not None and distribution.is_greedy:
+                    greedy_BT[i, start:end] = True
+                elif distribution is not None:
+                    temperatures_BT[i, start:end] = distribution.temperature
+    return replace(
+        batch,
+        temperatures_BT=temperatures_BT if (temperatures_BT != 1).any() else None,
+        greedy_BT=greedy_BT if greedy_BT.any() else None,
+    )
 
 
 def _turn_lengths(sampled_BT: Tensor) -> Tensor:

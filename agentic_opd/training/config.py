@@ -19,6 +19,8 @@ GAP_PARTS = ("token_advantage", "combined")
 """Parts that use the difference of two readings of the sampled token."""
 PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward", "combined")
 """Names of the loss settings that are weights of parts, except `start_kl`, which is added to the other parts."""
+DISTRIBUTION_PARTS = ("token_advantage", "grpo", "step_reward", "combined", "start_kl")
+"""Parts whose estimate is over the distribution from which the tokens were sampled: the surrogates, and start_kl."""
 _EXAMPLES = "scripts/learning/loss_parts.py"
 _MOVED_PARTS = ("rlsd", "sdar", "rlcsd", "rejection")
 MOVED = {
@@ -31,6 +33,8 @@ MOVED = {
 """What to do in place of each loss setting that has gone."""
 PASS_WINDOW = 4
 """Number of batches over which the pass rate is measured that ends a part (`Schedule.until`)."""
+DEFAULT_PART_TOKENS = 16_384
+"""Value of `micro_tokens` where it is unset and no GPU's memory is known."""
 MOST_SKIPPED_STEPS = 3
 """Consecutive steps of which every update is skipped, after which the run fails: the weights or the data are broken."""
 MOST_FAILED_EVALUATIONS = 3
@@ -129,6 +133,12 @@ class LossConfig(BaseModel):
     position_clip: float | None = _bound(
         "Divergences: maximum at one position, in nats; a larger value is scaled down, with its gradient", gt=0
     )
+    temperature: Literal["group"] | Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = Field(
+        default="group",
+        description="Temperature of the sampled tokens' log-probabilities in ratios and start_kl: group (at which each "
+        "turn was sampled, as its group records it; 1 where it does not) or a number. The divergences' rows and the "
+        "gaps are at 1.",
+    )
     teacher_temperature: float = Field(
         default=1.0,
         gt=0,
@@ -177,6 +187,11 @@ class LossConfig(BaseModel):
     def has_divergence(self) -> bool:
         """Whether one of the divergences has a weight."""
         return any((self.forward_kl, self.reverse_kl, self.jensen_shannon))
+
+    @property
+    def distribution_parts(self) -> list[str]:
+        """Names of the parts with a weight that need the distribution from which the tokens were sampled."""
+        return [name for name in DISTRIBUTION_PARTS if self.weight_of(name)]
 
     @property
     def contrasts_with_start(self) -> bool:
@@ -295,7 +310,8 @@ class TrainerConfig(BaseModel):
     )
     device: Annotated[str, FIRST] = Field(default="auto", description="cuda, cpu, or auto (cuda if available).")
     precision: Annotated[Literal["fp32", "bf16"], FIRST] = Field(
-        default="fp32", description="Precision of the forward pass; weights stay float32."
+        default="fp32",
+        description="Precision of the forward pass, and of frozen weights; trained weights stay float32.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the order of minibatches and of new adapters' weights.")
 
@@ -359,10 +375,11 @@ class TrainerConfig(BaseModel):
     max_token_len: Annotated[int, FIRST] = Field(
         default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens."
     )
-    micro_tokens: Annotated[int, FIRST] = Field(
-        default=16384,
+    micro_tokens: Annotated[int | None, FIRST] = Field(
+        default=None,
         ge=1,
-        description="Approximate number of tokens in one forward pass, including padding if sequences are padded.",
+        description="Approximate number of tokens in one forward pass, including padding if sequences are padded. "
+        f"Unset: what fits the GPU's free memory; {DEFAULT_PART_TOKENS} on a CPU.",
     )
     pack: bool = Field(
         default=True,
@@ -419,8 +436,10 @@ class TrainerConfig(BaseModel):
         description="vLLM servers that receive the moving average of whole weights, for env.teacher.base_url. Their "
         "--weights-root must hold weights_dir/teacher.",
     )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    gradient_checkpointing: bool | None = Field(
+        default=None,
+        description="Recompute activations in the backward pass: less memory, more time. Unset: on a GPU, for those "
+        "forward passes alone whose activations do not fit its free memory.",
     )
     loss: LossConfig = Field(
         default_factory=LossConfig,
@@ -472,6 +491,11 @@ class TrainerConfig(BaseModel):
                 + f". Name {' and '.join(dict.fromkeys(name.partition('.')[0] for name in unnamed))} in the settings."
             )
         return [f"{name} was {saved[name]} and is {recipe.get(name)} now" for name in changed]
+
+    @property
+    def part_tokens(self) -> int:
+        """Approximate number of tokens in one forward pass."""
+        return self.micro_tokens or DEFAULT_PART_TOKENS
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

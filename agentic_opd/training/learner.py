@@ -20,10 +20,18 @@ from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.losses import mean_of, start_kl
 from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.model import MovingAverage, leave_cores_to_others
-from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
+from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, fit_memory, load_policy
 from agentic_opd.training.push import Probe
+from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
-from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
+from agentic_opd.training.step import (
+    SKIPPED,
+    mean_metrics,
+    read_behaviour,
+    read_start,
+    take_out_control,
+    train_step,
+)
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -50,6 +58,7 @@ class Learner:
     special_ids: Sequence[int] | None
     """Ids of the tokenizer's special tokens; None if they need no mask."""
     alarm: CollapseAlarm
+    sampling_notes: SamplingNotes
 
     @property
     def model(self) -> Any:
@@ -75,13 +84,22 @@ class Learner:
                 "a group has pictures, and this trainer gives the policy token ids only; train on it with "
                 "agentic_opd.training.collate in a loop that gives the model its pictures (docs/trainers.md)"
             )
-        batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self.special_ids)
+        batch = make_batch(
+            groups,
+            contrast=config.loss.contrast,
+            special_ids=self.special_ids,
+            temperature=config.loss.temperature,
+        )
         lr, gauges = config.lr_at(step), batch_gauges(batch)
+        gauges |= self.sampling_notes.check(groups, config.loss.temperature)
         gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
         if config.loss.contrast:
             start_policy = self.start if config.loss.contrasts_with_start else None
             with nullcontext(self.policy) if start_policy is None else start_policy.reading() as reference:
                 batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.world)
+        has_updates = config.epochs_per_batch > 1 or config.minibatches > 1
+        if batch.temperatures_BT is not None and (has_updates or self.start is not None):
+            batch = await asyncio.to_thread(read_behaviour, self.policy, batch, config, self.world)
         if self.start is not None and (config.loss.start_kl or config.measure_start):
             with self.start.reading() as reference:
                 batch = await asyncio.to_thread(read_start, reference, batch, config, self.world)
@@ -120,19 +138,21 @@ def load_learner(config: TrainerConfig, world: DistContext) -> Learner:
         leave_cores_to_others()
     policy = load_policy(config, world)
     needs_start = config.loss.reads_start or config.measure_start
-    start = StartingPolicy(policy, partial(load_policy, config, world)) if needs_start else None
+    start = StartingPolicy(policy, partial(load_policy, config, world, is_frozen=True)) if needs_start else None
     trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay)
+    average = None if config.ema_decay is None else MovingAverage(policy.model, config.ema_decay)
     return Learner(
-        config=config,
+        config=fit_memory(policy, config, world),
         world=world,
         policy=policy,
         start=start,
         optimizer=optimizer,
-        average=None if config.ema_decay is None else MovingAverage(policy.model, config.ema_decay),
+        average=average,
         weights=LossWeights(config.loss),
         special_ids=special_ids(config.model) if config.loss.skip_special_tokens else None,
         alarm=CollapseAlarm(config.collapse_share),
+        sampling_notes=SamplingNotes(),
     )
 
 
@@ -145,9 +165,14 @@ def batch_gauges(batch: TrainBatch) -> dict[str, float]:
 
 
 def kl_to_start(batch: TrainBatch) -> float:
-    """Estimate KL(policy that sampled || policy at the start), in nats, from `read_start`'s batch."""
-    sampled = batch.sampled_BT
-    return float(mean_of(start_kl(batch.old_BT, batch.start_BT, sampled), float(sampled.sum())))
+    """Estimate KL(policy that sampled || policy at the start), in nats, from `read_start`'s batch.
+
+    At another temperature than 1 the policy before the batch stands for the one that sampled; see `loss_inputs`.
+    """
+    sampled, old_BT = batch.sampled_BT, batch.old_BT
+    if batch.temperatures_BT is not None and batch.behaviour_BT is not None:
+        old_BT = torch.where(batch.temperatures_BT != 1, batch.behaviour_BT, old_BT)
+    return float(mean_of(start_kl(old_BT, batch.start_BT, sampled), float(sampled.sum())))
 
 
 def staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:

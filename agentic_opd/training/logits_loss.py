@@ -17,10 +17,14 @@ from agentic_opd.training.batch import TrainBatch, padded
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import combined_loss, contrast_target
+from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.step import loss_inputs
 from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.packed import unpacked
+
+_notes = SamplingNotes()
+"""Of the groups that this process collates."""
 
 
 def collate(
@@ -30,7 +34,7 @@ def collate(
     special_ids: Sequence[int] | None = None,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Build a batch of whole groups; `contrast` and `mean` of `config` decide what it holds.
+    """Build a batch of whole groups; `contrast`, `mean` and `temperature` of `config` decide what it holds.
 
     Returns:
         `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`
@@ -45,7 +49,8 @@ def collate(
     config = config or LossConfig()
     origins = [f"group {number} of the batch" for number in range(len(groups))]
     checked = [checked_group(unpacked(group, origin), origin) for group, origin in zip(groups, origins, strict=True)]
-    batch = padded(checked, config.contrast, special_ids)
+    _notes.check(checked, config.temperature)
+    batch = padded(checked, config.contrast, special_ids, config.temperature)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)
     opd = {name: value for name in TrainBatch.__slots__ if (value := getattr(batch, name)) is not None}
@@ -64,6 +69,7 @@ def opd_loss(
     sampled_count: Tensor | float | None = None,
     *,
     start_logits: Tensor | None = None,
+    behaviour_logits: Tensor | None = None,
 ) -> Tensor:
     """Compute the combined loss of a batch from all its logits, a scalar with gradient.
 
@@ -76,6 +82,9 @@ def opd_loss(
             one batch.
         start_logits: Logits of the policy at the start of the run, for `contrast` of divergences and `start_kl`. With
             `contrast_reference: batch` the current logits take their place.
+        behaviour_logits: Logits of the policy before the first update on this batch, for tokens that were sampled at
+            another temperature than 1. None: the current ones, so that the ratios of these tokens are 1, as in the
+            first update on a batch.
 
     Raises:
         AlignmentError: the logits have other shapes, or fewer tokens than an id of the batch needs.
@@ -92,31 +101,43 @@ def opd_loss(
     if batch.control_BTK is not None and config.contrast and config.has_divergence:
         reference = start_logits if config.contrast_reference == "start" else logits
         assert reference is not None
-        rows = (_chosen(reference.detach(), batch)[..., 1:], batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
+        rows = (_chosen(reference.detach(), batch)[0][..., 1:], batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
         batch = replace(batch, teacher_BTK=contrast_target(*rows, config.gap_clip))
     if start_logits is not None:
-        batch = replace(batch, start_BT=_chosen(start_logits.detach(), batch)[..., 0])
+        batch = replace(batch, start_BT=_sampled(*_chosen(start_logits.detach(), batch)))
+    if behaviour_logits is not None and batch.temperatures_BT is not None:
+        batch = replace(batch, behaviour_BT=_sampled(*_chosen(behaviour_logits.detach(), batch)))
     count = batch.count(config) if sampled_count is None else float(sampled_count)
-    return combined_loss(loss_inputs(_chosen(logits, batch), batch, config), config, count)[0]
+    chosen_BTK, tempered_BT = _chosen(logits, batch)
+    return combined_loss(loss_inputs(chosen_BTK, batch, config, tempered_BT), config, count)[0]
 
 
-def _chosen(logits: Tensor, batch: TrainBatch) -> Tensor:
-    """Return the logprobs [B, T, 1 + K] of each sampled token and of the ids of its row; 0 elsewhere."""
+def _sampled(chosen_BTK: Tensor, tempered_BT: Tensor | None) -> Tensor:
+    return chosen_BTK[..., 0] if tempered_BT is None else tempered_BT
+
+
+def _chosen(logits: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor | None]:
+    """Return the logprobs [B, T, 1 + K] of each sampled token and of the ids of its row, and of the token at its
+    temperature [B, T], if there are temperatures; 0 elsewhere.
+    """
     ids_BTK = torch.cat((batch.tokens_BT[..., None], batch.teacher_ids_BTK), -1)
     if (highest := int(ids_BTK.max())) >= logits.shape[-1]:  # On a GPU such an id would end the process.
         raise AlignmentError(f"the batch has the token id {highest}, but the logits are of {logits.shape[-1]} tokens")
     wanted_BT = batch.sampled_BT.clone()
     wanted_BT[:, 0] = False
-    attended_BT = batch.attended_BT
+    attended_BT, temperatures_BT = batch.attended_BT, batch.temperatures_BT
     if logits.shape[:2] == wanted_BT.shape:
-        chosen_BTK = selected_logprobs(logits, ids_BTK)
+        chosen_BTK = selected_logprobs(logits, ids_BTK, temperatures_BT)
     elif logits.shape[:2] == (1, int(attended_BT.sum())):
-        chosen_NK = selected_logprobs(logits, ids_BTK[attended_BT][None])[0]
-        chosen_BTK = chosen_NK.new_zeros(ids_BTK.shape).index_put(attended_BT.nonzero(as_tuple=True), chosen_NK)
+        temperatures_N = None if temperatures_BT is None else temperatures_BT[attended_BT][None]
+        chosen_NK = selected_logprobs(logits, ids_BTK[attended_BT][None], temperatures_N)[0]
+        chosen_BTK = chosen_NK.new_zeros(*wanted_BT.shape, chosen_NK.shape[-1])
+        chosen_BTK = chosen_BTK.index_put(attended_BT.nonzero(as_tuple=True), chosen_NK)
     else:
         padded, packed = list(wanted_BT.shape), [1, int(attended_BT.sum())]
         raise AlignmentError(f"logits are {list(logits.shape)}, expected {padded} padded or {packed} packed, and V")
-    return torch.where(wanted_BT[..., None], chosen_BTK, 0.0)
+    chosen_BTK = torch.where(wanted_BT[..., None], chosen_BTK, 0.0)
+    return (chosen_BTK, None) if temperatures_BT is None else (chosen_BTK[..., :-1], chosen_BTK[..., -1])
 
 
 def compute_loss(

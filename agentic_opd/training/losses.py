@@ -253,11 +253,13 @@ class LossInputs:
     """Inputs of the combined loss, aligned with the tokens, as in `TrainBatch`; logprobs in nats."""
 
     student_BT: Tensor
-    """The policy's logprob of the token at each position now, with gradient."""
+    """The policy's logprob of the token now, at its temperature (`loss.temperature`), with gradient."""
     student_BTK: Tensor
-    """The policy's logprobs of `distill_token_ids` now, with gradient; entry 0 of a row is the sampled token."""
+    """The policy's logprobs of `distill_token_ids` now, at temperature 1, with gradient; entry 0 of a row is the
+    sampled token."""
     old_BT: Tensor
-    """The engine's logprob of the token when it was sampled."""
+    """The engine's logprob of the token when it was sampled; at another temperature than 1 the policy's, before the
+    first update on the batch."""
     hinted_BT: Tensor
     """The teacher's logprob of the token with the hint."""
     baseline_BT: Tensor
@@ -273,7 +275,7 @@ class LossInputs:
     step_scores_BT: Tensor
     """The judge's score of the turn (1, 0, -1), or `step_advantages`; 0 without a score."""
     start_BT: Tensor
-    """The token's logprob under the policy at the start of the run. Used only by `start_kl`."""
+    """The token's logprob under the policy at the start of the run, at its temperature. Used only by `start_kl`."""
     special_BT: Tensor | None = None
     """bool: special tokens of the tokenizer."""
     turn_lengths_BT: Tensor | None = None

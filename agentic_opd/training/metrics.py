@@ -65,9 +65,9 @@ TRAINER_METRICS = (
     Metric(
         "logprob_drift",
         "nats",
-        "mean absolute difference between the logprob of a sampled token now and when it was sampled, over the "
-        "tokens that the first pass computed: staleness of the batch, or, with fresh weights and one update, the "
-        "difference between engine and trainer",
+        "mean absolute difference between the logprob (at temperature 1) of a sampled token now and when it was "
+        "sampled, over the tokens that the first pass computed: staleness of the batch, or, with fresh weights and one "
+        "update, the difference between engine and trainer",
     ),
     Metric(
         "entropy",
@@ -77,7 +77,11 @@ TRAINER_METRICS = (
     Metric("turn_length", "tokens", "mean number of sampled tokens in a turn"),
     Metric("row_mass", "share", "policy's probability of a teacher's row, mean over the rows of the first pass"),
     Metric("row_overlap", "share", "sum of min(policy, target) over a row and its tail, mean likewise"),
-    Metric("kl_to_start", "nats", "KL(policy that sampled || policy at the start), with start_kl or `measure_start`"),
+    Metric(
+        "kl_to_start",
+        "nats",
+        "KL(policy that sampled || policy at the start) at the sampling temperature, with start_kl or `measure_start`",
+    ),
     Metric(
         "collapse",
         "none",
@@ -86,6 +90,22 @@ TRAINER_METRICS = (
     Metric("pass_rate", "share", "verified rollouts that pass all checks, which `loss.schedules` may wait for"),
     *(Metric(f"weight/{part}", "none", f"weight of `loss.{part}`, if scheduled") for part in (*PARTS, "start_kl")),
     Metric("sampled_tokens", "tokens", "tokens of the batch that the policy sampled"),
+    Metric(
+        "unknown_temperature_tokens",
+        "tokens",
+        "sampled tokens of groups without a temperature, which counts as 1; only if there are any",
+    ),
+    Metric(
+        "greedy_tokens",
+        "tokens",
+        "tokens sampled at temperature 0, which the divergences count as sampled at 1; only if there are any",
+    ),
+    Metric(
+        "truncated_tokens",
+        "tokens",
+        "tokens sampled under top_p, top_k or another parameter that changes the distribution, which their ratios do "
+        "not know; only if there are any",
+    ),
     Metric("scored_tokens", "tokens", "sampled tokens with a row of the teacher"),
     Metric(
         "computed_tokens",

@@ -1,7 +1,8 @@
 """One optimizer step on one batch: forward passes of its parts, the combined loss, the gradient.
 
-Two functions run once a batch, before its first update. With contrast, `take_out_control` computes the divergences'
-target. For `start_kl`, `read_start` computes the logprobs of the policy at the start of the run.
+Three functions run once a batch, before its first update. With contrast, `take_out_control` computes the divergences'
+target. For `start_kl`, `read_start` computes the logprobs of the policy at the start of the run. For tokens that were
+sampled at another temperature than 1, `read_behaviour` computes the logprobs from which the ratios start.
 """
 
 import logging
@@ -62,11 +63,11 @@ def train_step(
     names = ("loss", "computed_tokens", "drift", "drifting", "mass", "overlap", "rows")
     sums: dict[str, float] = dict.fromkeys(names, 0.0)
     for _, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
-        chosen_BTK, computed = _read(policy, part)
-        inputs = loss_inputs(chosen_BTK, part, config.loss)
+        chosen_BTK, computed, tempered_BT = _read(policy, part)
+        inputs = loss_inputs(chosen_BTK, part, config.loss, tempered_BT)
         loss, parts = combined_loss(inputs, config.loss, count)
         (loss * counts).backward()
-        moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
+        moved = torch.where(part.sampled_BT, (chosen_BTK[..., 0].detach() - part.old_BT).abs(), 0.0)
         values = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
         values |= {"computed_tokens": float(computed)}
         values |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum()), **_row_sums(inputs)}
@@ -121,10 +122,20 @@ def read_start(start: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, w
     return replace(batch, start_BT=torch.where(batch.sampled_BT, chosen_BTK[..., 0], 0.0))
 
 
+def read_behaviour(policy: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, world: DistContext) -> TrainBatch:
+    """Fill in `behaviour_BT`: logprobs of the sampled tokens at their temperatures under the policy now.
+
+    Call this once, before the first update on a batch with temperatures. It costs a forward pass, without dropout. A
+    batch of a single update needs it only for `kl_to_start`: its ratio is 1.
+    """
+    chosen_BTK = _reading_of(policy, batch, batch.sampled_BT, config, world)
+    return replace(batch, behaviour_BT=torch.where(batch.sampled_BT, chosen_BTK[..., 0], 0.0))
+
+
 def _reading_of(
     policy: TrainedPolicy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext
 ) -> torch.Tensor:
-    """Compute a policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
+    """Compute a policy's logprobs of each sampled token, at its temperature, and of the ids of its row, [B, T, 1 + K].
 
     Each sequence is computed up to its last wanted position; all other values are 0.
     """
@@ -133,7 +144,10 @@ def _reading_of(
     policy.eval()
     with torch.no_grad():
         for indices, part, counts in _parts(batch, wanted_BT, config, world, is_packed=policy.ways.is_packed):
-            read_BTK = _read(policy, part)[0].cpu()
+            chosen_part_BTK, _, tempered_BT = _read(policy, part)
+            read_BTK = chosen_part_BTK.cpu()
+            if tempered_BT is not None:
+                read_BTK[..., 0] = tempered_BT.cpu()
             if counts:
                 chosen_BTK[indices, : read_BTK.shape[1]] = read_BTK
     policy.train(was_training)
@@ -158,8 +172,8 @@ def _parts(
     With several processes, parts are small enough that each process has one, if there are enough sequences.
     """
     shortened = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
-    size = -(-int(shortened.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
-    parts = [*shortened.parts(max(1, min(config.micro_tokens, size)), is_packed=is_packed)]
+    size = -(-int(shortened.attended_BT.sum()) // world.size) if world.size > 1 else config.part_tokens
+    parts = [*shortened.parts(max(1, min(config.part_tokens, size)), is_packed=is_packed)]
     for first in range(0, len(parts), world.size):
         index = first + world.rank
         indices = parts[min(index, len(parts) - 1)]
@@ -195,19 +209,33 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return result
 
 
-def loss_inputs(chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig) -> LossInputs:
+def loss_inputs(
+    chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig, tempered_BT: torch.Tensor | None = None
+) -> LossInputs:
     """Assemble the inputs of the loss from a batch `with_rewards` and the policy's logprobs.
 
-    `chosen_BTK` holds them at each position [B, T, 1 + K]: of the token, then of the ids of its row.
+    `chosen_BTK` holds them at each position [B, T, 1 + K]: of the token, then of the ids of its row. `tempered_BT`
+    holds the token's at its temperature; None: all temperatures are 1.
+
+    Recorded logprobs are at temperature 1, and without the whole distribution they can't be converted to another one.
+    So at other temperatures the ratio begins from the policy before the first update on the batch.
     """
+    student_BT, old_BT = chosen_BTK[..., 0], part.old_BT
+    if tempered_BT is not None and part.temperatures_BT is not None:
+        behaviour_BT = tempered_BT.detach() if part.behaviour_BT is None else part.behaviour_BT
+        is_tempered_BT = part.sampled_BT & (part.temperatures_BT != 1)
+        student_BT = torch.where(is_tempered_BT, tempered_BT, student_BT)
+        old_BT = torch.where(is_tempered_BT, behaviour_BT, old_BT)
     shared = {
         field.name: getattr(part, field.name) for field in fields(LossInputs) if not field.name.startswith("student")
     }
     baseline_BT = part.control_BT if config.contrast else part.baseline_BT
-    return LossInputs(chosen_BTK[..., 0], chosen_BTK[..., 1:], **{**shared, "baseline_BT": baseline_BT})
+    changed = {"old_BT": old_BT, "baseline_BT": baseline_BT}
+    return LossInputs(student_BT, chosen_BTK[..., 1:], **{**shared, **changed})
 
 
 def _read(policy: TrainedPolicy, part: TrainBatch) -> ForwardPass:
     """Compute the policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
     ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
-    return policy(part.tokens_BT, part.attended_BT, ids_BTK, part.sampled_BT | part.scored_BT)
+    wanted_BT = part.sampled_BT | part.scored_BT
+    return policy(part.tokens_BT, part.attended_BT, ids_BTK, wanted_BT, part.temperatures_BT)

@@ -101,9 +101,9 @@ def _environment_problems(env: Any, training: TrainerConfig, contexts: Mapping[s
 
 def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:
     trainer = config.trainer
-    users = {name: (server.devices, _share(server)) for name, server in config.servers.items()}
-    devices = {name: _devices(indices, num_gpus) for name, (indices, _) in users.items()}
-    trainer_devices = _devices(trainer.devices, num_gpus)
+    users = {name: (server.devices, memory_share(server)) for name, server in config.servers.items()}
+    devices = {name: devices_of(indices, num_gpus) for name, (indices, _) in users.items()}
+    trainer_devices = devices_of(trainer.devices, num_gpus)
     if trainer.devices is not None and trainer.processes > len(trainer_devices):
         yield (
             f"trainer: {trainer.processes} processes need as many devices, and devices names {len(trainer_devices)} "
@@ -127,7 +127,7 @@ def _device_problems(config: UpConfig, num_gpus: int) -> Iterator[str]:
             )
 
 
-def _devices(indices: str | None, num_gpus: int) -> Sequence[str]:
+def devices_of(indices: str | None, num_gpus: int) -> Sequence[str]:
     """Return the GPUs that a part may use; without `indices`, all that are visible."""
     if indices is not None:
         return [index.strip() for index in indices.split(",") if index.strip()]
@@ -137,7 +137,7 @@ def _devices(indices: str | None, num_gpus: int) -> Sequence[str]:
     return [str(index) for index in range(num_gpus)]
 
 
-def _share(server: ServerConfig) -> float:
+def memory_share(server: ServerConfig) -> float:
     """Return the share of a GPU's memory that a server takes."""
     arguments = " ".join(server.vllm_args).replace("=", " ").replace("_", "-").split()
     values = [value for flag, value in pairwise(arguments) if flag == "--gpu-memory-utilization"]

@@ -20,7 +20,15 @@ from pydantic import FailFast, Field, TypeAdapter
 
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.names import HINT_SOURCES
-from agentic_opd.core.types import IGNORED, IMAGE_MARK, MOST_ID, MOST_NATS, PROMPT_LOGPROB, TurnOutcome
+from agentic_opd.core.types import (
+    IGNORED,
+    IMAGE_MARK,
+    MOST_ID,
+    MOST_NATS,
+    PROMPT_LOGPROB,
+    TurnOutcome,
+    sampled_spans,
+)
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
     SUM_SLACK,
@@ -189,7 +197,7 @@ class GroupChecker:
             return
         self.counts["tokens"] += len(rollout.tokens_T)
         self.counts["sampled tokens"] += len(rollout.masks_T) - list(rollout.masks_T).count(IGNORED)
-        problems = [*_image_problems(rollout), *_turn_problems(rollout)]
+        problems = [*_image_problems(rollout), *_turn_problems(rollout), *_sampling_problems(rollout)]
         if problems:
             yield from problems
             return
@@ -426,6 +434,13 @@ def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
             context_part = f" and {len(context)} context turns" if context else ""
             records = f"{len(rollout.turns)} records{context_part}"
             yield Problem("", f"opd turns: {records} for {len(assistant)} assistant messages")
+
+
+def _sampling_problems(rollout: ScoredRollout) -> Iterator[Problem]:
+    """Yield the problem of distributions that are neither one for all turns nor one for each."""
+    count, turns = len(rollout.sampling), len(sampled_spans(rollout.masks_T))
+    if count > 1 and count != turns:
+        yield Problem("", f"opd sampling: {count} entries for {turns} sampled turns, expected one for all or for each")
 
 
 def _image_problems(rollout: ScoredRollout) -> Iterator[Problem]:

@@ -20,9 +20,10 @@ from pydantic import (
     FailFast,
     Field,
     InstanceOf,
-    PlainSerializer,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    WrapSerializer,
     WrapValidator,
 )
 from pydantic_core import ErrorDetails
@@ -40,6 +41,7 @@ from agentic_opd.core.types import (
     Message,
     PlacedImage,
     ProgramRun,
+    SamplingDistribution,
     StepScore,
     StopReason,
     Task,
@@ -87,6 +89,17 @@ def _listed(names: Any) -> Any:
     return cast(Any, names if isinstance(names, list) else [names])
 
 
+def _distributions(sampling: Any) -> Any:
+    if sampling == []:
+        raise ValueError("[], expected an object for all turns or one for each")
+    return _listed(sampling)
+
+
+def _as_one(entries: Any, write: SerializerFunctionWrapHandler) -> Any:
+    written = list(write(entries))
+    return written[0] if len(written) == 1 else written
+
+
 def short_repr(value: object) -> str:
     """Return an untrusted value for a message, cut if it is long or deep."""
     return _SHORT.repr(value)
@@ -99,6 +112,8 @@ Number = Annotated[float, Field(strict=True, ge=-MOST_SCORE, le=MOST_SCORE, allo
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Logprob = Annotated[float, Field(strict=True, ge=-MOST_NATS, le=SUM_SLACK, allow_inf_nan=False)]
 
+_AS_ONE = WrapSerializer(_as_one)
+"""Mark of a list whose single entry is written without the list."""
 _IF_ANY = Field(exclude_if=not_)
 """Mark of a field that is written only if it is not empty, False or 0."""
 _IF_KNOWN = Field(exclude_if=lambda value: value is None)
@@ -293,6 +308,8 @@ class ScoredRollout:
     """Exit of the `agent.command` program, if such a program ran the conversation."""
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
+    sampling: tuple[SamplingDistribution, ...] = ()
+    """The distribution of each turn, a run of sampled positions, or of all turns; empty: not known."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
@@ -314,6 +331,13 @@ class ScoredRollout:
         if self.turns is None:
             return None
         return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.scored_span))
+
+    @property
+    def turn_distributions(self) -> list[tuple[tuple[int, int], SamplingDistribution | None]]:
+        """For each turn, a run of sampled positions, its span and the distribution it was sampled from."""
+        spans = sampled_spans(self.masks_T)
+        shared = self.sampling[0] if self.sampling else None
+        return list(zip(spans, self.sampling if len(self.sampling) > 1 else [shared] * len(spans), strict=True))
 
     @property
     def turn_totals(self) -> list[float]:
@@ -407,15 +431,24 @@ class ScoredRollout:
             context_turns=trace.context_turns,
             session_id=session_id,
             images=trace.images,
+            sampling=_sampling_of(trace),
         )
 
     def overrides(self) -> dict[str, Any]:
         """Return the sequence's entry of `overrides`, without fields that are None."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
-        rest = _SequenceOpd(context_turns=self.context_turns, images=self.images)
+        rest = _SequenceOpd(context_turns=self.context_turns, images=self.images, sampling=self.sampling)
         opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
         fields = _SEQUENCE_OVERRIDES.to_wire(self, opd or None)
         return {**fields, **({} if self.is_rewarded else {"reward": None}), **self.extra}
+
+
+def _sampling_of(trace: Trace) -> tuple[SamplingDistribution, ...]:
+    """Return the distributions of a trace's turns, once if all are equal; empty if one is not known."""
+    known = [turn.sampling for turn in trace.turns if turn.sampling is not None]
+    if len(known) < len(trace.turns):
+        return ()
+    return tuple(known[:1] if len({*known}) == 1 else known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +467,7 @@ class GroupDistillation:
         tuple[str, ...],
         Field(alias="hint_source", min_length=1, exclude_if=not_),
         BeforeValidator(_listed),
-        PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),
+        _AS_ONE,
     ] = ()
     """Hint sources in order of preference, written as a name if it is one; empty: not known."""
     teacher: Annotated[str | None, _IF_KNOWN] = None
@@ -593,6 +626,9 @@ class _SequenceOpd:
     turns: Annotated[tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None, Field(exclude=True)] = None
     context_turns: Annotated[tuple[ContextTurn, ...], _IF_ANY] = ()
     images: Annotated[tuple[PlacedImage, ...], _IF_ANY] = ()
+    sampling: Annotated[
+        tuple[SamplingDistribution, ...], Field(exclude_if=not_), BeforeValidator(_distributions), _AS_ONE
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,7 +799,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
     """Read a sequence from its entries of the columns; None if it has problems, which are added to `problems`."""
     where, overrides = f"sequence {index}", _object(line.overrides and line.overrides[index])
     opd: _SequenceOpd | None = _SequenceOpd()
-    if {"turns", "context_turns", "images"} & _object(overrides.get("opd")).keys():
+    if {"turns", "context_turns", "images", "sampling"} & _object(overrides.get("opd")).keys():
         opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
     if opd is None:
         return None
@@ -783,6 +819,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             turns=opd.turns,
             context_turns=opd.context_turns,
             images=opd.images,
+            sampling=opd.sampling,
             **fields,
             extra=overrides,
         )

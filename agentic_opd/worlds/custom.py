@@ -60,6 +60,7 @@ _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "start": (("task",), ("sandbox",)),
     "tools": (("task",), ()),
     "call": (("state", "name", "arguments"), ("sandbox",)),
+    "added_tools": (("state",), ()),
     "verify": (("task", "state"), ("files", "messages", "sandbox")),
     "judged": (("state",), ()),
     "user_reply": (("task", "state", "messages"), ()),
@@ -141,6 +142,13 @@ class CustomWorld:
             ToolError: The call is wrong; the policy reads the message.
         """
         raise NotImplementedError
+
+    def added_tools(self, state: Any) -> Any:
+        """Return the names of functions that became available during the episode, which `call` runs too.
+
+        Their schemas are not part of the prompt: a message of the user, or a result, has told the policy of them.
+        """
+        return ()
 
     def verify(self, task: Task, state: Any, *args: Any, **by_name: Any) -> Any:
         """Judge the final state.
@@ -577,7 +585,7 @@ class HookedSession:
         if method is not None:
             sandbox = {"sandbox": self.sandbox} if method.takes_sandbox else {}
             answering = self._call(call.name, self.state, **method.checked(call.arguments), **sandbox)
-        elif call.name in (names := {tool["function"]["name"]: tool for tool in self.task.tools or ()}):
+        elif call.name in (names := await self._function_names()):
             answering = self._call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
             # The wrong name is not repeated, for the same reason.
@@ -594,6 +602,16 @@ class HookedSession:
             hook = call.name if call.name in self.world.methods else "call"
             raise self.world.failure(hook, f"tool {call.name} gave {type(answer).__name__}, expected text")
         return answer
+
+    async def _function_names(self) -> list[str]:
+        """Return the names of the task's functions, and of those that became available."""
+        names = [tool["function"]["name"] for tool in self.task.tools or ()]
+        if _is_defined(self.world.hooks, "added_tools"):
+            added = await self._call("added_tools", self.state)
+            if not isinstance(added, list | tuple | set | frozenset):
+                raise self.world.failure("added_tools", f"added_tools gave {type(added).__name__}, expected names")
+            names += cast(Collection[str], added)
+        return [*dict.fromkeys(names)]
 
     async def _judged(self) -> tuple[dict[str, bytes], bytes]:
         """Return the judged parts (the sandbox's files and the state's values as text), and the pickled state.

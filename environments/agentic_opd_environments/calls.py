@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
+Function = dict[str, Any]
+"""BFCL's schema of a function."""
 Arguments = Mapping[str, Any]
 Answer = Mapping[str, Mapping[str, Sequence[Any]]]
 

@@ -3,29 +3,45 @@
     question, functions -> call+ -> answered as by a real environment -> verdict by BFCL's rules
 
 Tasks come in the format of BFCL, the Berkeley Function-Calling Leaderboard: files of questions and of answers, as JSON
-lines. Calls with an unknown function or with missing, unknown or mistyped parameters are answered with what is wrong,
-and do not count; all others count.
+lines. A question of one turn brings its functions: calls with an unknown function or with missing, unknown or mistyped
+parameters are answered with what is wrong, and do not count; all others count. A conversation of several user turns
+names the classes of stateful APIs, which run in the sandbox (conversations.py).
 """
 
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, text_lines
-from agentic_opd.core.types import Task
+from agentic_opd.core.types import Message, Task
+from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
 from agentic_opd.worlds.schema import complete_schema, signature
-from agentic_opd_environments.calls import Answer, call_problems, is_mistyped, json_schema, type_in_words, verdict
+from agentic_opd_environments.calls import (
+    Answer,
+    Function,
+    call_problems,
+    is_mistyped,
+    json_schema,
+    type_in_words,
+    verdict,
+)
+from agentic_opd_environments.conversations import (
+    ApiFiles,
+    Conversation,
+    ConversationCase,
+    ConversationReader,
+    check_folder,
+)
 
-Function = dict[str, Any]
 _ADD: Function = {
     "name": "add",
     "description": "Add two numbers.",
@@ -77,26 +93,46 @@ class FunctionsWorld(CustomWorld):
         example: bool = False,
         max_turns: Annotated[int, Field(ge=1)] = 3,
         in_prompt: bool = False,
+        apis: str | None = None,
+        documents: str | None = None,
+        held_out_classes: Sequence[str] = (),
+        max_steps: Annotated[int, Field(ge=1)] = 20,
+        config: WorldConfig | None = None,
     ) -> None:
         """Store the settings; nothing is read yet.
 
         Args:
-            questions: Files of questions: JSON lines with `id`, `question` and `function`.
+            questions: Files of questions: JSON lines with `id`, `question` and `function`, or with `involved_classes`
+                and `initial_config` for a conversation.
             answers: Files of answers: JSON lines with `id` and `ground_truth`. Unset: no call is the right answer.
-            held_out: Share of the tasks that is held out for evaluation, in [0, 1].
+            held_out: Share of the tasks that is held out for evaluation, in [0, 1]; with `held_out_classes`, of the
+                questions of one turn.
             seed: Seed of the split.
             split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
             in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
                 short prompts that share their beginning.
-            max_turns: Turns of an episode; with 1, the first turn's calls are judged.
+            max_turns: Turns of an episode for a question of one turn; with 1, the first turn's calls are judged.
+            apis: Folder of the conversations' APIs: Python files with the classes. Unset: there are no conversations.
+            documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. Unset: that of `apis`.
+            held_out_classes: Classes of APIs; the conversations with one of them are held out.
+            max_steps: Turns with calls for each turn of the user.
+            config: Settings of the environment: sandbox and time limit of a call; None: the defaults.
         """
         self._questions = [questions] if isinstance(questions, str) else [*questions]
         self._answers = [answers] if isinstance(answers, str) else [*(answers or ())]
         self._held_out, self._seed, self._split_file = held_out, seed, split_file
         self._in_prompt = in_prompt
         self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
-        self._max_turns = max_turns
+        self._max_turns, self._max_steps = max_turns, max_steps
+        self._held_out_classes = frozenset(held_out_classes)
+        self._config = config or WorldConfig()
+        if apis is None and (documents is not None or held_out_classes):
+            raise ConfigError("env.world: documents and held_out_classes belong to apis, which is unset")
+        self._api_files = None
+        if apis is not None:
+            folder = check_folder("apis", apis)
+            self._api_files = ApiFiles(folder, folder if documents is None else check_folder("documents", documents))
         self._split: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
@@ -107,35 +143,68 @@ class FunctionsWorld(CustomWorld):
         """Return the tasks to evaluate on: they share no function's name and no question with the others."""
         return self._read()[1]
 
-    def start(self, task: Task) -> Calls:
-        """Return no calls."""
+    def start(self, task: Task) -> Any:
+        """Return no calls; for a conversation, start its sandbox."""
+        if isinstance(task.data, ConversationCase):
+            return Conversation.begin(task.data, self._max_steps, self._config)
         return Calls(task.data)
 
-    def call(self, state: Calls, name: str, arguments: dict[str, Any]) -> str:
-        """Record a call that fits its function's schema."""
+    def call(self, state: Calls | Conversation, name: str, arguments: dict[str, Any]) -> str | Coroutine[Any, Any, str]:
+        """Record a call that fits its function's schema; run that of a conversation."""
+        if isinstance(state, Conversation):
+            return state.call(name, arguments)
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
             raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
         state.calls.append((name, arguments))
         return '{"status": "ok"}'
 
-    def judged(self, state: Calls) -> list[tuple[str, dict[str, Any]]]:
-        """Return the calls."""
-        return state.calls
+    def added_tools(self, state: Calls | Conversation) -> list[str]:
+        """Return the functions that the user has brought during the conversation."""
+        return state.added_functions if isinstance(state, Conversation) else []
 
-    def verify(self, task: Task, state: Calls) -> Checks:
-        """Judge the calls; the one check passes if they are right."""
+    def judged(self, state: Calls | Conversation) -> Any:
+        """Return the calls."""
+        return state.judged if isinstance(state, Conversation) else state.calls
+
+    def user_reply(self, task: Task, state: Calls | Conversation, messages: Sequence[Message]) -> str | None:
+        """Return the user's next message of a conversation, with the functions that it brings."""
+        if not isinstance(state, Conversation):
+            return None
+        steps_of_examples = sum(bool(message.get("tool_calls")) for message in task.examples)
+        reply = state.next_message(messages, steps_of_examples)
+        if reply is None:
+            return None
+        message, functions = reply
+        if not functions:
+            return message
+        schemas = [_schema(function) for function in functions]
+        texts = [described(schema) if self._in_prompt else json.dumps(schema, ensure_ascii=False) for schema in schemas]
+        return "\n".join(["From now on there are also these functions:", *texts, message or "Try it with them."])
+
+    def verify(self, task: Task, state: Calls | Conversation) -> Any:
+        """Judge the calls; the one check passes if they are right. Those of a conversation: one check a user turn."""
+        if isinstance(state, Conversation):
+            return state.verdict()
         wrong = verdict(state.case.functions, state.calls, state.case.answers)
         if not state.calls and state.case.answers:
             wrong = " Or: ".join(map(_as_it_must_be, state.case.schemas))
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
 
+    async def close(self, state: Calls | Conversation) -> None:
+        """End a conversation's sandbox."""
+        if isinstance(state, Conversation):
+            await state.close()
+
     def _read(self) -> tuple[list[Task], list[Task]]:
         if self._split is None:
             answers = {row["id"]: row.get("ground_truth") for path in self._answers for row in _rows(path)}
+            reader = None if self._api_files is None else ConversationReader(self._api_files)
             tasks = [
-                _task(path, row, answers.get(row["id"]) if self._answers else [])
+                _conversation(path, row, answers.get(row["id"]), reader)
+                if "involved_classes" in row
+                else _task(path, row, answers.get(row["id"]) if self._answers else [])
                 for path in self._questions
                 for row in _rows(path)
             ]
@@ -146,6 +215,8 @@ class FunctionsWorld(CustomWorld):
     def _as_asked(self, task: Task) -> Task:
         """Return the task with the options' prompt, examples and limit."""
         limits = {"max_turns": self._max_turns}
+        if isinstance(task.data, ConversationCase):
+            limits = {"max_turns": (self._max_steps + 1) * len(task.data.messages)}
         if task.messages:
             return replace(task, limits=limits)
         lines = [*map(described, task.tools or ()), ""] if self._in_prompt else []
@@ -164,7 +235,7 @@ class FunctionsWorld(CustomWorld):
             if unknown := {task.task_id for task in tasks} ^ (training | held_out):
                 raise DatasetError(f"split_file {str(path)!r} is of other questions: {min(unknown)!r} is not in both")
         else:
-            held_out = held_out_ids(tasks, self._held_out, self._seed)
+            held_out = self._held_out_ids(tasks)
             ids = [task.task_id for task in tasks]
             parts = {"train": [i for i in ids if i not in held_out], "eval": [i for i in ids if i in held_out]}
             if path is not None:
@@ -172,6 +243,21 @@ class FunctionsWorld(CustomWorld):
                 path.write_text(json.dumps({"seed": self._seed, "held_out": self._held_out, **parts}, indent=1) + "\n")
         train = [task for task in tasks if task.task_id not in held_out]
         return train, [task for task in tasks if task.task_id in held_out]
+
+    def _held_out_ids(self, tasks: Sequence[Task]) -> set[str]:
+        if not self._held_out_classes:
+            return held_out_ids(tasks, self._held_out, self._seed)
+        classes = {task.task_id: {api.name for api in task.data.apis} for task in tasks if _is_conversation(task)}
+        if unknown := self._held_out_classes - {name for names in classes.values() for name in names}:
+            raise DatasetError(f"held_out_classes: no conversation has the class {min(unknown)!r}")
+        chosen = {task_id for task_id, names in classes.items() if names & self._held_out_classes}
+        if len(chosen) == len(classes):
+            raise DatasetError(f"held_out_classes: {sorted(self._held_out_classes)} leave no conversation to train on")
+        return chosen | held_out_ids([task for task in tasks if not _is_conversation(task)], self._held_out, self._seed)
+
+
+def _is_conversation(task: Task) -> bool:
+    return isinstance(task.data, ConversationCase)
 
 
 def _as_it_must_be(schema: Mapping[str, Any]) -> str:
@@ -225,7 +311,7 @@ def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
 
     first: dict[tuple[str, str], str] = {}
     for task in tasks:
-        case = cast(FunctionCase, task.data)
+        case = cast(FunctionCase | ConversationCase, task.data)
         for key in (*(("function", name) for name in case.functions), ("question", " ".join(task.prompt.split()))):
             group[root(task.task_id)] = root(first.setdefault(key, task.task_id))
     members: dict[str, list[str]] = defaultdict(list)
@@ -257,6 +343,28 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
             yield cast(dict[str, Any], row)
 
 
+def _schema(function: Function) -> dict[str, Any]:
+    """Return BFCL's schema of a function in OpenAI's format."""
+    return complete_schema({**function, "parameters": json_schema(function["parameters"])})
+
+
+def _conversation(path: str, row: dict[str, Any], right_calls: Any, reader: ConversationReader | None) -> Task:
+    where = f"{path}: question {row['id']!r}"
+    if reader is None:
+        raise ConfigError(f"{where} is a conversation over APIs: env.world.apis must name their folder")
+    if right_calls is None:
+        raise DatasetError(f"{where} has no line in the files of answers")
+    try:
+        case = reader.read(row, right_calls)
+        schemas = [_schema(function) for function in case.first_functions]
+    except KeyError as error:
+        raise DatasetError(f"{where}: no field or type {error}; types are those of Python and JSON") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DatasetError(f"{where}: {error}") from error
+    right = "\n".join(call for calls in right_calls for call in calls)
+    return Task(f"functions/{row['id']}", case.messages[0], hidden_tests=right, tools=schemas, data=case)
+
+
 def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
     where = f"{path}: question {row['id']!r}"
     if row["id"].startswith("live_relevance"):
@@ -268,15 +376,14 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
     try:
         turns = row["question"]
         if len(turns) != 1 or not all(isinstance(message, dict) for message in turns[0]):
-            raise DatasetError(f"{where} has {len(turns)} turns of the user; this world has one")
+            raise DatasetError(
+                f"{where} has {len(turns)} turns of the user, expected one, or a conversation with `involved_classes`"
+            )
         functions = {
             function["name"]: {**function, "parameters": {"properties": {}, **function["parameters"]}}
             for function in row["function"]
         }
-        schemas = [
-            complete_schema({**function, "parameters": json_schema(function["parameters"])})
-            for function in functions.values()
-        ]
+        schemas = [_schema(function) for function in functions.values()]
         for answer in answers:
             ((name, allowed),) = answer.items()
             assert name in functions, f"the answer calls {name}, which is not one of its functions"

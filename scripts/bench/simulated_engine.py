@@ -172,6 +172,7 @@ class SimulatedEngine:
         return {
             **{"model": "simulated", "max_model_len": 40_960, "max_logprobs": 256, "vocab_size": self.vocab_size},
             **{"plugin_version": __version__, "vllm_version": "simulated", "weight_version": 0, "dtype": "bfloat16"},
+            "logprobs_mode": "raw_logprobs",
             "max_body_bytes": 2**26,
         }
 

@@ -66,6 +66,7 @@ def test_it_says_what_it_serves(plugin: Plugin) -> None:
     }
     assert info["max_logprobs"] >= 51
     assert info["vllm_version"]
+    assert info["logprobs_mode"] == "raw_logprobs"
     assert {"plugin_version", "max_body_bytes", "max_adapters", "max_lora_rank", "weight_transfer", "workers"} < {*info}
     (model,) = ask(plugin, "/v1/models").body["data"][:1]
     assert (model["id"], model["root"], model["max_model_len"]) == (MODEL, MODEL, info["max_model_len"])

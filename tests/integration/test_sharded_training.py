@@ -43,6 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
     straight = {f"straight {name}": {**one, "steps": 6} for name, one in kinds.items()}
     bf16 = {"bf16": {"steps": 4, "lr": 3e-4, "precision": "bf16"}}
+    bf16 |= {"bf16 adapters": {"steps": 8, "lr": 3e-3, "precision": "bf16", "lora_rank": 4}}
     start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}
     broken = {"broken": {"broken": True}}
     held = {f"held {name}": {**one, "steps": 3, "loss": start_kl} for name, one in kinds.items()}
@@ -129,3 +130,14 @@ def test_bfloat16_is_near_and_masters_stay_float32(results: Results) -> None:
         losses = [line["loss"] for line in results[processes]["bf16"]["lines"]]
         assert losses[0] == pytest.approx(first, rel=0.05)
         assert losses[-1] < 0.5 * first
+
+
+def test_bfloat16_adapters_beside_frozen_weights_kept_in_it(results: Results) -> None:
+    first = results[1]["adapters"]["lines"][0]["loss"]
+    for processes in (1, 2):
+        state = results[processes]["bf16 adapters"]["state"]
+        dtypes = {(".lora_" in name, value.dtype) for name, value in state.items()}
+        assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+        losses = [line["loss"] for line in results[processes]["bf16 adapters"]["lines"]]
+        assert losses[0] == pytest.approx(first, rel=0.05)
+        assert losses[-1] < 0.8 * first

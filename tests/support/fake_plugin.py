@@ -165,6 +165,7 @@ class FakePlugin:
         from agentic_opd import __version__
 
         info = {"model": self.model, "plugin_version": __version__, "vllm_version": "0.32.0", "workers": 1}
+        info |= {"logprobs_mode": "raw_logprobs"}
         caps = {
             "max_model_len": self.context,
             "max_logprobs": MAX_LOGPROBS,

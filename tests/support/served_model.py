@@ -24,6 +24,7 @@ class Server:
         self.names = {name for name in self.model.state_dict() if not (tied and name == "lm_head.weight")}
         limits = {"model": "m", "max_model_len": 999, "max_logprobs": 9, "vocab_size": 10**6, "weight_version": 0}
         self.info = {**limits, "plugin_version": __version__, "dtype": dtype, "tied_embeddings": tied}
+        self.info |= {"logprobs_mode": "raw_logprobs"}
         self.info |= {"max_adapters": adapters, "max_lora_rank": 8 * adapters}
         self.refused_version: int | None = None
 

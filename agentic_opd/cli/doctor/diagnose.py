@@ -21,12 +21,14 @@ from agentic_opd.cli.doctor.servers import (
     check_versions,
 )
 from agentic_opd.core.console import PrintableConsole
-from agentic_opd.core.errors import OPDError
+from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.env.setup import REQUIREMENTS, WORLD_CHECKS, Note, Setup, SetupCheck, Status
 from agentic_opd.settings.read import Settings
+from agentic_opd.training.memory import shape_of_checkpoint
 from agentic_opd.up.command import read
+from agentic_opd.up.memory import GpuMemory, gpu_sizes, memory_of
 from agentic_opd.up.parts import LoopPart, parts_of
 
 PATIENCE_S = 60.0
@@ -79,9 +81,21 @@ async def diagnose_loop(path: Path, *, as_json: bool) -> int:
         parts.extend(parts_of(read(path)))
         return Note(f"{len(parts)} parts fit each other: {', '.join(part.name for part in parts)}")
 
+    async def check_memory(_: None) -> Note:
+        config, sizes = read(path), gpu_sizes()
+        if not sizes and all(part.devices is None for part in (config.trainer, *config.servers.values())):
+            return Note("no GPU is found here, and none is named", Status.SKIPPED)
+        settings = {part.name: part.settings for part in parts}
+        models = {settings["trainer"].model, *(server.model for server in config.servers.values())}
+        shapes = {model: await asyncio.to_thread(shape_of_checkpoint, model) for model in models}
+        if unknown := [model for model, shape in shapes.items() if shape is None]:
+            return Note(f"not computed: config.json of {', '.join(sorted(unknown))} can't be read here", Status.SKIPPED)
+        return memory_note(memory_of(config, settings, shapes.get, sizes))
+
     async def diagnoses() -> AsyncIterator[Diagnosis]:
         checks = (SetupCheck("python", check_python), SetupCheck("packages", check_packages))
-        async for diagnosis in run_checks((*checks, SetupCheck("file", check_file)), None):
+        memory_check = SetupCheck("memory", check_memory, ("file",))
+        async for diagnosis in run_checks((*checks, SetupCheck("file", check_file), memory_check), None):
             yield diagnosis
         for part in parts:
             if not isinstance(part.settings, AgentEnvConfig):
@@ -90,6 +104,26 @@ async def diagnose_loop(path: Path, *, as_json: bool) -> int:
                 yield replace(diagnosis, text=f"{part.name}: {diagnosis.text}")
 
     return await _printed(diagnoses(), as_json=as_json)
+
+
+def memory_note(memory: Sequence[GpuMemory]) -> Note:
+    """Return what the parts of a loop need on each GPU, and whether it fits.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    text = "; ".join(map(str, memory))
+    if any(not gpu.fits for gpu in memory):
+        raise ConfigError(
+            f"{text}. Lower max_token_len or micro_tokens, train adapters (lora_rank) in precision bf16, leave "
+            "gradient_checkpointing unset, lower the servers' --gpu-memory-utilization, or give the parts `devices` of "
+            "their own"
+        )
+    if any(not gpu.has_spare for gpu in memory):
+        return Note(f"{text}. Computed, with less than a fifth to spare", Status.WARNING)
+    if all(gpu.total_bytes is None for gpu in memory):
+        return Note(f"{text}. Computed; no GPU is found here", Status.SKIPPED)
+    return Note(f"{text}. Computed")
 
 
 async def _printed(diagnoses: AsyncIterator[Diagnosis], *, as_json: bool) -> int:

@@ -22,6 +22,7 @@ TOKENIZER = make_qwen_tokenizer()
 INFO = {
     "model": "demo",
     "plugin_version": __version__,
+    "logprobs_mode": "raw_logprobs",
     "vllm_version": "0.32.0",
     "max_model_len": 4096,
     "max_logprobs": 64,

@@ -1,19 +1,25 @@
 """Hints that the leak filter drops, and honest ones that it lets pass.
 
 The hints are a tenth of those that it was measured on. `blind`, `blind_2` and `blind_3` were written by authors who had
-not seen a filter; the others by authors of one. Figures of the filter before (536 lines) and of this one (360):
+not seen a filter; the others by authors of one. Dropped hints, leaking and honest, of the filter that had 536 lines, of
+the next one with 363, and of this one:
 
-                        before                                           now
-    development         240 of 263 (91.3%)   3 of 295 (1.0%)             237 of 263 (90.1%)   5 of 295 (1.7%)
-    held out            64 of 66 (97.0%)     0 of 66                     61 of 66 (92.4%)     1 of 66 (1.5%)
-    blind               60 of 65 (92.3%)     0 of 65                     60 of 65 (92.3%)     0 of 65
-    blind_2             54 of 60 (90.0%)     1 of 60 (1.7%)              54 of 60 (90.0%)     1 of 60 (1.7%)
-    blind_3             44 of 50 (88.0%)     0 of 50                     43 of 50 (86.0%)     0 of 50
-    fresh               25 of 34 (73.5%)     0 of 34                     29 of 34 (85.3%)     0 of 34
-    made from HumanEval 2882 of 3188 (90.4%) 33 of 1861 (1.8%)           2877 of 3188 (90.2%) 35 of 1861 (1.9%)
+                        536 lines                  363 lines                  now
+                        leaking     honest         leaking     honest         leaking     honest
+    development         240 of 263  3 of 295       237 of 263  5 of 295       242 of 263  3 of 295
+    held out            64 of 66    0 of 66        61 of 66    1 of 66        64 of 66    0 of 66
+    blind               60 of 65    0 of 65        60 of 65    0 of 65        60 of 65    0 of 65
+    blind_2             54 of 60    1 of 60        54 of 60    1 of 60        54 of 60    1 of 60
+    blind_3             44 of 50    0 of 50        43 of 50    0 of 50        44 of 50    0 of 50
+    fresh               25 of 34    0 of 34        29 of 34    0 of 34        30 of 34    0 of 34
+    12 forms            2744 of 2948               2743 of 2948               2747 of 2948
+    27 forms            6487 of 6927               6577 of 6927               6573 of 6927
+    other tasks                     33 of 1861                 35 of 1861                 31 of 1861
+    other tasks, again              43 of 2850                 43 of 2850                 39 of 2850
 
-The last row are checks of HumanEval in twelve forms (code, prose, words, tables, French, German, the result alone), and
-honest hints of other tasks.
+The forms are checks of HumanEval that the task does not show: in code, prose, words, tables, French, German, other
+quotes, another order, by line, with grouped digits, and the result or an input alone. The last rows are honest hints of
+other tasks. All these hints were known when this version was written, so the figures are no promise for others.
 """
 
 from pathlib import Path

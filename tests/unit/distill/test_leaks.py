@@ -174,6 +174,7 @@ def test_price(name, expected):
 class T(unittest.TestCase):
     def test_it(self):
         self.assertEqual(price(4), 8)
+        self.assertTrue(price([]))
         self.assertRaises(KeyError, price, -1)
         with pytest.raises(OSError):
             price(7)
@@ -188,6 +189,7 @@ CASES = [(9, "h"), (1, "k")]
     [
         "The empty string should give 3.",
         "What about 4? It must be 8.",
+        "An empty list is True.",
         "For minus one raise a KeyError.",
         "With 7 you should get an OSError.",
         "If all three are 2, return two.",
@@ -235,11 +237,13 @@ def test_what_the_task_states_is_no_leak() -> None:
 @pytest.mark.parametrize(
     ("words", "digits"),
     [
-        ("minus five and ninety-eight", "-5 and 98"),
+        ("minus five and ninety-eight", "-5 98"),
         ("one hundred and five", "105"),
         ("two thousand one hundred", "2100"),
         ("nineteen hundred ninety-four", "1994"),
         ("a million", "1000000"),
+        ("three fives", "5, 5, 5"),
+        ("thirty and five", "30 5"),
         ("one of them", "one of them"),
         ("someone often won", "someone often won"),
     ],
@@ -311,6 +315,7 @@ assert flat(['20 1']) == 12321
 @pytest.mark.parametrize(
     ("hint", "leak"),
     [
+        ("A list of empty lists becomes an empty list.", True),
         ("An empty list becomes an empty list.", False),
         ("What about a.b]?", True),
         ("The digits are 1 2 3 2 1.", True),
@@ -381,6 +386,7 @@ def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() ->
         ("tall tower", "It is the tall tower.", True),
         ("tall tower", "These are tall towers.", False),
         ("[[", "Write [[ here.", True),
+        ("[[", "Write a[[ here.", False),
         ("-> x", "f() -> x, so", True),
         ("-> x", "f() -> xy", False),
     ],
@@ -388,3 +394,21 @@ def test_numbers_of_tests_in_another_language_may_have_any_number_of_digits() ->
 def test_an_answer_is_told_by_whole_words(answer: str, hint: str, is_told: bool) -> None:
     assert leaks(hint, answer, "") == is_told
     assert not leaks(hint, answer, hint)
+
+
+@pytest.mark.parametrize(
+    ("hint", "tests", "leak"),
+    [
+        ("Go, go and GO are one word.", "f('go go go') == 1", True),
+        ("Try it with t-o-p h-a-t.", "f('tophat') == 1", True),
+        ("Stop here.", "f('top h') == 1", False),
+        ("Handle 4 as well as 2.", "f([2, 4]) == 1", False),
+        ("Handle 4 and 2.", "f([2, 4]) == 1", True),
+        ("Return '' for an empty list.", "f([]) == []", False),
+        ("Return [] if the list is empty.", "f([]) == []", True),
+        ("['', 7, ''] is missing.", "f(['', 7, '']) == 1", True),
+        ("A well-known case is known.", "f('the well-known') == 1", True),
+    ],
+)
+def test_strings_pairs_and_empty_values_are_told_from_what_looks_like_them(hint: str, tests: str, leak: bool) -> None:
+    assert leaks(hint, f"assert {tests}\n", "Write f(x).") == leak

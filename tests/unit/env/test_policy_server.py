@@ -5,7 +5,7 @@ from typing import Any
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from demo_policy import POLICY_DIR
 
-from agentic_opd.core.types import Completion
+from agentic_opd.core.types import Completion, SamplingDistribution
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
@@ -46,16 +46,16 @@ COMPLETED = {"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-0.5
 def test_episodes_that_share_a_server_each_get_the_version_of_their_own_answer() -> None:
     """The answers come back in the other order."""
     server, client = policy_server(generated(5, version=3), generated(6, version=4))
-    policy = ServedPolicy(server, {"temperature": 1.0, "split": "eval"})
+    policy = ServedPolicy(server, {"temperature": 0.3, "top_p": 0.9, "split": "eval"})
 
     async def both() -> list[Completion]:
         return await asyncio.gather(policy.sample([1, 2], 8), policy.sample([3], 9))
 
     assert asyncio.run(both()) == [
-        Completion((5,), (-0.5,), "stop", weight_version=3),
-        Completion((6,), (-0.5,), "stop", weight_version=4),
+        Completion((5,), (-0.5,), "stop", weight_version=3, sampling=SamplingDistribution(0.3, top_p=0.9)),
+        Completion((6,), (-0.5,), "stop", weight_version=4, sampling=SamplingDistribution(0.3, top_p=0.9)),
     ]
-    body = {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, "temperature": 1.0, "max_tokens": 8}
+    body = {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, "temperature": 0.3, "top_p": 0.9, "max_tokens": 8}
     assert client.requests[0] == ("/generate", body)
     assert (len(server.request_timings), len(server.eval_request_timings)) == (0, 2)
 

@@ -237,7 +237,7 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"question": [[], []]}, "question '0' has 2 turns of the user; this world has one"),
+        ({"question": [[], []]}, "question '0' has 2 turns of the user, expected one"),
         ({"function": [{**STOP, "parameters": {"type": "HashMap", "properties": {}}}]}, "no field or type 'HashMap'"),
         ({"function": [function("other")]}, "the answer calls stop, which is not one of its functions"),
         ({"id": "live_relevance_0-0-0"}, "question 'live_relevance_0-0-0': any call is right there"),
@@ -260,7 +260,9 @@ def test_wrong_files_are_named(tmp_path: Path, change: dict[str, Any], said: str
 def test_verdicts_are_those_of_bfcls_checker() -> None:
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or spec.origin is None:
-        pytest.skip("bfcl-eval is not installed: pip install --no-deps --target FOLDER bfcl-eval, FOLDER in PYTHONPATH")
+        pytest.skip(
+            "bfcl-eval is not installed: pip install --no-deps --target FOLDER bfcl-eval mpmath, FOLDER in PYTHONPATH"
+        )
     site = Path(spec.origin).parents[1]
     done = subprocess.run([sys.executable, "scripts/checks/bfcl", site], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -70,7 +70,8 @@ def test_a_session_is_recognised_and_its_group_holds_what_vllm_read_and_sampled(
     learned = [token for token in group["masks"][0] if token != -100]
     assert learned == [token for _, ids in vllm.sampled for token in ids]
     assert group["scores"] == [0.5]
-    assert group["overrides"][0] == {"stop_reason": "closed", "turns": 3, "reward": {"client": 0.5}}
+    opd = {"sampling": {"temperature": 1.0}}
+    assert group["overrides"][0] == {"stop_reason": "closed", "turns": 3, "reward": {"client": 0.5}, "opd": opd}
     about = group["group_overrides"]
     assert (about["item_id"], about["session_id"], about["weight_version"]) == (session, session, 3)
     assert [message["content"] for message in group["messages"][0]] == [
@@ -148,7 +149,7 @@ def test_branches_count_no_sampled_token_twice(tokenizer: Any, tmp_path: Path) -
         for start, end in runs_of(mask)
     ]
     assert sorted(spans) == learned
-    assert group["overrides"][0].get("opd") is None
+    assert group["overrides"][0]["opd"] == {"sampling": [{"temperature": 1.0}, {"temperature": 0.7}]}
     assert [one["opd"]["context_turns"] for one in group["overrides"][1:]] == [[{"message": 1, "why": "shared"}]] * 2
 
 
@@ -222,6 +223,23 @@ def test_altered_sampling_is_learned_from_where_the_settings_say_so(tokenizer: A
     vllm = ScriptedVllm(tokenizer)
     (group,) = run(tmp_path, vllm, talk, learn_from_altered_sampling=True)
     assert [token for token in group["masks"][0] if token != -100] == vllm.sampled[0][1]
+
+
+def test_each_turn_has_the_distribution_of_its_request(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s", temperature=0.3)
+        await at.say(USER, first, MORE, session_id="s", top_p=0.5, min_p=0.1)
+        await at.end("s")
+        await at.say(USER, session_id="t", temperature=0.7)
+        await at.end("t")
+        return await at.groups()
+
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+    groups = run(tmp_path, vllm, talk, learn_from_altered_sampling=True)
+    assert [group["overrides"][0]["opd"]["sampling"] for group in groups] == [
+        [{"temperature": 0.3}, {"temperature": 1.0, "top_p": 0.5, "altered": ["min_p"]}],
+        {"temperature": 0.7},
+    ]
 
 
 def test_a_session_of_side_turns_makes_no_group(tokenizer: Any, tmp_path: Path) -> None:

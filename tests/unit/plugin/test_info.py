@@ -42,13 +42,15 @@ def plain(http: JsonClient) -> PluginClient:
 PLUGIN = {
     **{"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3},
     "plugin_version": __version__,
+    "logprobs_mode": "raw_logprobs",
 }
 ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
 
 
 def test_the_plugin_says_everything_and_the_model_list_a_little() -> None:
     assert asked("/v1/opd/info", {**PLUGIN, "new": 1}, fetch_info) == ServerInfo(
-        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3, plugin_version=__version__
+        **{"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3},
+        **{"has_plugin": True, "plugin_version": __version__, "logprobs_mode": "raw_logprobs"},
     )
     card = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}]}
     assert asked("/v1/models", card, fetch_info) == ServerInfo("m", 64, has_plugin=False)
@@ -60,7 +62,13 @@ def test_a_plugin_of_another_version_is_refused_with_both_versions_and_what_to_d
         asked("/v1/opd/info", {**PLUGIN, "plugin_version": "0.0.9"}, fetch_info)
 
 
-@pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "vocab_size": None}])
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits"])
+def test_a_server_that_returns_other_logprobs_than_the_models_is_refused(mode: str) -> None:
+    with pytest.raises(ServerMismatchError, match=f"returns {mode}, .* restart it without --logprobs-mode"):
+        asked("/v1/opd/info", {**PLUGIN, "logprobs_mode": mode}, fetch_info)
+
+
+@pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "logprobs_mode": None}, {**PLUGIN, "vocab_size": None}])
 def test_an_odd_answer_of_the_plugin_is_a_mismatch(answer: Any) -> None:
     with pytest.raises(ServerMismatchError, match="/v1/opd/info is not the plugin of this version"):
         asked("/v1/opd/info", answer, fetch_info)

@@ -33,6 +33,7 @@ from tests.unit.distill.fakes import (
 
 NEWER = VERSION + 1
 INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "plugin_version": __version__}
+INFO |= {"logprobs_mode": "raw_logprobs"}
 
 
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:

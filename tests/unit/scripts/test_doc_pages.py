@@ -42,7 +42,7 @@ OTHERS = {
 """Programs that are not this project's; what is typed for them is not looked at."""
 WITHOUT_FLAGS = {"scripts/check", "scripts/checks/doc_pages", "scripts/setup", "scripts/test"}
 """They hand what follows to pytest, or take nothing."""
-NEEDS_A_GPU = {"scripts/serve_vllm Qwen/Qwen3-4B-Instruct-2507"}
+NEEDS_A_GPU = {"scripts/serve_vllm Qwen/Qwen3-4B-Instruct-2507", "scripts/serve_vllm Qwen/Qwen3-0.6B"}
 """How commands begin that no test can run to their end here; their options are looked at all the same."""
 
 

@@ -48,6 +48,7 @@ class ModelConfig:
     model: str = "somewhere/policy"
     hf_config: Any = field(default_factory=Namespace)
     dtype: str = "torch.bfloat16"
+    logprobs_mode: str = "raw_logprobs"
     word_embeddings_untied_by_checkpoint: bool = False
     is_multimodal_model: bool = False
 

@@ -64,6 +64,7 @@ def test_info_says_what_is_served() -> None:
     assert info["plugin_version"] == __version__
     assert info["vllm_version"]
     assert (info["weight_transfer"], info["workers"]) == (None, 1)
+    assert info["logprobs_mode"] == "raw_logprobs"
     parts = {"parallel_config": Namespace(world_size=4, data_parallel_size=2)}
     parts["weight_transfer_config"] = Namespace(backend="nccl")
     info = client_of(TableEngine(vllm_config=vllm_config(**parts))).get("/v1/opd/info").json()

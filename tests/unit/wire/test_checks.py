@@ -74,6 +74,20 @@ TURN_1 = ("overrides", 1, "opd", "turns", 1)
             change("messages", 1, 0, to={"role": "user"}),
             "line 2, sequence 1: messages[0]: {'role': 'user'}, expected an object",
         ),
+        *(
+            (change("overrides", 1, "opd", "sampling", to=sampling), f"line 2, sequence 1: opd{expected}")
+            for sampling, expected in (
+                ({"temperature": -0.5}, ".sampling[0].temperature: -0.5, expected at least 0"),
+                ({"temperature": float("nan")}, ".sampling[0].temperature: nan, expected a finite number"),
+                ({"temperature": "0.5"}, ".sampling[0].temperature: '0.5', expected a number"),
+                ({"top_p": 0.5}, ".sampling[0].temperature: missing"),
+                ({"temperature": 1.0, "top_p": 0}, ".sampling[0].top_p: 0, expected greater than 0"),
+                ({"temperature": 1.0, "top_k": -1}, ".sampling[0].top_k: -1, expected at least 1"),
+                ([], ".sampling: [], expected an object for all turns or one for each"),
+                (None, ".sampling[0]: None, expected an object"),
+                ([{"temperature": 1.0}] * 3, " sampling: 3 entries for 2 sampled turns, expected one for all or for"),
+            )
+        ),
         (change("tokens", 1, 0, to=-1), "line 2, sequence 1: tokens: expected token ids"),
         (change("tokens", 1, 0, to="a"), "line 2, sequence 1: tokens: expected token ids"),
         (change("masks", 1, to=[-100]), "line 2, sequence 1: rollout: lengths differ (tokens=8, masks=1,"),

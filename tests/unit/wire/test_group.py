@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_opd.core.errors import WireError
-from agentic_opd.core.types import TurnOutcome
-from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.core.types import SamplingDistribution, TurnOutcome
+from agentic_opd.wire.checks import GroupChecker, read_group
 from agentic_opd.wire.counts import RolloutCounts, RunCounts, TurnCounts
 from agentic_opd.wire.group import ScoredGroup, TurnRecord, VerdictCounts, gap_baseline_T
+
+from .sample import group
 
 HINT = "Check divisibility by 15 first."
 
@@ -159,3 +161,47 @@ def test_counts_are_those_of_the_file_and_add_up() -> None:
     assert merged == run.total
     assert (merged.rollouts, merged.verified, merged.records.scored) == (4, 2, 2)
     assert (run.distilled, run.noise_floor) == (True, 2e-6)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.3},
+        {"temperature": 0.0},
+        [{"temperature": 0.3}, {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "altered": ["min_p"]}],
+    ],
+)
+def test_distributions_are_read_and_written_as_one_for_all_turns_or_one_for_each(sampling: Any) -> None:
+    wire = group()
+    wire["overrides"][1]["opd"]["sampling"] = sampling
+    read = read_group(wire)
+    assert read.to_wire()["overrides"] == wire["overrides"]
+    listed = sampling if isinstance(sampling, list) else [sampling] * 2
+    pairs = read.rollouts[1].turn_distributions
+    assert [span for span, _ in pairs] == [(3, 5), (6, 8)]
+    assert [distribution and distribution.temperature for _, distribution in pairs] == [
+        entry["temperature"] for entry in listed
+    ]
+    assert [distribution for _, distribution in read.rollouts[0].turn_distributions] == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("parameters", "altered", "expected"),
+    [
+        ({}, (), SamplingDistribution(1.0)),
+        ({"temperature": None, "top_p": 1.0, "top_k": -1}, (), SamplingDistribution(1.0)),
+        ({"temperature": 0, "top_k": 0}, ("temperature",), SamplingDistribution(0.0)),
+        ({"temperature": 0.001}, (), SamplingDistribution(0.01)),
+        (
+            {"temperature": 2, "top_p": 0.5, "top_k": 3, "min_p": 0.1},
+            ("top_p", "top_k", "min_p"),
+            SamplingDistribution(2.0, 0.5, 3, ("min_p",)),
+        ),
+    ],
+)
+def test_a_requests_parameters_say_what_was_sampled_from(
+    parameters: dict[str, Any], altered: tuple[str, ...], expected: SamplingDistribution
+) -> None:
+    assert SamplingDistribution.of_parameters(parameters, altered) == expected
+    assert expected.is_greedy == (expected.temperature == 0)
+    assert expected.is_truncated == (expected.top_p is not None)

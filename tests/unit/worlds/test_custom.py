@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -267,6 +268,35 @@ def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
     setattr(hooks, hook, does)
     with pytest.raises(WorldError, match=said):
         acted(world, TASK, ("go", {}))
+
+
+class Growing(Plain):
+    """A world that gains a function once one is called."""
+
+    def tasks(self) -> Any:
+        return [replace(TASK, tools=[{"name": "open"}])]
+
+    def call(self, state: list[Any], name: str, arguments: dict[str, Any]) -> str:
+        state.append(name)
+        return f"{name} ran"
+
+    def added_tools(self, state: list[Any]) -> Any:
+        return ["enter"] if "open" in state else []
+
+
+def test_a_function_that_is_added_can_be_called_from_then_on() -> None:
+    world = HookedWorld(Growing(), WorldConfig())
+    (task,), _ = asyncio.run(world.train_and_eval_tasks())
+    results, _, _ = acted(world, task, ("enter", {}), ("open", {}), ("enter", {}), ("leave", {}))
+    assert [result.content for result in results] == [
+        'Error: the name must be one of "go", "open".',
+        "open ran",
+        "enter ran",
+        'Error: the name must be one of "go", "open", "enter".',
+    ]
+    world.hooks.added_tools = lying(None)
+    with pytest.raises(WorldError, match="world Growing: added_tools gave NoneType, expected names"):
+        acted(world, task, ("enter", {}))
 
 
 WRITTEN = """\
