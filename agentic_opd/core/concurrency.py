@@ -42,12 +42,6 @@ def rare_collections() -> Generator[None]:
         gc.set_threshold(*threshold)
 
 
-async def wait_for_slot() -> None:
-    """Wait for a slot; the caller's code up to its next await runs in that slot, as in `fair_slot`."""
-    async with fair_slot():
-        pass
-
-
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to completion even if the caller is cancelled, once or repeatedly; then raise the cancellation.
 

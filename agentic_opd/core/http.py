@@ -3,7 +3,6 @@
 """
 
 import asyncio
-import json
 import logging
 import random
 import time
@@ -25,7 +24,7 @@ from agentic_opd.core.errors import (
     ServerUnreachableError,
 )
 from agentic_opd.core.rate_limits import LONGEST_PAUSE_S, pause_asked
-from agentic_opd.core.text import read_json
+from agentic_opd.core.text import read_json, request_body
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +200,7 @@ class JsonClient:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST `body` as JSON and return the JSON of the response; see `request`."""
-        return await self.request("POST", path, json.dumps(body).encode())
+        return await self.request("POST", path, request_body(body))
 
     async def get(self, path: str) -> Any:
         """GET `path` and return the JSON of the response; see `request`."""
@@ -241,7 +240,7 @@ class JsonClient:
             ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
             ServerUnreachableError: no usable answer within `retry_s`, or the response broke off.
         """
-        data = json.dumps(body).encode()
+        data = request_body(body)
         try:
             answer = await self._window.ask(lambda: self._begun(path, data), self.retry_s)
         except NoAnswerError as error:
@@ -307,10 +306,11 @@ class JsonClient:
         url = self._url(path)
         try:
             async with self._open().request(method, url, data=data, headers=headers, trace_request_ctx=reuse) as answer:
-                text = await answer.text()
+                content = await answer.read()
                 if answer.status < 400:
                     async with fair_slot():
-                        return read_json(text)
+                        return read_json(content)
+                text = await answer.text()
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         raise self._refusal(path, answer, text)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from pydantic_core import PydanticSerializationError, to_json
 
 ValueT = TypeVar("ValueT")
@@ -51,10 +52,22 @@ def read_json(
     Raises:
         ValueError, RecursionError: the data is not JSON, or is nested too deeply.
     """
+    if parse_constant is None and parse_float is None and not _has_half_pairs(data):
+        try:
+            return msgspec.json.decode(data)
+        except ValueError:  # Not UTF-8, not JSON, or what only Python's reader takes: NaN, a number like 1e999.
+            pass
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     value = json.loads(well_formed(text), parse_constant=parse_constant, parse_float=parse_float)
     # An escaped surrogate is ASCII until it is decoded.
     return well_formed_json(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def _has_half_pairs(data: str | bytes | bytearray) -> bool:
+    """Return whether JSON may hold escaped surrogates; others are not UTF-8."""
+    if isinstance(data, str):
+        return "\\ud" in data or "\\uD" in data
+    return b"\\ud" in data or b"\\uD" in data
 
 
 def refuse_constant(name: str) -> NoReturn:
@@ -70,6 +83,19 @@ def json_line(value: Any) -> bytes:
     """
     text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
     return _OTHER_LINE_ENDS.sub(_escaped, text).encode() + b"\n"
+
+
+def request_body(value: Any) -> bytes:
+    """Return `value` as JSON of a request that is mostly ids and text, in a tenth of the time of `json.dumps`.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    try:
+        body = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # An unpaired surrogate.
+        return json_line(value)
+    return json_body(value) if b"null" in body else body  # Numbers that are not finite become null.
 
 
 def json_body(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
 from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherServer
 from agentic_opd.distill.hints import JudgedBy, Questions
-from agentic_opd.distill.insertion import encode_hint
+from agentic_opd.distill.insertion import HintEncoder
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.distill.servers import DistillServers
@@ -59,8 +59,9 @@ async def connect(
         ServerRequestError: a server refused a request, for example because of a wrong key.
         ServerUnreachableError: a server is unreachable.
     """
+    hint_encoder = HintEncoder(renderer, tokenizer)
     for hint in ("A plain hint.", config.hint.neutral):
-        encode_hint(renderer, tokenizer, hint, as_message=config.hint.placement == "end")
+        hint_encoder.encode(hint, as_message=config.hint.placement == "end")
     separate = config.teacher.server
     policy_info = await _policy_info(policy, retry_s) if separate or config.teacher.by_kind else None
     async with AsyncExitStack() as undo:
@@ -107,8 +108,7 @@ async def connect(
             policy_url=policy.base_url,
             judge=JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge.base_url is None),
             teacher=teacher,
-            renderer=renderer,
-            tokenizer=tokenizer,
+            hint_encoder=hint_encoder,
             teacher_is_policy=is_policy,
             teachers=teachers,
             student=student,

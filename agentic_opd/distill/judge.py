@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import openai
+import aiohttp
 from pydantic import SecretStr
 
-from agentic_opd.core.concurrency import wait_for_slot
+from agentic_opd import __version__
 from agentic_opd.core.errors import (
     EndpointRefusedError,
     RateLimitError,
@@ -23,7 +23,7 @@ from agentic_opd.core.errors import (
 )
 from agentic_opd.core.http import NoAnswerError, RetryWindow, key_advice, may_pass
 from agentic_opd.core.rate_limits import pause_asked
-from agentic_opd.core.text import well_formed
+from agentic_opd.core.text import request_body, well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.distill.completions import advice_on, choice_texts, error_in, error_of, read_completion, status_of
 from agentic_opd.distill.config import JudgeConfig
@@ -45,6 +45,9 @@ _VERSION_CHARS = 11
 """Values up to this length in an address' query are versions, such as 2024-10-21, and no secrets."""
 _REFUSED_S = 60.0
 """Seconds after a refusal of every request in which no other request is sent."""
+_CONNECT_S = 10.0
+_IDLE_S = 4.0
+"""Seconds after which an idle connection is closed: before the server does (5 s in vLLM)."""
 
 
 class _Form(NamedTuple):
@@ -107,24 +110,21 @@ class OpenAIJudge:
         path = address.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
         self.base_url, self.model = address._replace(path=path, query="", fragment="").geturl(), model
         query = dict(parse_qsl(address.query, keep_blank_values=True))
+        self._query = f"?{address.query}" if address.query else ""
         self._key = api_key.get_secret_value() if api_key else ""
         self._secrets = [
             *filter(None, [self._key]),
             *(value for value in query.values() if len(value) > _VERSION_CHARS),
+            *(part for part in re.split("[&=]", address.query) if len(part) > _VERSION_CHARS and part not in query),
         ]
         is_azure = bool(self._key) and "api-version" in query
-        self._headers = {"api-key": self._key, "Authorization": openai.Omit()} if is_azure else None
+        # A server without a key may want one all the same.
+        key_header = {"api-key": self._key} if is_azure else {"Authorization": f"Bearer {self._key or 'EMPTY'}"}
+        self._headers = {"Accept": "application/json", "User-Agent": f"agentic_opd/{__version__}", **key_header}
         self._setting = "env.judge.base_url" if config.base_url else "openai.base_url"
         self._model_setting = "env.judge.model_name" if config.base_url else "openai.model_name"
         self._key_setting = "env.judge.api_key" if config.base_url else "openai.api_key"
-        # Without a key the client would read one from the environment and send it to base_url.
-        self._client = openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._key or "EMPTY",
-            timeout=None,
-            max_retries=0,
-            default_query=query,
-        )
+        self._session: aiohttp.ClientSession | None = None
         self._temperature, self._max_tokens = config.temperature, config.max_tokens
         self._extra_body = config.extra_body
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {self.base_url}")
@@ -168,10 +168,9 @@ class OpenAIJudge:
             ServerUnreachableError: no usable answer within the retry window.
             ServerMismatchError: the endpoint does not have the model.
         """
-        models = self._client.with_options(timeout=self._pace.patience_s).models.with_raw_response
         names: list[str] = []
         try:
-            listed = await self._paced(lambda: self._retried(lambda: models.list(extra_headers=self._headers)))
+            listed = await self._paced(lambda: self._retried("GET", "/models", timeout_s=self._pace.patience_s))
             names = _names_of(listed.get("data"))
             if names and self.model not in names:
                 await self._request([{"role": "user", "content": "Hello"}], 1)
@@ -186,7 +185,8 @@ class OpenAIJudge:
 
     async def close(self) -> None:
         await self._pace.close()
-        await self._client.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def _first(self, messages: Sequence[Message], num_votes: int) -> "_Answer":
         if num_votes > 1 and self._takes_n:
@@ -243,21 +243,17 @@ class OpenAIJudge:
         self._form, self._has_answered = form, True
 
     async def _sent(self, messages: Sequence[Message], n: int, form: _Form) -> "_Answer":
-        create: Any = self._client.chat.completions.with_raw_response.create
-        params: dict[str, Any] = {"n": n} if n > 1 else {}
+        params: dict[str, Any] = {"model": self.model, "messages": messages}
         params |= {form.limit: self._max_tokens} if form.limit else {}
+        params |= {"n": n} if n > 1 else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
-        params |= {"extra_headers": self._headers}
-        # As a field of the body, the client reads the whole stream as it reads any other answer.
-        extra = self._extra_body | ({"stream": True} if form.is_stream else {})
+        params |= self._extra_body | ({"stream": True} if form.is_stream else {})
+        body = request_body(params)
 
         async def ask() -> _Answer:
             self._check_refusal()
-            await wait_for_slot()  # Building a request blocks the event loop for milliseconds.
             start = time.monotonic()
-            answer = await self._retried(
-                lambda: create(model=self.model, messages=list(messages), extra_body=extra or None, **params)
-            )
+            answer = await self._retried("POST", "/chat/completions", body)
             texts = choice_texts(answer)
             if texts is None:
                 raise ServerMismatchError(
@@ -299,30 +295,43 @@ class OpenAIJudge:
                 f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge.base_url"
             ) from error
 
-    async def _retried(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
+    async def _retried(
+        self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Mapping[str, Any]:
         try:
-            return await self._window.ask(lambda: self._once(call), self._retry_s)
+            return await self._window.ask(lambda: self._once(method, path, body, timeout_s), self._retry_s)
         except NoAnswerError as error:
             raise ServerUnreachableError(
                 f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error} "
                 f"Does it run at this address ({self._setting})?"
             ) from error
 
-    async def _once(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
+    async def _once(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Mapping[str, Any]:
         """Return the JSON object of an answer, or one made of the pieces of a stream."""
+        headers = self._headers if body is None else {"Content-Type": "application/json", **self._headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+        url = f"{self.base_url}{path}{self._query}"
         try:
-            response = (await call()).http_response
-            answer = read_completion(response.text)
-        except openai.APIStatusError as error:
-            text = error.response.text
-            raise self._failure(text, error_of(text), error.status_code, error.response.headers, str(error)) from error
-        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            async with self._open().request(method, url, data=body, headers=headers, timeout=timeout) as response:
+                text = await response.text(errors="replace")
+                answer = read_completion(text) if response.status < 400 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
             raise NoAnswerError(self._masked(str(error) or type(error).__name__)[:300]) from error
+        if answer is None:
+            words = f"HTTP {response.status}: {' '.join(text.split())}"
+            raise self._failure(text, error_of(text), response.status, response.headers, words)
         refusal = error_in(answer)
         if refusal is not None:
             words = f"HTTP 200 with an error: {refusal!r}"
             raise self._failure(words, refusal, status_of(refusal), response.headers, words)
         return answer
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Return the session, whose connections all requests share; `Pace` limits their number."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=True)
+        return self._session
 
     def _failure(
         self, text: str, error: Any, status: int, headers: Mapping[str, str], words: str

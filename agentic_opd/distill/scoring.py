@@ -21,7 +21,7 @@ from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, Tur
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint
-from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.insertion import hint_place, insert_hint
 from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.rows import ChosenRows, ComparedHint, HintRequest, chosen_rows, rounded
 from agentic_opd.distill.servers import DistillServers, TeacherServers
@@ -89,7 +89,7 @@ async def score(
     position = hint_place(trace, turn, config.hint.placement)
 
     def with_hint(text: str) -> HintRequest:
-        ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=position.as_message)
+        ids = servers.hint_encoder.encode(text, as_message=position.as_message)
         return HintRequest(text, insert_hint(trace.tokens_T, turn, position.insert_at, ids, start, trace.images))
 
     plain = insert_hint(trace.tokens_T, turn, position.insert_at, (), start, trace.images)

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from renderers import Renderer
 
 from agentic_opd.distill.hints import JudgedBy
+from agentic_opd.distill.insertion import HintEncoder
 from agentic_opd.plugin.client import PluginClient
 
 
@@ -23,12 +21,11 @@ class TeacherServers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillServers(TeacherServers):
-    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done."""
+    """The judge and the teachers of one policy, and the encoder of hints; call `close` when done."""
 
     policy_url: str
     judge: JudgedBy
-    renderer: Renderer
-    tokenizer: Any
+    hint_encoder: HintEncoder
     teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
     """Teachers by kind of task."""
 

@@ -247,7 +247,7 @@ class PluginClient:
             body = {"model": self.info.model, "prompt": list(prompt_ids), "return_token_ids": True, "logprobs": 0}
         answer: Any = await self.http.post(route, {**body, **params, **self._preferring(weight_version)})
         try:
-            completions = kind.model_validate(answer).completions()
+            completions = kind.of(answer).completions()
             if len(completions) != params.get("n", 1):
                 raise ValueError(f"{len(completions)} completions for n={params.get('n', 1)}")
         except (AlignmentError, ValueError) as error:

@@ -5,8 +5,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Self
 
+import msgspec
 from pydantic import BaseModel, Field
 
 from agentic_opd.core.types import Completion
@@ -35,16 +36,24 @@ class Delta:
     """Version of the oldest weights that sampled the choice, in its last delta; None before."""
 
 
+_FirstRow = Annotated[
+    list[Annotated[dict[int, float], msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1, max_length=1)
+]
 _Row = Annotated[list[Annotated[dict[int, float], Field(min_length=1)]], Field(min_length=1, max_length=1)]
 
 
-class WholeAnswer(BaseModel):
+class WholeAnswer(msgspec.Struct):
     """Response of `/generate` without `stream`; each list has one entry per choice."""
 
     token_ids: list[list[int]]
-    logprobs: list[list[_Row]]
+    logprobs: list[list[_FirstRow]]
     finish_reasons: list[str]
     weight_version: int | None = None
+
+    @classmethod
+    def of(cls, answer: object) -> Self:
+        """Raise ValueError if the JSON of a response has another form."""
+        return msgspec.convert(answer, cls, str_keys=True)
 
     def completions(self) -> list[Completion]:
         """Raise ValueError or AlignmentError if the lists do not match."""
@@ -110,6 +119,11 @@ class CompletionsAnswer(BaseModel):
     """Response of vLLM's `/v1/completions`, which does not report the weight version."""
 
     choices: list[_CompletionChoice]
+
+    @classmethod
+    def of(cls, answer: object) -> Self:
+        """Raise ValueError if the JSON of a response has another form."""
+        return cls.model_validate(answer)
 
     def completions(self) -> list[Completion]:
         """Raise AlignmentError if a choice has another number of logprobs than of ids."""

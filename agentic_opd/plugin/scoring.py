@@ -4,7 +4,7 @@ The plugin's `/v1/opd/score` returns only the rows of scored tokens, in binary; 
 rows of the prompt, as JSON.
 """
 
-import base64
+import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -112,7 +112,7 @@ def _with_named(rows: TeacherRows, result: Any, named: Sequence[TeacherRows | No
 
 
 def _decoded(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    values: NDArray[Any] = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
+    values: NDArray[Any] = np.frombuffer(binascii.a2b_base64(text, strict_mode=True), dtype=dtype)
     return values.reshape(shape)
 
 

@@ -244,7 +244,7 @@ def with_template_options(
 
 
 _SHORT_CHARS, _SHORT_TEXTS = 48, 64
-"""Longest text whose ids `WithoutUnknown` caches, and the number of such texts."""
+"""Longest text whose encoding `WithoutUnknown` caches, and the number of such texts."""
 
 
 class WithoutUnknown:
@@ -257,18 +257,21 @@ class WithoutUnknown:
         self._tokenizer = tokenizer
         self._vocabulary: dict[str, int] = tokenizer.get_vocab()
         self.unk_token_id = None
-        self._short: dict[object, list[int]] = {}
+        self._short: dict[object, Any] = {}
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the ids of a text. The ids of short texts are cached, because renderers encode few headers often."""
         if len(text) > _SHORT_CHARS:
             return self._tokenizer.encode(text, **options)
-        key = (text, *sorted(options.items()))
+        return list(self._cached("encode", text, options))
+
+    def _cached(self, method: str, text: str, options: Mapping[str, Any]) -> Any:
+        key = (method, text, *sorted(options.items()))
         if key not in self._short:
             while len(self._short) >= _SHORT_TEXTS:
                 self._short.pop(next(iter(self._short)))
-            self._short[key] = self._tokenizer.encode(text, **options)
-        return list(self._short[key])
+            self._short[key] = getattr(self._tokenizer, method)(text, **options)
+        return self._short[key]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """Return ids; None for a text that is not a token."""
@@ -281,8 +284,11 @@ class WithoutUnknown:
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tokenizer(*args, **kwargs)
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Return the encoding of texts, cached as in `encode`: a renderer asks with "a" whether there are offsets."""
+        if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= _SHORT_CHARS:
+            return copy(self._cached("__call__", texts[0], options))
+        return self._tokenizer(*texts, **options)
 
     def __len__(self) -> int:
         return len(self._tokenizer)

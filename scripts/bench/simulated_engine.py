@@ -213,9 +213,9 @@ class SimulatedEngine:
         match = _PROMPT.search(body)
         if match is None:
             return web.json_response({"error": {"message": "only prompts as ids are simulated"}}, status=400)
-        prompt = match[1]
+        prompt = match[1].replace(b" ", b"")
         # system, user, assistant; then a result and an assistant for each turn before
-        turn = (prompt.count(b" %d," % self._turn_start) + prompt.startswith(b"[%d," % self._turn_start) - 3) // 2
+        turn = (prompt.count(b",%d," % self._turn_start) + prompt.startswith(b"[%d," % self._turn_start) - 3) // 2
         variant = self._random.choice(self._texts[min(max(turn, 0), self._turns - 1)])
         await self.node.samples(self._result_tokens if turn else prompt.count(b",") + 1, variant.tokens)
         content = b'{"prompt_token_ids": ' + prompt + b", " + variant.answer[1:]
@@ -225,8 +225,10 @@ class SimulatedEngine:
         body = await request.json()
         votes = body.get("n") or 1
         self.requests["judged"] += 1
+        number = self.requests["judged"]
         await self.node.samples(await self._read_size(request) // 4, votes * self._judge_tokens)
-        text = f"\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"
+        # A real judge hardly gives a hint twice.
+        text = f"\\boxed{{1}}\n[HINT_START]{HINT} ({number})[HINT_END]"
         message = {"role": "assistant", "content": text}
         choices = [{"index": i, "finish_reason": "stop", "message": message} for i in range(votes)]
         reply = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}

@@ -17,6 +17,7 @@ from agentic_opd.core.text import (
     printable,
     printable_line,
     read_json,
+    request_body,
     text_lines,
     well_formed,
     without_control_tokens,
@@ -106,7 +107,7 @@ def test_json_of_others_has_one_way_in() -> None:
         str(path.relative_to(root))
         for root in (Path(agentic_opd.__file__).parent, Path(agentic_opd_environments.__file__).parent)
         for path in sorted(root.rglob("*.py"))
-        if re.search(r"\bjson\.loads?\(|\.splitlines\(", path.read_text(encoding="utf-8"))
+        if re.search(r"\bjson\.(?:loads?|decode)\(|\.splitlines\(", path.read_text(encoding="utf-8"))
         and not str(path.relative_to(root)).startswith(others)
     ]
     assert ways == ["core/text.py"]
@@ -120,3 +121,14 @@ def test_many_control_tokens_are_broken_up_in_one_pass() -> None:
     assert time.process_time() - start < 2, "it takes a tenth of a second"
     assert text == "".join(f"< unused{number}>" for number in range(2_000))
     assert without_control_tokens(["]~b]", "[[", "[ ["], "]~b]~b] [[[") == "] ~b] ~b] [  [  ["
+
+
+def test_a_request_body_is_json_and_refuses_numbers_that_are_not_finite() -> None:
+    assert json.loads(request_body({"ids": (1, 2), "text": "é null", "none": None})) == {
+        "ids": [1, 2],
+        "text": "é null",
+        "none": None,
+    }
+    assert json.loads(request_body({"text": "\ud83d"})) == {"text": "\ufffd"}
+    with pytest.raises(ValueError, match="JSON"):
+        request_body({"temperature": float("nan")})

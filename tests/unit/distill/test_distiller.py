@@ -16,7 +16,7 @@ from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import JudgedBy, Questions
-from agentic_opd.distill.insertion import insert_hint
+from agentic_opd.distill.insertion import HintEncoder, insert_hint
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.pool import AcceptedHint, HintPool
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
@@ -70,8 +70,7 @@ def make_deps(
         policy_url="http://policy/v1",
         judge=JudgedBy(ScriptedJudge(script), Questions(b"secret"), flags.get("judge_is_policy", False)),
         teacher=teacher or TableTeacher(),
-        renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
-        tokenizer=tokenizer,
+        hint_encoder=HintEncoder(create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)), tokenizer),
         teacher_is_policy=flags.get("teacher_is_policy", True),
     )
 

@@ -60,11 +60,11 @@ def test_a_version_is_asked_for_where_the_server_keeps_several(max_adapters: int
 @pytest.mark.parametrize(
     ("has_plugin", "answer", "why"),
     [
-        (True, {"status": "ok"}, "token_ids: Field required"),
-        (True, [], "Input should be"),
-        (True, None, "Input should be"),
-        (True, generated(5) | {"logprobs": None}, "logprobs: Input should be a valid list"),
-        (True, generated(5) | {"logprobs": [[[{}]]]}, "at least 1 item"),
+        (True, {"status": "ok"}, "missing required field `token_ids`"),
+        (True, [], "Expected `object`, got `array`"),
+        (True, None, "Expected `object`, got `null`"),
+        (True, generated(5) | {"logprobs": None}, "Expected `array`, got `null` - at `$.logprobs`"),
+        (True, generated(5) | {"logprobs": [[[{}]]]}, "length >= 1 - at `$.logprobs[0][0][0]`"),
         (True, generated(5) | {"logprobs": [[]]}, "shorter"),
         (True, generated(5) | {"finish_reasons": []}, "shorter"),
         (True, generated(5) | {"token_ids": [[6]]}, "token 6 with the logprob of 5"),
