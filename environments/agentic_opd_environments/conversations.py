@@ -351,7 +351,7 @@ class Conversation:
         ]
         line = json.dumps({"packages": _MOUNTED, "apis": apis, **job})
         result = await self.sandbox.run(_BOOT, self.timeout_s, stdin=f"exec({_source()!r})\n{line}\n".encode())
-        stages = [cast(dict[str, Any], read_json(text)) for text in result.text.splitlines() if text.startswith("{")]
+        stages = [cast(dict[str, Any], read_json(text)) for text in text_lines(result.text) if text.startswith("{")]
         names = ", ".join(api.name for api in case.apis)
         if not stages:
             why = f"{_ended(result, self.timeout_s)}: {result.text.strip()[-300:]!r}"

@@ -101,8 +101,15 @@ def test_what_controls_a_terminal_is_spelled_out(text: str, shown: str) -> None:
 
 
 def test_json_of_others_has_one_way_in() -> None:
-    """What runs beside a solution, inside vLLM, or reads this package's own files has another."""
-    others = ("serving", "sandboxes", "training", "worlds/coding/verifier/harness", "sql/query_process.py")
+    """What runs in a sandbox, inside vLLM, or reads this package's own files has another."""
+    others = (
+        "serving",
+        "sandboxes",
+        "training",
+        "worlds/coding/verifier/harness",
+        "sql/query_process.py",
+        "api_process.py",
+    )
     ways = [
         str(path.relative_to(root))
         for root in (Path(agentic_opd.__file__).parent, Path(agentic_opd_environments.__file__).parent)
