@@ -1,4 +1,4 @@
-"""Settings of the environments in one flat model: run, rollout, worlds, Atropos, and distillation.
+"""Settings of the environments in one model: run, rollout, world, Atropos, and distillation, nested by what they set.
 
 They are declared without atroposlib, whose import takes seconds, so that help and errors appear immediately. Atropos
 reads only their fields.
