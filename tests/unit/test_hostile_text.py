@@ -264,10 +264,10 @@ OF_VALUES: dict[str, Any] = {
 
 def _shortened(text: str) -> object:
     """Match as `serving.web.parse` does, which shortens the text; that module takes seconds to import."""
-    return regexes()["serving.web._PLACE"].pattern.fullmatch(text[:300])
+    return regexes()["serving.web._PATH"].pattern.fullmatch(text[:300])
 
 
-GUARDED: dict[str, Read] = {"distill.hints._MARKED": parse_vote, "serving.web._PLACE": _shortened}
+GUARDED: dict[str, Read] = {"distill.hints._MARKED": parse_vote, "serving.web._PATH": _shortened}
 """Regexes that are linear in what a reader passes to them, but not in every text: the reader is measured instead."""
 
 
