@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import agentic_opd
+import agentic_opd_environments
 from agentic_opd.core import text as core_text
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill import evidence
@@ -48,6 +49,8 @@ from agentic_opd_environments.sql.order import is_ordered
 
 pytestmark = pytest.mark.slow
 ROOT = Path(agentic_opd.__file__).parent
+PACKAGES = {Path(package.__file__).parent: package.__name__ for package in (agentic_opd, agentic_opd_environments)}
+"""Folder -> name; the names of regexes begin below it."""
 Read = Callable[[str], object]
 
 # ------------------------------------------------------------------------------------------------------------ the time
@@ -273,8 +276,8 @@ GUARDED: dict[str, Read] = {"distill.hints._MARKED": parse_vote, "serving.web._P
 
 @cache
 def regexes() -> dict[str, Regex]:
-    """Return every regex of the package by its name, or by its line if it has none."""
-    sources = {path: path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+    """Return every regex of the packages by its name, or by its line if it has none."""
+    sources = {path: path.read_text() for folder in PACKAGES for path in sorted(folder.rglob("*.py"))}
     uses: dict[str, set[str]] = {}
     for name, operation in re.findall(rf"\b(_?[A-Z][A-Z_]+)\.({'|'.join(OPERATIONS)})\b", "".join(sources.values())):
         uses.setdefault(name, set()).add(operation)
@@ -283,7 +286,8 @@ def regexes() -> dict[str, Regex]:
 
 def of_source(path: Path, source: str, uses: dict[str, set[str]]) -> Iterator[tuple[str, Regex]]:
     """Yield the regexes of a file. Operations that are unknown may be any."""
-    module, nodes = ".".join(path.relative_to(ROOT).with_suffix("").parts), [*ast.walk(ast.parse(source))]
+    folder = next(folder for folder in PACKAGES if path.is_relative_to(folder))
+    module, nodes = ".".join(path.relative_to(folder).with_suffix("").parts), [*ast.walk(ast.parse(source))]
     names: dict[ast.expr, str] = {}
     for node in nodes:
         assert not (isinstance(node, ast.ImportFrom) and node.module == "re"), (
@@ -307,7 +311,7 @@ def of_source(path: Path, source: str, uses: dict[str, set[str]]) -> Iterator[tu
         flags += node.args[1 if function == "compile" else OPERATIONS[function] :]
         space: dict[str, Any] = {"re": re}
         if not isinstance(first, ast.Constant):
-            space = vars(importlib.import_module(f"agentic_opd.{module}"))
+            space = vars(importlib.import_module(f"{PACKAGES[folder]}.{module}"))
         try:
             pattern = re.compile(evaluated(first, space), evaluated(flags[0], space) if flags else 0)
         except NameError:
