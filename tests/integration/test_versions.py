@@ -88,7 +88,10 @@ def largest(of: Any, among: Any) -> float:
     return float(np.abs(np.asarray(of) - np.asarray(among)).max())
 
 
-@pytest.mark.parametrize(("hint_source", "pushes"), [("none", 3), ("judge", 3)])
+NO_HINT = f"{ROOT}/scripts/learning/hint_sources.py:no_hint"
+
+
+@pytest.mark.parametrize(("hint_source", "pushes"), [(NO_HINT, 3), ("judge", 3)], ids=["no_hint", "judge"])
 def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
     rooted: RootedServer, forward: Forward, hint_source: str, pushes: int
 ) -> None:
@@ -127,7 +130,7 @@ def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
             teacher = [row[0] for row in rollout.rows.logprobs_TK[span]]
             assert largest(teacher, hinted) < TOLERANCE
             gap = largest(teacher, rollout.baseline_T[span])
-            assert gap < TOLERANCE if hint_source == "none" else gap > TOLERANCE
+            assert gap < TOLERANCE if hint_source == NO_HINT else gap > TOLERANCE
             far = max(far, largest(rollout.baseline_T[span], rollout.logprobs_T[span]))
         return far
 
@@ -157,7 +160,7 @@ def test_pushes_under_serve_are_not_in_the_gap(
     """`serve` with episodes beside each other: some turns are scored by the weights that sampled them, others not."""
     pushed = OftenPushed(rooted, pushes)
     with judge_server(pushed.judged) as judge, trajectory_api(tmp_path / "api.log") as api:
-        own = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge", "--env.hint.source", "none")
+        own = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge", "--env.hint.source", NO_HINT)
         with serving(api.url, rooted.server.base_url, tmp_path, *own) as env:
             env.wait_for("waiting for a trainer")
             api.register_trainer(batch_size=8, num_steps=100)
@@ -242,8 +245,7 @@ def test_two_hints_are_each_others_controls(rooted: RootedServer) -> None:
             rooted.server,
             judge,
             group_size=1,
-            hint={"control": "other"},
-            hint_source=f"{ROOT}/scripts/learning/hint_sources.py:wrong_hint",
+            hint={"control": "other", "source": f"{ROOT}/scripts/learning/hint_sources.py:wrong_hint"},
         )
         await env.setup()
         found: list[tuple[str, TurnRecord]] = []
