@@ -31,7 +31,7 @@ from agentic_opd.core.types import (
     sampled_spans,
     shared_length,
 )
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, JudgeConfig
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.records import (
@@ -51,7 +51,7 @@ from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, wit
 from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.wire.images import ImageFolder
 
-__all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
+__all__ = ["DistillConfig", "DistilledTrace", "JudgeConfig", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
 
 UNMATCHED = (AlignmentError, RendererError)
 """Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
