@@ -15,7 +15,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class JsonRow:
-    """A value of the file; `location` is where it stands, for messages, for example `line 3`."""
+    """A value of the file; `location` is its position for messages, such as `line 3`."""
 
     number: int
     """Number of the line or of the element, from 1."""

@@ -187,7 +187,7 @@ async def _hint_of(source: str, judging: "_Judging") -> Hint | NoHint:
         return judging.failure
     result = await hints_of(source, SourceTurn(context, config, pool, judging.accepted_hints))
     if isinstance(result, str):
-        reason = f"hint_source {source_name(source)}: {result}"
+        reason = f"hint.source {source_name(source)}: {result}"
         return judging.failure or NoHint(TurnOutcome.VOTE_FAILED, reason)
     texts = await asyncio.to_thread(_clean, result.texts, context, 1)
     if not texts:

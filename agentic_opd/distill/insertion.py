@@ -100,7 +100,7 @@ class HintEncoder:
             reason = str(error)
         if added is None:
             raise RendererError(
-                f"the chat template can't put a user message behind a tool result ({reason}); use hint_placement: "
+                f"the chat template can't put a user message behind a tool result ({reason}); use hint.placement: "
                 "last_user"
             )
         return added

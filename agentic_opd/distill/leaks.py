@@ -1,4 +1,4 @@
-"""Detection of hidden test data in hints: a second line of defence, behind a judge that sees none of it. Pure.
+"""Detection of hidden test data in hints: a second line of defence, after a judge that does not see the tests. Pure.
 
 hidden tests --_facts_of--> values, containers, checks (the values of a statement), and texts
 hint --_facts_in--> those of them that it holds, in code or in words: "ninety-eight" is 98, "no items" is []
@@ -405,7 +405,7 @@ def _groups_in(text: str, mentions: Sequence[_Mention], facts: _Facts, *, is_pub
 
 
 def _spelled(text: str, facts: _Facts) -> set[str]:
-    """Return the strings that occur as whole words, whatever stands between their letters."""
+    """Return the strings that occur as whole words, with any signs between their letters."""
     words = _words(text)
     joined, edges = "".join(words), {*accumulate(map(len, words), initial=0)}
     return {

@@ -85,7 +85,7 @@ async def score(
     """Score a turn under its hint; `pool` has the hints for its control."""
     trace, turn, start = context.trace, context.turn, scored_from(context.turn, config)
     if start == turn.end:
-        return NotScored(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
+        return NotScored(TurnOutcome.SCORING_ERROR, "teacher.score_reasoning answer: the turn is reasoning only")
     position = hint_place(trace, turn, config.hint.placement)
 
     def with_hint(text: str) -> HintRequest:

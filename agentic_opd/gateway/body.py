@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class OpenModel(BaseModel):
     """A model that ignores unknown fields, because clients send back fields that they received.
 
-    A null stands for a field that is left out: some clients write all fields of their library.
+    A null field counts as left out, because some clients write all fields of their library.
     """
 
     model_config = ConfigDict(extra="ignore")

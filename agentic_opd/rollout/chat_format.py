@@ -245,7 +245,7 @@ class ChatFormat:
     def spells_calls(self, prompt_ids: list[int], completion_ids: Sequence[int], message: Message) -> bool:
         """Return whether the text of a message without calls ends with calls in the model's own format.
 
-        Such a text stands for calls: as calls of the message they render to the same ids.
+        Such a text is replaced by calls of the message, which render to the same ids.
         """
         parsed = self.parse(prompt_ids, completion_ids, 0)
         is_called = not message.get("tool_calls") and all(call.error is None for call in parsed.tool_calls)

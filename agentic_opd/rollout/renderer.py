@@ -104,7 +104,7 @@ def load_renderer(
         if isinstance(config, DefaultRendererConfig):
             return _template_renderer(tokenizer, config, tool_format, stop_ids or _stop_ids_of_files(tokenizer))
         if tool_format != "template":
-            raise ConfigError(f"{problem}: tool_format {tool_format} needs renderer: default")
+            raise ConfigError(f"{problem}: renderer.tool_format {tool_format} needs renderer.name: default")
         renderer = _of_family(tokenizer, config)
     except ConfigError:
         raise
@@ -156,7 +156,8 @@ def _template_renderer(
     name = config.tool_parser or (None if tool_format == "template" else "hermes")
     if tool_format != "template" and name not in WRITTEN:
         raise ConfigError(
-            f"tool_format {tool_format} writes tool calls as {', '.join(WRITTEN)}; renderer.options.tool_parser is "
+            f"renderer.tool_format {tool_format} writes tool calls as {', '.join(WRITTEN)}; "
+            f"renderer.options.tool_parser is "
             f"{name!r}"
         )
     names = ", ".join(sorted({*FORMATS, *OF_RENDERERS, *TOOL_PARSERS}))
@@ -165,10 +166,10 @@ def _template_renderer(
             f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
             "be read. Name the model family in `renderer` (for example qwen3). Or use its chat template, and name what "
             "reads its tool calls: renderer: default with renderer.options: {tool_parser: ...}, which is one of "
-            f"{names}. If the chat template knows no tools, set tool_format: text."
+            f"{names}. If the chat template knows no tools, set renderer.tool_format: text."
         )
     if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
-        raise ConfigError(f"renderer_options.tool_parser is {name!r}, expected one of {names}")
+        raise ConfigError(f"renderer.options.tool_parser is {name!r}, expected one of {names}")
     tool_parser = None if name in FORMATS else OF_RENDERERS.get(name, name)
     return TemplateRenderer(
         WithoutUnknown(tokenizer),
@@ -186,7 +187,9 @@ def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     vocabulary = tokenizer.get_vocab() if tokens else {}
     if unknown := [token for token in tokens if token not in vocabulary]:
         special = ", ".join(control_tokens(tokenizer).values())
-        raise ConfigError(f"stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {special}")
+        raise ConfigError(
+            f"renderer.stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {special}"
+        )
     return [vocabulary[token] for token in tokens]
 
 
@@ -353,7 +356,8 @@ def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
     """Return the error for a written call to `name` that can't be parsed back, with what to do."""
     if name not in written:
         return RendererError(
-            f"the chat template writes no tool calls: of one to {name} it makes {written!r}. Set tool_format: text, "
+            f"the chat template writes no tool calls: of one to {name} it makes {written!r}. "
+            f"Set renderer.tool_format: text, "
             f"which writes them as {' or '.join(WRITTEN)} (renderer.options.tool_parser), or name the model's own "
             "renderer in `renderer`"
         )

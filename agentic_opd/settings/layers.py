@@ -22,7 +22,7 @@ Layer = Sequence[Mapping[str, Any]]
 
 
 class _FlagTree(dict[str, Any]):
-    """The mapping that stands for a dotted flag."""
+    """A mapping made from a dotted flag."""
 
 
 def flags_layer(flags: Sequence[FlagText], prefix: str) -> Layer:

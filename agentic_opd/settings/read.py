@@ -89,7 +89,7 @@ def _model(model: type[BaseModel], prefix: str, values: dict[str, Any], wrong: l
 def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> Iterable[str]:
     """Yield what is wrong with each setting and its value; for secrets, without the value.
 
-    `prefix` stands before the names of the error's fields (`env.world`), and `names` are all dotted names.
+    `prefix` precedes the names of the error's fields (`env.world`), and `names` are all dotted names.
     """
     for entry in error.errors(include_url=False, include_context=False):
         path = dotted(prefix, *map(str, entry["loc"])) or "settings"

@@ -167,7 +167,7 @@ def batch_gauges(batch: TrainBatch) -> dict[str, float]:
 def kl_to_start(batch: TrainBatch) -> float:
     """Estimate KL(policy that sampled || policy at the start), in nats, from `read_start`'s batch.
 
-    At another temperature than 1 the policy before the batch stands for the one that sampled; see `loss_inputs`.
+    At another temperature than 1 the policy before the batch replaces the one that sampled; see `loss_inputs`.
     """
     sampled, old_BT = batch.sampled_BT, batch.old_BT
     if batch.temperatures_BT is not None and batch.behaviour_BT is not None:

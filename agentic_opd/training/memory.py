@@ -159,7 +159,7 @@ class Part(NamedTuple):
 
 
 def weight_parts(shape: ModelShape, recipe: Recipe) -> list[Part]:
-    """Return what a step needs whatever its sequences are: weights, gradients, optimizer, copies, a chunk of logits."""
+    """Return what a step needs for any sequences: weights, gradients, optimizer, copies, a chunk of logits."""
     number, processes = (2 if recipe.is_bf16 else 4), recipe.processes
     chunk = Part("logits", _CHUNK_BYTES * max(CHUNK_VALUES, shape.vocab))
     if recipe.lora_rank is not None:

@@ -110,8 +110,8 @@ class FunctionsWorld(CustomWorld):
             seed: Seed of the split.
             split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
-            in_prompt: Put the functions' signatures and descriptions before each question, for `tool_format: prompt`:
-                short prompts that share their beginning.
+            in_prompt: Put the functions' signatures and descriptions before each question, for
+                `renderer.tool_format: prompt`: short prompts that share their beginning.
             max_turns: Turns of an episode for a question of one turn; with 1, the first turn's calls are judged.
             apis: Folder of the conversations' APIs: Python files with the classes. Unset: there are no conversations.
             documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. Unset: that of `apis`.

@@ -568,7 +568,7 @@ def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
     distilled, teacher = controlled(hint={"source": (WRONG_HINT,)})
     record = distilled.records[0]
     assert (record.outcome.value, record.hint, record.hint_token_ids) == ("vote_failed", None, ())
-    assert record.error == "hint_source wrong_hint: no other task has an accepted hint yet"
+    assert record.error == "hint.source wrong_hint: no other task has an accepted hint yet"
     assert teacher.requests == []
 
 
@@ -605,7 +605,7 @@ def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
     ("solution", "outcome", "error"),
     [
         ("def fizzbuzz(n):\n    return n", "scored", None),
-        (None, "vote_failed", "hint_source reference: the task has no reference solution"),
+        (None, "vote_failed", "hint.source reference: the task has no reference solution"),
         ("def fizzbuzz(n):\n    return {30: 'FizzBuzz'}[n]\nassert fizzbuzz(30) == 'FizzBuzz'", "leaked", None),
     ],
 )
@@ -645,7 +645,7 @@ def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_
     said = f"{SIBLING}\n[write_file]\npath: solution.py\ncontent: f = abs"
     assert (first.hint, first.hint_source, first.outcome.value) == (said, "sibling", "scored")
     assert (last.hint, last.hint_source, last.outcome.value) == (None, None, "vote_failed")
-    assert last.error == "hint_source sibling: the turn did not make what failed"
+    assert last.error == "hint.source sibling: the turn did not make what failed"
     assert asked == 0
 
 
@@ -659,7 +659,7 @@ def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_
 )
 def test_a_sibling_has_no_hint(siblings: tuple[Recording, ...], changed: dict[str, Any], why: str) -> None:
     record = by(("sibling",), *siblings, **changed)[0].records[0]
-    assert (record.outcome.value, record.error) == ("vote_failed", f"hint_source sibling: {why}")
+    assert (record.outcome.value, record.error) == ("vote_failed", f"hint.source sibling: {why}")
 
 
 def test_the_first_source_that_has_a_hint_is_taken_and_the_judge_is_only_asked_where_it_must_be() -> None:
@@ -851,7 +851,10 @@ def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -
 
 def test_a_turn_of_reasoning_only_has_no_answer_to_score() -> None:
     (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), teacher={"score_reasoning": "answer"}).records
-    assert (first.outcome.value, first.error) == ("scoring_error", "score_reasoning answer: the turn is reasoning only")
+    assert (first.outcome.value, first.error) == (
+        "scoring_error",
+        "teacher.score_reasoning answer: the turn is reasoning only",
+    )
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -143,7 +143,7 @@ def test_template_that_rewrites_tool_results_is_refused(tokenizer: Any) -> None:
     renderer.config.model_extra["chat_template"] = (  # type: ignore[attr-defined]
         "{% for m in messages %}{{ '*' if loop.last }}{{ m.content }}\n{% endfor %}"
     )
-    with pytest.raises(RendererError, match="use hint_placement: last_user"):
+    with pytest.raises(RendererError, match=r"use hint\.placement: last_user"):
         encode_hint(renderer, tokenizer, "Check 15 first.", as_message=True)
 
 

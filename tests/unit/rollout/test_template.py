@@ -295,9 +295,9 @@ def test_a_special_token_that_is_the_unknown_token_too_is_found() -> None:
             "template",
             ["hermes", "llama3_json", "mistral", "pythonic", "granite"],
         ),
-        ("default", {}, "template", ["hermes", "qwen3.5", "deepseek_v3", "tool_format: text"]),
+        ("default", {}, "template", ["hermes", "qwen3.5", "deepseek_v3", "renderer.tool_format: text"]),
         ("default", {"tool_parser": "mistral"}, "text", ["hermes, llama3_json, pythonic"]),
-        ("qwen3", {}, "text", ["renderer: default"]),
+        ("qwen3", {}, "text", ["renderer.name: default"]),
         ("custom", {}, "template", ["import_path"]),
     ],
 )
