@@ -344,7 +344,7 @@ class ChatFormat:
         if full.token_ids[: len(old)] != old:
             raise RewrittenError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
-                "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
+                "kept. Name the model's own renderer in `renderer.name`, or use a template that only appends."
             )
         last_ids = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
         turn = range(last_ids[0] if last_ids else 0, len(old))

@@ -164,8 +164,8 @@ def _template_renderer(
     if name is None:
         raise ConfigError(
             f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
-            "be read. Name the model family in `renderer` (for example qwen3). Or use its chat template, and name what "
-            "reads its tool calls: renderer: default with renderer.options: {tool_parser: ...}, which is one of "
+            "be read. Name the model family in `renderer.name` (for example qwen3). Or use its chat template, and name "
+            "what reads its tool calls: renderer.name: default with renderer.options: {tool_parser: ...}, which is one of "
             f"{names}. If the chat template knows no tools, set renderer.tool_format: text."
         )
     if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
@@ -359,11 +359,11 @@ def _unread(chat: ChatFormat, name: str, written: str) -> RendererError:
             f"the chat template writes no tool calls: of one to {name} it makes {written!r}. "
             f"Set renderer.tool_format: text, "
             f"which writes them as {' or '.join(WRITTEN)} (renderer.options.tool_parser), or name the model's own "
-            "renderer in `renderer`"
+            "renderer in `renderer.name`"
         )
     return RendererError(
         f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote, {written!r}. Name the "
-        "model's own renderer in `renderer`, or what reads this format in renderer.options.tool_parser: "
+        "model's own renderer in `renderer.name`, or what reads this format in renderer.options.tool_parser: "
         f"{', '.join([*FORMATS, *OF_RENDERERS, *TOOL_PARSERS])}"
     )
 

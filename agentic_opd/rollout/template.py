@@ -1,4 +1,4 @@
-"""Render conversations with a tokenizer's own chat template, for any model: `renderer: default`.
+"""Render conversations with a tokenizer's own chat template, for any model: `renderer.name: default`.
 
 The template writes the text, and a reader of `tool_formats` parses tool calls from sampled text. For a template without
 tools (`tool_format: text`), the system prompt describes the tools, calls are written into the assistant's text, and
