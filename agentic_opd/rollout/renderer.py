@@ -165,8 +165,8 @@ def _template_renderer(
         raise ConfigError(
             f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
             "be read. Name the model family in `renderer.name` (for example qwen3). Or use its chat template, and name "
-            "what reads its tool calls: renderer.name: default with renderer.options: {tool_parser: ...}, which is one of "
-            f"{names}. If the chat template knows no tools, set renderer.tool_format: text."
+            "what reads its tool calls: renderer.name: default with renderer.options: {tool_parser: ...}, which is "
+            f"one of {names}. If the chat template knows no tools, set renderer.tool_format: text."
         )
     if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
         raise ConfigError(f"renderer.options.tool_parser is {name!r}, expected one of {names}")
