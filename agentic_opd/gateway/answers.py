@@ -6,6 +6,7 @@ The events of a stream are put together to the body of an answer that is not str
 that are unknown here are left out.
 """
 
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,9 +72,9 @@ def read_answers(path: str, data: bytes, *, is_stream: bool) -> list[ForeignAnsw
 
 
 def _events(stream: bytes) -> Iterator[Body]:
-    """Yield the JSON objects among the server-sent events of a stream."""
+    """Yield the JSON objects among the server-sent events of a stream; an event that broke off is left out."""
     data: list[bytes] = []
-    for line in (*stream.splitlines(), b""):
+    for line in stream.splitlines():
         if line.startswith(b"data:"):
             data.append(line[5:])
         elif not line and data:
@@ -315,6 +316,9 @@ def without_media(history: Any, kinds: list[str]) -> Any:
 # ------------------------------------------------------------------------------------------------------------ encodings
 
 
+_LIBRARIES = {"br": "brotli", "zstd": "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"}
+
+
 def _unzip(data: bytes, window: int = 47) -> bytes:
     """Return the beginning of what zlib or gzip wrote (window 47), or raw deflate (-15)."""
     return zlib.decompressobj(window).decompress(data, LARGEST_BODY + 1)
@@ -328,16 +332,22 @@ def _inflate(data: bytes) -> bytes:
 
 
 def _brotli(data: bytes) -> bytes:
-    return import_module("brotli").Decompressor().process(data, output_buffer_limit=LARGEST_BODY + 1)
+    return import_module(_LIBRARIES["br"]).Decompressor().process(data, output_buffer_limit=LARGEST_BODY + 1)
 
 
 def _zstd(data: bytes) -> bytes:
-    return import_module("zstandard").ZstdDecompressor().stream_reader(data).read(LARGEST_BODY + 1)
+    return import_module(_LIBRARIES["zstd"]).ZstdDecompressor().decompress(data, LARGEST_BODY + 1)
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # Its parent package is missing.
+        return False
 
 
 _DECODERS = {"gzip": _unzip, "x-gzip": _unzip, "deflate": _inflate, "br": _brotli, "zstd": _zstd}
-_LIBRARIES = {"br": "brotli", "zstd": "zstandard"}
-ENCODINGS = frozenset(name for name in _DECODERS if name not in _LIBRARIES or find_spec(_LIBRARIES[name]) is not None)
+ENCODINGS = frozenset(name for name in _DECODERS if name not in _LIBRARIES or _is_installed(_LIBRARIES[name]))
 """Content encodings that can be read here; the extra `gateway` holds the libraries of all of them."""
 
 

@@ -11,6 +11,7 @@ does not answer.
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
@@ -315,9 +316,7 @@ def _passed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     """Return the headers that are passed on: all but those of the connection, in lower case."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in lower if name == b"connection" for part in value.split(b",")}
-    return [
-        (name, value) for name, value in lower if name not in named and name.decode("latin-1") not in _OF_CONNECTION
-    ]
+    return [(name, value) for name, value in lower if name not in named | _OF_CONNECTION]
 
 
 def _text(value: bytes) -> str:
@@ -337,7 +336,8 @@ def _readable(accepted: str) -> str:
 def _cause(error: BaseException) -> str:
     """Return what happened to a connection, without the address, whose query may hold a key."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return (isinstance(cause, OSError) and cause.strerror) or type(cause).__name__
+    is_of_system = isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0
+    return os.strerror(cause.errno) if is_of_system else type(cause).__name__
 
 
 async def _refusal(error: ClientError | OutputError, protocol_path: str | None) -> Response:
