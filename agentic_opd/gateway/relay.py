@@ -336,8 +336,9 @@ def _readable(accepted: str) -> str:
 def _cause(error: BaseException) -> str:
     """Return what happened to a connection, without the address, whose query may hold a key."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    is_of_system = isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0
-    return os.strerror(cause.errno) if is_of_system else type(cause).__name__
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    return type(cause).__name__
 
 
 async def _refusal(error: ClientError | OutputError, protocol_path: str | None) -> Response:
