@@ -75,8 +75,8 @@ def streamed(events: Callable[[Sequence[str]], list[Event]]) -> Callable[[web.Re
 
 
 @contextmanager
-def scripted_upstream(folder: Path) -> Generator[str]:
-    """Serve in a process of its own while the body runs; its address. The log is in `folder`.
+def scripted_upstream(folder: Path) -> Generator[tuple[str, int]]:
+    """Serve in a process of its own while the body runs; its address and its id. The log is in `folder`.
 
     Raises:
         ServerFailedError: it did not start.
@@ -90,7 +90,7 @@ def scripted_upstream(folder: Path) -> Generator[str]:
             if process.poll() is not None:
                 raise ServerFailedError(f"the upstream did not start:\n{end_of(log)}")
             time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
 
 
 def main(argv: Sequence[str]) -> None:
