@@ -48,14 +48,6 @@ _OF_CONNECTION = frozenset(
 _OF_GATEWAY = frozenset({"host", "expect", KEY_HEADER})
 """Headers of a request that concern the gateway itself."""
 _SESSION = re.compile(r"/sessions/([^/]+)(/.*)?")
-_GENERATION = (
-    (re.compile(r"(/.*)?/chat/completions"), "/v1/chat/completions"),
-    (re.compile(r"(/.*)?/responses"), "/v1/responses"),
-    (re.compile(r"(/.*)?/v1/messages|/messages"), "/v1/messages"),
-)
-"""Paths of requests that are recorded, also of upstreams with other prefixes -> the protocol's path."""
-_WEB_PAGE = re.compile(r"https?://.*|null")
-"""Origins that browsers send for web pages."""
 _LONGEST_HEADER = 2**16
 
 Headers = list[tuple[str, str]]
@@ -112,7 +104,7 @@ class Relay:
         needed.
         """
         origin = http.headers.get("Origin", "")
-        if _WEB_PAGE.fullmatch(origin):
+        if origin == "null" or origin.startswith(("http://", "https://")):
             await discard(http.stream())
             raise ClientError(403, "this gateway passes no requests of web pages on")
         key = http.headers.get(KEY_HEADER, "") or (bearer(http) if is_own else "")
@@ -221,10 +213,15 @@ class Relay:
 
 
 def protocol_of(method: str, path: str) -> str | None:
-    """Return the path of the protocol by which a request asks for an answer; None: it asks for something else."""
+    """Return the path of the protocol by which a request asks for an answer; None: it asks for something else.
+
+    Upstreams have other prefixes, such as `/api/v1` or `/backend-api/codex`.
+    """
     if method != "POST":
         return None
-    return next((protocol_path for pattern, protocol_path in _GENERATION if pattern.fullmatch(path)), None)
+    endings = ("/v1/messages", "/chat/completions", "/responses")
+    ending = next((ending for ending in endings if path.endswith(ending)), path if path == "/messages" else None)
+    return ending and f"/v1{ending.removeprefix('/v1')}"
 
 
 class _Copy:
