@@ -133,14 +133,14 @@ class Recorder:
         """
         await self.drained()
 
-        def ended() -> SessionStatus:
+        def end() -> SessionStatus:
             session = self._sessions.named(owner, name)
             if session is None:
                 raise unknown_session()
             turns = len(session.tree.turns)
             return SessionStatus.of(self._end(session, StopReason.CLOSED, reward, feedback), turns)
 
-        return await self._journal.run(ended)
+        return await self._journal.run(end)
 
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
@@ -149,13 +149,13 @@ class Recorder:
             ClientError: 404, the journal has no session of this client with this name or id.
         """
 
-        def found() -> SessionStatus:
+        def read() -> SessionStatus:
             row = self._journal.latest(owner, name)
             if row is None:
                 raise unknown_session()
             return SessionStatus.of(row, self._journal.count_turns(row.session_id))
 
-        return await self._journal.run(found)
+        return await self._journal.run(read)
 
     async def _close_idle(self) -> None:
         idle_s, cleaned = self._config.session_idle_s, 0.0
@@ -258,8 +258,8 @@ class Recorder:
             if key is not None:
                 paths[answer_id] = self._sessions.path(key)
                 previous_session = key.session_id if answer_id == request.previous else previous_session
-            elif (ended := self._journal.answered(owner, answer_id)) is not None:
-                row, turn_id = ended
+            elif (answer := self._journal.answered(owner, answer_id)) is not None:
+                row, turn_id = answer
                 paths[answer_id] = TurnTree[ForeignTurn].of(self._journal.foreign_turns(row.session_id)).path(turn_id)
             else:
                 raise UnreadableError("it continues an answer that was not recorded")
