@@ -49,20 +49,19 @@ class ForeignAnswer:
     """Tokens of the prompt and the answer: `input`, `output`."""
 
 
-def read_answers(path: str, data: bytes, *, is_stream: bool) -> list[ForeignAnswer]:
-    """Read the answers in the body of a response.
+def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
+    """Read the answers in the body of a response: JSON, or a stream of events.
 
     Args:
         path: The protocol's path, such as `/v1/messages`.
         data: The body, without a content encoding.
-        is_stream: Whether it is a stream of events.
 
     Raises:
         UnreadableError: the body is not of this protocol.
     """
     assembled, split = _READERS[path]
     try:
-        body = assembled(_events(data)) if is_stream else read_json(data)
+        body = read_json(data) if data.lstrip().startswith(b"{") else assembled(_events(data))
         return [*split(body)]
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableError("it is none of its protocol, or broke off") from error

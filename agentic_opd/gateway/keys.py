@@ -31,7 +31,7 @@ async def checked_key(http: HttpRequest, key: str, keys: Sequence[str], advice: 
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
         raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
     # All keys are compared, so that the time taken reveals nothing about a match.
-    matches = [secrets.compare_digest(key.encode(), known.encode()) for known in keys]
+    matches = [secrets.compare_digest(key.encode(), accepted.encode()) for accepted in keys]
     if keys and not any(matches):
         raise await no_key(http, key, advice)
     return key

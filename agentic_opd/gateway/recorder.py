@@ -52,7 +52,6 @@ class RelayedRequest:
     request_encoding: str
     answer: bytes
     answer_encoding: str
-    is_stream: bool
 
     @property
     def size(self) -> int:
@@ -103,6 +102,8 @@ class Recorder:
         except OutputError as error:
             self.leave_out("the disk refused it")
             logger.error("a turn is not recorded: %s", error)
+        except Exception as error:  # noqa: BLE001 - the clients' requests go on; the text of the error may quote them
+            self.leave_out("an error of the gateway", type(error).__name__)
         finally:
             self._backlog -= relayed.size
 
@@ -186,15 +187,15 @@ class Recorder:
             sqlite3.Error: the disk refused it.
         """
         protocol = load_protocols()[relayed.path]
-        data = decoded(relayed.answer, relayed.answer_encoding)
-        answers = read_answers(relayed.path, data, is_stream=relayed.is_stream)
+        answers = read_answers(relayed.path, decoded(relayed.answer, relayed.answer_encoding))
         kinds: list[str] = []
         try:
             body: Any = read_json(decoded(relayed.request, relayed.request_encoding))
-            body = {**body, protocol.history_field: without_media(body[protocol.history_field], kinds)}
+            if protocol.history_field in body:
+                body = {**body, protocol.history_field: without_media(body[protocol.history_field], kinds)}
             request = protocol.conversation(body, relayed.client)
             spoken = [(answer, _messages(protocol, answer)) for answer in answers]
-            chat, previous_session = self._whole(request, relayed.owner)
+            chat, previous_session = self._with_history(request, relayed.owner)
         except ClientError as error:
             name = error.param or ""
             raise UnreadableError(
@@ -226,6 +227,8 @@ class Recorder:
         kinds: Sequence[str],
     ) -> None:
         path = placed.path
+        # A request that names the answer before it holds only what is new.
+        num_known = 0 if request.previous is not None else sum(len(earlier.left_out) for earlier in path)
         turn = ForeignTurn(
             turn_id=next(self._turn_ids),
             parent=path[-1].turn_id if path else None,
@@ -240,7 +243,7 @@ class Recorder:
             follows=None if path else placed.follows,
             answer_id=answer.answer_id,
             num_instructions=0 if path else request.num_instructions,
-            left_out=tuple(kinds[sum(len(earlier.left_out) for earlier in path) :]),
+            left_out=tuple(kinds[num_known:]),
         )
         self._journal.add_turns([(placed.session.row, turn)])
         self._sessions.add(placed.session, turn)
@@ -249,7 +252,7 @@ class Recorder:
         if placed.is_rewritten:
             self.telemetry.rewritten.inc()
 
-    def _whole(self, request: Request, owner: str) -> tuple[ChatInput, str | None]:
+    def _with_history(self, request: Request, owner: str) -> tuple[ChatInput, str | None]:
         """Return the whole conversation of a request, and the id of the open session that it continues by an answer."""
         paths: dict[str, Sequence[ForeignTurn]] = {}
         previous_session: str | None = None

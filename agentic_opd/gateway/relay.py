@@ -184,7 +184,6 @@ class Relay:
                 request_encoding=upload.encoding,
                 answer=bytes(download.copy),
                 answer_encoding=download.encoding,
-                is_stream=download.is_stream,
             )
         )
 
@@ -301,12 +300,10 @@ class _Download:
         self.status: int | None = None
         """None: there was no answer."""
         self.encoding = ""
-        self.is_stream = False
 
     def begin(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
         self.encoding = response.headers.get("Content-Encoding", "")
-        self.is_stream = response.content_type == "text/event-stream"
 
 
 def _passed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

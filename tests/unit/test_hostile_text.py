@@ -420,7 +420,7 @@ def _streamed(path: str, text: str) -> None:
     events = "".join(f"data: {json.dumps(DELTAS[path](piece))}\n\n" for piece in (text, *text))
     for stream in (events, text, f"data: {text}\n\n"):
         with suppress(UnreadableError):
-            read_answers(path, stream.encode(errors="surrogatepass"), is_stream=True)
+            read_answers(path, stream.encode(errors="surrogatepass"))
 
 
 READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
