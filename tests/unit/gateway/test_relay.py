@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import socket
+import sqlite3
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from agentic_opd.gateway import answers
 from agentic_opd.gateway.config import GatewayConfig
-from agentic_opd.gateway.journal import SessionState
+from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.relay import protocol_of
 from agentic_opd.gateway.sessions_command import main as sessions_command
 
@@ -752,6 +753,29 @@ def test_recorded_sessions_are_listed_shown_exported_and_deleted(
     assert json.loads(capsys.readouterr().out)["kind"] == "foreign"
     assert sessions_command([*journal, "delete", "mine"]) == 0
     assert sessions_in(tmp_path) == {}
+
+
+def test_clients_are_answered_while_the_disk_refuses_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = Journal.add_turns
+
+    def full(journal: Journal, turns: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def talk(gateway: Recording) -> None:
+        monkeypatch.setattr(Journal, "add_turns", full)
+        monkeypatch.setattr(Journal, "try_again", lambda journal: full(journal, ()))
+        assert (await gateway.chat(USER)).status_code == 200
+        await gateway.left_out(1)
+        health = await gateway.http.get(f"{gateway.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "degraded")
+        monkeypatch.undo()
+        assert Journal.add_turns is writes
+        assert (await gateway.http.get(f"{gateway.url}/health")).status_code == 200
+        await gateway.chat(USER)
+        await gateway.recorded(1)
+
+    run(tmp_path, says(*[chat_answer("Hello.")] * 2), talk)
+    assert texts(tmp_path) == [[[USER, spoken("Hello.")]]]
 
 
 def test_an_error_of_the_upstream_is_the_real_clients_to_see(tmp_path: Path) -> None:
