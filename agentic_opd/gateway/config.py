@@ -82,8 +82,8 @@ class GatewayConfig(DistillConfig):
     keep_sessions_days: Annotated[float | None, RUN_ONLY] = Field(
         default=None,
         gt=0,
-        description="Days after which a session whose group is written, or with upstream a recorded one, is removed from "
-        "the journal. Unset: sessions are kept.",
+        description="Days after which a session whose group is written, or with upstream a recorded one, is removed "
+        "from the journal. Unset: sessions are kept.",
     )
     learn_from_altered_sampling: bool = Field(
         default=False,

@@ -155,9 +155,9 @@ class Relay:
             async with self._http.request(
                 method, url, headers=upload.headers(), data=upload.data(), allow_redirects=False
             ) as response:
+                download.begin(response)
                 headers = _passed(response.raw_headers)
                 await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                download.begin(response)
                 async for chunk in response.content.iter_any():
                     download.copy.add(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
