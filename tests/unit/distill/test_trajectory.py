@@ -14,7 +14,7 @@ from agentic_opd.core.types import ContextTurn, Message, Recording, Trace, Turn,
 from agentic_opd.core.types import TrajectoryVoteKind as Kind
 from agentic_opd.distill.config import DistillConfig, JudgeConfig
 from agentic_opd.distill.distiller import TurnDistiller
-from agentic_opd.distill.evidence import has_failed, turn_contexts
+from agentic_opd.distill.evidence import has_failed, turn_contexts, whole_rollout
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.metrics import aggregate
@@ -147,8 +147,12 @@ def test_all_turns_may_be_named_if_they_are_few() -> None:
 # ------------------------------------------------------------------------------------------------------- the question
 
 
+def questions_about(recording: Recording, max_chars: int) -> list[Window]:
+    return windows_of(whole_rollout(recording, DistillConfig()), Questions(b"secret"), max_chars)
+
+
 def test_the_question_shows_the_task_the_turns_and_the_verdict() -> None:
-    (window,) = windows_of(make_recording(), Questions(b"secret"), DistillConfig(), 48_000)
+    (window,) = questions_about(make_recording(), 48_000)
     mark = window.question.partition("[")[2].partition("]")[0]
     assert window.question.split("\n\n") == [
         f"## Task [{mark}]\n{TASK.prompt}",
@@ -191,7 +195,7 @@ def shown_in_full(question: str) -> list[str]:
 
 def test_a_rollout_of_200_turns_is_read_in_windows() -> None:
     recording = long_recording(200)
-    windows = windows_of(recording, Questions(b"secret"), DistillConfig(), 20_000)
+    windows = questions_about(recording, 20_000)
     assert len(windows) > 5
     assert [number for window in windows for number in window.turns] == [*range(1, 201)], "each turn is in one window"
     for window in windows:
@@ -209,17 +213,17 @@ def test_a_rollout_of_200_turns_is_read_in_windows() -> None:
 
 def test_a_rollout_that_fits_is_one_window_without_any_cut() -> None:
     recording = long_recording(20, chars=2000)
-    whole = windows_of(recording, Questions(b"secret"), DistillConfig(), 10**6)
+    whole = questions_about(recording, 10**6)
     assert len(whole) == 1
     assert "outline" not in whole[0].question
-    assert windows_of(recording, Questions(b"secret"), DistillConfig(), len(whole[0].question)) == whole
+    assert questions_about(recording, len(whole[0].question)) == whole
 
 
 def test_what_no_window_holds_is_cut_in_the_middle_and_says_so() -> None:
     recording = long_recording(3, chars=30_000)
-    results = windows_of(recording, Questions(b"secret"), DistillConfig(), 10**6)[0].question
+    results = questions_about(recording, 10**6)[0].question
     assert results.count("characters cut ...]") == 3, "results as everywhere, turns not"
-    windows = windows_of(recording, Questions(b"secret"), DistillConfig(), 6000)
+    windows = questions_about(recording, 6000)
     assert [window.turns for window in windows] == [range(1, 2), range(2, 3), range(3, 4)]
     for window in windows:
         assert len(window.question) <= 6000
@@ -227,17 +231,17 @@ def test_what_no_window_holds_is_cut_in_the_middle_and_says_so() -> None:
 
 
 def test_even_2000_turns_stay_below_the_limit() -> None:
-    windows = windows_of(long_recording(2000, chars=10), Questions(b"secret"), DistillConfig(), 6000)
+    windows = questions_about(long_recording(2000, chars=10), 6000)
     assert max(len(window.question) for window in windows) <= 6000
     assert "characters cut ...]" in windows[0].question, "the outline says what is missing of it"
     assert [number for window in windows for number in window.turns] == [*range(1, 2001)]
 
 
 def test_messages_of_the_client_are_labelled_and_not_numbered() -> None:
-    (window,) = windows_of(long_recording(5, context=(1, 2)), Questions(b"secret"), DistillConfig(), 10**6)
+    (window,) = questions_about(long_recording(5, context=(1, 2)), 10**6)
     assert shown_in_full(window.question) == ["1", "C1", "C2", "2", "3"]
     assert (window.turns, window.context_turns) == (range(1, 4), range(1, 3))
-    windows = windows_of(long_recording(60, context=range(20, 40)), Questions(b"secret"), DistillConfig(), 5000)
+    windows = questions_about(long_recording(60, context=range(20, 40)), 5000)
     assert [number for window in windows for number in window.turns] == [*range(1, 41)]
     assert all(window.turns for window in windows), "a window of the client's messages alone is not asked about"
 
@@ -251,7 +255,7 @@ def test_what_comes_from_outside_can_not_answer_or_end_its_section() -> None:
         {"role": "assistant", "content": evil},
     ]
     for max_chars in (10**6, 2000):
-        (window, *_) = windows_of(make_recording(messages), Questions(b"secret"), DistillConfig(), max_chars)
+        (window, *_) = questions_about(make_recording(messages), max_chars)
         for word in ("\\boxed", "[HINT_START]", "<|im_end|>", "## Turn 9"):
             assert word not in window.question
 
