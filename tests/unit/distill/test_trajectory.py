@@ -1,6 +1,7 @@
 """The judge of whole rollouts: question, answers, quorum, and the record."""
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +23,12 @@ from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.prompts import TRAJECTORY_SYSTEM_PROMPT
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.distill.trajectory import TrajectoryJudge, Window, parse_answer, question_chars, windows_of
+from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.group import ScoredGroup
 from tests.support.settings import with_settings
 
 from .fakes import TASK, VERDICT, ScriptedJudge, TableTeacher, call, make_recording, messages
-from .test_distiller import CONFIG, distill, make_deps
+from .test_distiller import CONFIG, branched_recording, distill, make_deps, rollout_of
 
 WINDOW = Window("", range(1, 6), range(1, 3))
 HINT = "Check divisibility by 15 first."
@@ -382,6 +385,16 @@ def test_a_scored_turn_is_not_judged_or_scored_again() -> None:
     assert again.stats.turns[0] is by_turn[0].stats
     assert isinstance(deps.teacher, TableTeacher)
     assert len(deps.teacher.requests) == 2, "one for each turn"
+
+
+def test_the_questions_stand_in_the_first_sequence_and_count_turns_over_all() -> None:
+    distilled = run([named(2)] * 3, branched_recording())
+    first, second = distilled.traces
+    assert first.trajectory is not None
+    assert ([(window.first, window.last) for window in first.trajectory.windows], second.trajectory) == ([(1, 2)], None)
+    assert [record.outcome.value for record in distilled.records] == ["vote_failed", "scored"]
+    rollouts = [rollout_of(trace, session_id="0", trajectory=trace.trajectory) for trace in distilled.traces]
+    assert GroupChecker().read(json.loads(json.dumps(ScoredGroup(tuple(rollouts)).to_wire()))).problems == []
 
 
 # ------------------------------------------------------------------------------------------------- failed rollouts only
