@@ -13,7 +13,7 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
-from agentic_opd.wire.counts import TurnCounts
+from agentic_opd.wire.counts import JudgeCounts, TurnCounts
 from agentic_opd.wire.group import GroupDistillation, TurnRecord
 
 _OUTCOMES = {
@@ -119,6 +119,26 @@ OPD_METRICS = (
     ),
     Metric("opd/teacher_topk_mass", "share", "mean total probability of a scored row's entries"),
     *(Metric(f"opd/judge_s_p{q}", "seconds", f"time for one turn's votes, {q}th percentile") for q in (50, 95)),
+    Metric("opd/judge_s_per_rollout", "seconds", "time for the votes per episode, which overlap, added up"),
+    Metric(
+        "opd/judge_read_tokens",
+        "tokens",
+        "tokens that the judge read per episode, as its endpoint counts them (usage.prompt_tokens): a prompt once for "
+        "all votes of one request, also where it was in the server's cache. The mean is over the episodes whose "
+        "tokens are all known; left out if there are none",
+    ),
+    Metric(
+        "opd/judge_sampled_tokens",
+        "tokens",
+        "tokens that the judge sampled per episode (usage.completion_tokens), all votes and their reasoning, likewise",
+    ),
+    Metric("opd/judge_read_tokens_per_hint", "tokens", "tokens that the judge read per accepted hint, likewise"),
+    Metric("opd/judge_sampled_tokens_per_hint", "tokens", "tokens that the judge sampled per accepted hint, likewise"),
+    Metric(
+        "opd/judge_uncounted",
+        "questions",
+        "questions to the judge whose tokens are not known: its endpoint sends no usage, or it failed",
+    ),
     *(Metric(f"opd/score_s_p{q}", "seconds", f"time for one turn's teacher rows, {q}th percentile") for q in (50, 95)),
     Metric(
         "opd/scored_tokens_per_s",
@@ -161,7 +181,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
         metrics["opd/rebased_share"] = rebased / counts.scored
     if compared := [len(turn.record.hints) for turn in turns if turn.record.hints]:
         metrics["opd/hints_compared"] = fmean(compared)
-    metrics |= percentiles("opd/judge_s", [turn.judge_s for turn in turns if turn.judge_s is not None])
+    metrics |= _judge_metrics(episodes)
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
     return metrics | _score_metrics(scored, sampled)
@@ -174,6 +194,31 @@ def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
     num_votes = sum(map(len, judged))
     metrics = {"opd/vote_agreement": fmean(agreements)} if agreements else {}
     return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / num_votes} if num_votes else {})
+
+
+def _judge_metrics(episodes: Sequence[EpisodeStats]) -> dict[str, float]:
+    """Return what the judge took, in tokens and in seconds."""
+    seconds = [turn.judge_s for episode in episodes for turn in episode.turns if turn.judge_s is not None]
+    metrics = percentiles("opd/judge_s", seconds)
+    if seconds:
+        metrics["opd/judge_s_per_rollout"] = sum(seconds) / len(episodes)
+    costs = [JudgeCounts.of(turn.record for turn in episode.turns) for episode in episodes]
+    if any(cost.questions for cost in costs):
+        metrics["opd/judge_uncounted"] = sum(cost.uncounted for cost in costs)
+    total, hints, counted = JudgeCounts(), 0, 0
+    for episode, cost in zip(episodes, costs, strict=True):
+        if not cost.uncounted:
+            total.merge(cost)
+            hints += sum(turn.record.hint is not None for turn in episode.turns)
+            counted += 1
+    if not total.questions:
+        return metrics
+    metrics["opd/judge_read_tokens"] = total.read_tokens / counted
+    metrics["opd/judge_sampled_tokens"] = total.sampled_tokens / counted
+    if hints:
+        metrics["opd/judge_read_tokens_per_hint"] = total.read_tokens / hints
+        metrics["opd/judge_sampled_tokens_per_hint"] = total.sampled_tokens / hints
+    return metrics
 
 
 def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
