@@ -252,8 +252,8 @@ class OpenAIJudge:
         if (plainer := form.plainer(refusal.answer)) is not None:
             yield plainer
         if n == 1 and not self._has_answered:
-            kept = {"is_stream": form.is_stream, "counts_stream": form.counts_stream}
-            yield from (plain._replace(**kept) for plain in _PLAINER_FORMS)
+            stream = {"is_stream": form.is_stream, "counts_stream": form.counts_stream}
+            yield from (plain._replace(**stream) for plain in _PLAINER_FORMS)
 
     def _remember(self, form: _Form) -> None:
         if form.is_stream and not self._form.is_stream:

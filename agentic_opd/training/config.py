@@ -169,8 +169,8 @@ class LossConfig(BaseModel):
     )
     turn_weight_source: Literal["votes", "gap"] = Field(
         default="votes",
-        description="turn_weights trajectory: what a weight is proportional to: the share of the judge's votes that "
-        "are for a hint (votes), or the mean |gap| of the turn's scored tokens (gap).",
+        description="turn_weights trajectory: what a weight is proportional to: the number of the judge's votes for a "
+        "hint (votes), or the mean |gap| of the turn's scored tokens (gap).",
     )
     skip_special_tokens: bool = Field(
         default=False,

@@ -34,7 +34,7 @@ def collate(
     special_ids: Sequence[int] | None = None,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Build a batch of whole groups; `contrast`, `mean`, `temperature` and `turn_weights` of `config` say what it holds.
+    """Build a batch of whole groups; `config` decides what it holds: `contrast`, `mean`, `temperature`, `turn_weights`.
 
     Returns:
         `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`

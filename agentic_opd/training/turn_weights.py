@@ -16,15 +16,15 @@ def trajectory_weights(
 ) -> list[dict[tuple[int, int], float]]:
     """Return the weights of each sequence's scored turns, by their scored spans.
 
-    A weight is proportional to the share of the judge's votes that are for a hint (`votes`), or to the mean |gap| of
-    the turn's scored tokens in nats (`gap`). Over the scored turns of a rollout, all its sequences in the group, the
+    A weight is proportional to the number of the judge's votes for a hint (`votes`), or to the mean |gap| of the turn's
+    scored tokens in nats (`gap`). Over the scored turns of a rollout, all its sequences in the group, the
     weights' mean is 1. Where all of them would be 0, they are 1.
 
     Raises:
         ConfigError: `source` is `votes`, and a scored turn has no votes; or a sequence has rows, and no records of
             turns. The message has the sequence's name.
     """
-    shares: list[dict[tuple[int, int], float]] = []
+    sizes: list[dict[tuple[int, int], float]] = []
     by_rollout: defaultdict[int, list[float]] = defaultdict(list)
     for rollout, number, name in zip(group.rollouts, group.rollout_numbers, sequence_names, strict=True):
         if rollout.turns is None and rollout.row_positions:
@@ -37,23 +37,23 @@ def trajectory_weights(
                 f"{name}, position {voteless[0].span[0]}: loss.turn_weight_source is votes, but the judge did not vote "
                 "on this scored turn. Set it to gap, or loss.turn_weights to equal."
             )
-        share = _vote_share if source == "votes" else _mean_gap
-        shares.append({turn.scored_span: share(rollout, turn) for turn in scored_turns})
-        by_rollout[number] += shares[-1].values()
+        size = _votes_for_hint if source == "votes" else _mean_gap
+        sizes.append({turn.scored_span: size(rollout, turn) for turn in scored_turns})
+        by_rollout[number] += sizes[-1].values()
     means = [fmean(by_rollout[number] or (0.0,)) for number in group.rollout_numbers]
     return [
-        {span: share / mean if mean else 1.0 for span, share in of_sequence.items()}
-        for of_sequence, mean in zip(shares, means, strict=True)
+        {span: size / mean if mean else 1.0 for span, size in of_sequence.items()}
+        for of_sequence, mean in zip(sizes, means, strict=True)
     ]
 
 
-def _vote_share(_: ScoredRollout, turn: TurnRecord) -> float:
-    return sum(vote.decision == 1 for vote in turn.votes) / len(turn.votes)
+def _votes_for_hint(_: ScoredRollout, turn: TurnRecord) -> float:
+    return sum(vote.decision == 1 for vote in turn.votes)
 
 
 def _mean_gap(rollout: ScoredRollout, turn: TurnRecord) -> float:
     """Return the mean |gap| of a scored turn's tokens, in nats; 0 without rows."""
     rows = () if rollout.rows is None else rollout.rows.logprobs_TK[slice(*turn.scored_span)]
     baseline = turn.baseline_logprobs or rollout.logprobs_T[slice(*turn.scored_span)]
-    sizes = [abs(row[0] - logprob) for row, logprob in zip(rows, baseline, strict=False) if row]
-    return fmean(sizes) if sizes else 0.0
+    gaps = [row[0] - logprob for row, logprob in zip(rows, baseline, strict=False) if row]
+    return fmean(map(abs, gaps)) if gaps else 0.0

@@ -499,12 +499,16 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
         yield f"hint_source: {turn.hint_source!r}, but there is no hint"
     if len(set(turn.evidence)) != len(turn.evidence):
         yield f"evidence: {list(turn.evidence)}, expected each kind once"
+    yield from _judge_problems(turn)
+    yield from _reading_problems(turn)
+    yield from _hints_problems(turn)
+
+
+def _judge_problems(turn: TurnRecord) -> Iterator[str]:
     if turn.judge_tokens is not None and turn.question is None:
         yield "judge_tokens: there is no question to the judge"
     if turn.step_score not in (None, 0, *turn.step_votes):
         yield f"step_score: {turn.step_score}, but no vote gives it"
-    yield from _reading_problems(turn)
-    yield from _hints_problems(turn)
 
 
 def _reading_problems(turn: TurnRecord) -> Iterator[str]:

@@ -70,20 +70,20 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
         points: Rollouts, rising.
     """
     costs, sums, left = list[Cost](), Cost(0, 0, 0), list(points)
-    judged = JudgeTotals()
+    judge = JudgeTotals()
     for group in groups:
         while left and sums.rollouts >= left[0]:
             costs.append(sums._replace(rollouts=left.pop(0)))
         turns = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
-        asked = sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
+        judged_turns = sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
         scored = sum(turn.span[1] - turn.span[0] for turn in turns if turn.is_scored)
         for rollout in group.rollouts:
-            judged.add(rollout)
+            judge.add(rollout)
         sums = Cost(
             sums.rollouts + len(group.rollouts),
-            sums.judged_turns + asked,
+            sums.judged_turns + judged_turns,
             sums.scored_tokens + scored,
-            judged.tokens_per_rollout,
+            judge.tokens_per_rollout,
         )
     return [*costs, *(sums._replace(rollouts=point) for point in left)]
 

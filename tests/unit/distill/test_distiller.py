@@ -11,7 +11,16 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import ContextTurn, DistillArrays, JudgeTokens, Message, Recording, StopReason, TeacherRequest, Trace
+from agentic_opd.core.types import (
+    ContextTurn,
+    DistillArrays,
+    JudgeTokens,
+    Message,
+    Recording,
+    StopReason,
+    TeacherRequest,
+    Trace,
+)
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts

@@ -298,8 +298,14 @@ def test_a_stream_is_asked_for_its_tokens_where_the_endpoint_takes_that(
 def test_tokens_that_are_counted_in_each_piece_are_those_of_the_last() -> None:
     def answer(body: dict[str, Any]) -> web.Response:
         pieces = [
-            {"choices": [{"index": 0, "delta": {"content": POSITIVE}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}},
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9, "completion_tokens": 5}},
+            {
+                "choices": [{"index": 0, "delta": {"content": POSITIVE}}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+            },
+            {
+                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 5},
+            },
             {"choices": [], "usage": None},
         ]
         return web.Response(text="".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces))

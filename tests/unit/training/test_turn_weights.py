@@ -1,11 +1,13 @@
 """Weights of the scored turns of a trajectory: literal numbers, the losses that they enter, and what is refused.
 
-    rollout  sequence  turn    votes    share  by votes  gaps         mean |gap|  by gap
-    a        0         [1, 3)  + + - -  0.5    2/3       1, -3        2           2
+    rollout  sequence  turn    votes    for a hint  by votes  gaps         mean |gap|  by gap
+    a        0         [1, 3)  + + - -  2           2/3       1, -3        2           2
              0         [4, 5)  -        not scored: no weight
-             1         [1, 2)  + + + +  1      4/3       -0.5         0.5         0.5
-             1         [3, 5)  + + + -  0.75   1         0.25, -0.75  0.5         0.5
-    b        2         [1, 2)  + + + -  0.75   1         0            0           1, as all of b are 0
+             1         [1, 2)  + + + +  4           4/3       -0.5         0.5         0.5
+             1         [3, 5)  + + +    3           1         0.25, -0.75  0.5         0.5
+    b        2         [1, 2)  + + + -  3           1         0            0           1, as all of b are 0
+
+Of turns that were judged as one trajectory, the votes that did not name a turn are not in its record, as here.
 
 All student logprobs are -2, so that the sums can be done by hand.
 """
@@ -58,7 +60,7 @@ def rollout(name: str, length: int, gaps: dict[int, float], *turns: TurnRecord) 
 GROUP = ScoredGroup(
     (
         rollout("a", 5, {1: 1.0, 2: -3.0}, turn(1, 3, "++--"), turn(4, 5, "-", scored=False)),
-        rollout("a", 5, {1: -0.5, 3: 0.25, 4: -0.75}, turn(1, 2, "++++"), turn(3, 5, "+++-")),
+        rollout("a", 5, {1: -0.5, 3: 0.25, 4: -0.75}, turn(1, 2, "++++"), turn(3, 5, "+++")),
         rollout("b", 2, {1: 0.0}, turn(1, 2, "+++-")),
     )
 )
@@ -145,7 +147,9 @@ def test_another_trainer_gets_the_weights_from_its_collator() -> None:
     first = replace(GROUP.rollouts[0], tokens_T=(1, 2, 3, 1, 2), masks_T=(-100, 2, 3, -100, 2))
     first = replace(first, logprobs_T=(1.0, uniform, uniform, 1.0, uniform))
     rows = DistillArrays([[], [2, 1], [3, 1], [], []], [[], [uniform + 0.5, -9.0], [uniform - 1.5, -9.0], [], []])
-    second = replace(first, rows=DistillArrays([[], [2, 1], [3, 1], [], []], [[], [uniform, -9.0], [uniform - 1, -9.0], [], []]))
+    second = replace(
+        first, rows=DistillArrays([[], [2, 1], [3, 1], [], []], [[], [uniform, -9.0], [uniform - 1, -9.0], [], []])
+    )
     group = ScoredGroup((replace(first, rows=rows), second))
     config = LossConfig(token_advantage=1.0, turn_weights="trajectory", turn_weight_source="gap")
     batch = collate([group.to_wire()], config)
@@ -160,10 +164,10 @@ def test_another_trainer_gets_the_weights_from_its_collator() -> None:
 
 def test_weights_that_cannot_be_computed_are_refused_with_what_to_set() -> None:
     voteless = replace(GROUP.rollouts[2], turns=(turn(1, 2, ""),))
-    with pytest.raises(ConfigError, match="third, position 1: .* the judge did not vote .* Set it to gap"):
+    with pytest.raises(ConfigError, match=r"third, position 1: .* the judge did not vote .* Set it to gap"):
         trajectory_weights(replace(GROUP, rollouts=(*GROUP.rollouts[:2], voteless)), "votes", NAMES)
     without = replace(GROUP.rollouts[2], turns=None)
-    with pytest.raises(ConfigError, match="third: .* there are no records of turns"):
+    with pytest.raises(ConfigError, match=r"third: .* there are no records of turns"):
         trajectory_weights(replace(GROUP, rollouts=(*GROUP.rollouts[:2], without)), "gap", NAMES)
     undistilled = replace(GROUP.rollouts[2], turns=None, rows=None)
     assert trajectory_weights(replace(GROUP, rollouts=(undistilled,)), "votes", NAMES[:1]) == [{}]

@@ -415,7 +415,10 @@ def test_what_hints_cost_is_added_up_to_each_point() -> None:
 
 def test_what_the_judge_took_is_a_mean_over_the_rollouts_whose_tokens_are_known() -> None:
     def group(*judge_tokens: JudgeTokens | None) -> ScoredGroup:
-        turns = tuple(replace(turn(n, n + 1, TurnOutcome.VOTE_FAILED), judge_tokens=tokens) for n, tokens in enumerate(judge_tokens, 1))
+        turns = tuple(
+            replace(turn(n, n + 1, TurnOutcome.VOTE_FAILED), judge_tokens=tokens)
+            for n, tokens in enumerate(judge_tokens, 1)
+        )
         length = len(turns) + 1
         ids, logprobs = tuple(range(length)), (1.0, *(-1.0,) * (length - 1))
         return ScoredGroup((ScoredRollout(ids, (-100, *ids[1:]), logprobs, 0.5, turns=turns),))
