@@ -111,7 +111,7 @@ def test_metrics_of_two_episodes() -> None:
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
-    of_usage = {name for name in described if "judge_" in name and "judge_s_" not in name}
+    of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
     assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_usage, (
         "what is logged is described, and nothing else"
     )

@@ -118,12 +118,12 @@ def part_of(part: str, source: str | None, **settings: Any) -> float:
 
 
 def test_the_surrogate_of_a_turns_tokens_has_its_weight() -> None:
-    """Eight tokens were sampled; the ratio is 1, so a token's value is minus its gap."""
-    assert part_of("token_advantage", None) == pytest.approx(-(1 - 3 - 0.5 + 0.25 - 0.75) / 8)
+    """Seven tokens were sampled; the ratio is 1, so a token's value is minus its gap."""
+    assert part_of("token_advantage", None) == pytest.approx(-(1 - 3 - 0.5 + 0.25 - 0.75) / 7)
     by_votes = 2 / 3 * (1 - 3) + 4 / 3 * -0.5 + 1 * (0.25 - 0.75)
-    assert part_of("token_advantage", "votes") == pytest.approx(-by_votes / 8)
+    assert part_of("token_advantage", "votes") == pytest.approx(-by_votes / 7)
     by_gap = 2 * (1 - 3) + 0.5 * -0.5 + 0.5 * (0.25 - 0.75)
-    assert part_of("token_advantage", "gap") == pytest.approx(-by_gap / 8)
+    assert part_of("token_advantage", "gap") == pytest.approx(-by_gap / 7)
 
 
 def test_a_divergence_of_a_turns_tokens_has_its_weight() -> None:
@@ -132,13 +132,13 @@ def test_a_divergence_of_a_turns_tokens_has_its_weight() -> None:
         return p * gap + (1 - p - other) * math.log((1 - p - other) / (1 - q - other))
 
     by_gap = 2 * (kl(1) + kl(-3)) + 0.5 * (kl(-0.5) + kl(0.25) + kl(-0.75))
-    assert part_of("forward_kl", "gap") == pytest.approx(by_gap / 8, rel=1e-4)
+    assert part_of("forward_kl", "gap") == pytest.approx(by_gap / 7, rel=1e-4)
 
 
 def test_rewards_have_no_weight_and_the_gap_beside_them_has() -> None:
     assert part_of("grpo", "gap", route_by_turn=False) == part_of("grpo", None, route_by_turn=False) == -1
-    by_gap = 8 * 1 + 2 * (1 - 3) + 0.5 * -0.5 + 0.5 * (0.25 - 0.75)
-    assert part_of("combined", "gap") == pytest.approx(-by_gap / 8)
+    by_gap = 7 * 1 + 2 * (1 - 3) + 0.5 * -0.5 + 0.5 * (0.25 - 0.75)
+    assert part_of("combined", "gap") == pytest.approx(-by_gap / 7)
 
 
 def test_another_trainer_gets_the_weights_from_its_collator() -> None:
