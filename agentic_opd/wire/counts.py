@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import IGNORED, JudgeTokens, TurnOutcome
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.wire.group import JudgedTrajectory, ScoredGroup, ScoredRollout, TurnRecord
 
 
 @dataclass(slots=True)
@@ -42,8 +42,10 @@ class JudgeCounts:
     sampled_tokens: int = 0
 
     @classmethod
-    def of(cls, records: Iterable[TurnRecord]) -> "JudgeCounts":
+    def of(cls, records: Iterable[TurnRecord], trajectory: JudgedTrajectory | None) -> "JudgeCounts":
+        """Count the questions about the turns of these records, and about their rollout as a whole."""
         tokens = [record.judge_tokens for record in records if record.question is not None]
+        tokens += [window.judge_tokens for window in trajectory.windows] if trajectory else []
         counted = JudgeTokens.total(answer for answer in tokens if answer is not None) or JudgeTokens(0, 0)
         return cls(len(tokens), tokens.count(None), counted.read, counted.sampled)
 

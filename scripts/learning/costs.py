@@ -18,7 +18,7 @@ class Cost(NamedTuple):
 
     rollouts: int
     judged_turns: int
-    """Turns about which the judge was asked, once each for all votes."""
+    """Turns about which the judge was asked, by themselves or with their rollout, once each for all votes."""
     scored_tokens: int
     judge_tokens: float | None = None
     """Mean of the tokens that the judge read and sampled for a rollout, over the rollouts whose tokens are known; None:
@@ -48,7 +48,7 @@ class JudgeTotals:
 
     def add(self, rollout: ScoredRollout) -> None:
         """Count a rollout."""
-        counts = JudgeCounts.of(rollout.turns or ())
+        counts = JudgeCounts.of(rollout.turns or (), rollout.trajectory)
         self.uncounted += counts.uncounted
         if not counts.uncounted:
             self.counts.merge(counts)
@@ -75,7 +75,7 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
         while left and sums.rollouts >= left[0]:
             costs.append(sums._replace(rollouts=left.pop(0)))
         turns = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
-        judged_turns = sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
+        judged_turns = sum(map(_judged_turns, group.rollouts))
         scored = sum(turn.span[1] - turn.span[0] for turn in turns if turn.is_scored)
         for rollout in group.rollouts:
             judge.add(rollout)
@@ -86,6 +86,13 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
             judge.tokens_per_rollout,
         )
     return [*costs, *(sums._replace(rollouts=point) for point in left)]
+
+
+def _judged_turns(rollout: ScoredRollout) -> int:
+    if rollout.trajectory is not None:
+        return sum(window.last - window.first + 1 for window in rollout.trajectory.windows)
+    turns = rollout.turns or ()
+    return sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
 
 
 def costs_table(curves: Curves, costs: Mapping[str, Mapping[str, Sequence[Cost]]]) -> str:
