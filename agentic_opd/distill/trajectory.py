@@ -46,8 +46,6 @@ _OUTLINE_CHARS = 120
 """Maximum length of a turn's line in an outline."""
 _LEAST_CHARS = 40
 """No text of a question is cut to less."""
-
-
 _CUT_LINE_CHARS = 40
 """Length of the line in place of what is cut."""
 
@@ -93,13 +91,10 @@ def windows_of(rollout: WholeRollout, questions: Questions, max_chars: int) -> l
 
     headings = len(frame.question([frame.outline(turns[:1], ""), frame.outline(turns[-1:], "")]))
     room = max(_LEAST_CHARS, max_chars - headings - round(outline_chars * cut_share))
-    windows = [
-        _window(
-            frame.question([*outlined(0, start), *sections, *outlined(end, len(turns))]),
-            turns[start:end],
-        )
-        for start, end, sections in _grouped(turns, frame, room)
-    ]
+    windows: list[Window] = []
+    for start, end, sections in _grouped(turns, frame, room):
+        question = frame.question([*outlined(0, start), *sections, *outlined(end, len(turns))])
+        windows.append(_window(question, turns[start:end]))
     return [window for window in windows if window.turns]
 
 
@@ -397,6 +392,8 @@ class TrajectoryJudge:
         judgement = Judgement(votes=tuple(vote for vote in votes if vote.decision == 1))
         if asked.error is not None:
             return judgement, NoHint(TurnOutcome.JUDGE_ERROR, str(asked.error))
+        if not judgement.votes:
+            return judgement, accepted_hints(votes, context, self._config)
         return judgement, await asyncio.to_thread(accepted_hints, votes, context, self._config)
 
     @property
