@@ -111,9 +111,9 @@ def tool(hook: HookT) -> HookT:
 class CustomWorld:
     """Base class of custom worlds; `env.world` names a subclass by `FILE.py:CLASS` or `package.module:CLASS`.
 
-    A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks`, `tools` and `comparable` may be async.
-    Other hooks run in worker threads, concurrently with those of other episodes: the subclass must make shared state
-    thread-safe.
+    A subclass needs `tasks` and `verify`. `tasks`, `eval_tasks`, `tools` and `comparable` are plain methods; the other
+    hooks may be async. A plain hook runs in a worker thread, concurrently with those of other episodes: the subclass
+    must make shared state thread-safe.
     The parameters of its constructor are settings, `env.world.NAME`; see `worlds.choose`.
     """
 
