@@ -142,7 +142,7 @@ class CodingWorld:
             yield CodingSession(sandbox, self._config, task)
 
     def comparable(self, text: str) -> str:
-        """See `core.types.World` and `worlds.coding.comparable`."""
+        """See `core.types.ReplayableWorld` and `worlds.coding.comparable`."""
         return comparable(text)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
