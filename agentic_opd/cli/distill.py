@@ -203,7 +203,7 @@ def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
 def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
     """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run."""
     from agentic_opd.report.read import settings_path
-    from agentic_opd.runs.log_tools import plain_tools
+    from agentic_opd.logs.tools import plain_tools
     from agentic_opd.worlds.choose import make_world
 
     if named is not None:

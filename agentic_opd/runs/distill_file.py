@@ -33,8 +33,8 @@ from agentic_opd.runs.distill import (
     rendered_log,
     trace_of,
 )
-from agentic_opd.runs.log_tools import plain_tools
-from agentic_opd.runs.logs import LogNote, read_log
+from agentic_opd.logs.tools import plain_tools
+from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout

@@ -20,7 +20,7 @@ from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
-from agentic_opd.runs.log_tools import from_text, has_padded_tools, plain_tools
+from agentic_opd.logs.tools import from_text, has_padded_tools, plain_tools
 
 __all__ = ["ConversationLog", "LogNote", "has_arguments", "plain_messages", "plain_tools", "read_log"]
 
