@@ -8,13 +8,13 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError, PlaceError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Trace
+from agentic_opd.logs.messages import LogNote, plain_messages, read_log
+from agentic_opd.logs.tools import plain_tools
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.template import TemplateRenderer
 from agentic_opd.runs.distill import rendered_log, traces_of
 from agentic_opd.runs.distill_file import read_lines
-from agentic_opd.logs.tools import plain_tools
-from agentic_opd.logs.messages import LogNote, plain_messages, read_log
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from tests.unit.rollout.test_thinking import STRIPPING
 

@@ -1,0 +1,148 @@
+"""Secrets in text -> the same text with the secrets masked. Pure.
+
+A secret is recognised by the form of its vendor (`sk-ant-api03-...`), by its place (`Authorization: Bearer ...`,
+`https://user:password@host`, a private key's block), or by the name that it is assigned to (`API_KEY=...`). The mask
+keeps the text's form: the prefix of the vendor, or the name, and `***`. Hashes, UUIDs, ids of commits and placeholders
+such as `$API_KEY` and `<your key>` are no secrets.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from agentic_opd.core.types import Message
+
+MASK = "***"
+
+_VENDORS = (
+    *(
+        r"sk-ant-[a-z]+\d{2}-",
+        r"sk-or-v1-",
+        r"sk-(?:proj|svcacct|admin|lf)-",
+        r"[sprk]k_(?:live|test|prod)_",
+        r"whsec_",
+    ),
+    *(r"gh[opsur]_", r"github_pat_", r"gl(?:pat|dt|rt|ptt|cbt|soat|agent)-", r"xai-", r"pplx-", r"tvly-", r"nvapi-"),
+    *(r"AIza", r"GOCSPX-", r"ya29\.", r"xox[abeoprs]-", r"xapp-", r"dckr_pat_", r"dop_v1_", r"hvs\.", r"tskey-"),
+    *(r"lin_api_", r"lsv2_[ps][tk]_", r"sntry[su]_", r"shp(?:at|ca|pa|ss)_", r"glsa_", r"SG\.", r"AGE-SECRET-KEY-"),
+)
+"""Prefixes of keys; at least 16 characters follow, with digits and letters among them."""
+_SHORT = (
+    r"sk-",
+    r"csk-",
+    r"hf_",
+    r"r8_",
+    r"gsk_",
+    r"fw_",
+    r"npm_",
+    r"pypi-",
+    r"ntn_",
+    r"sbp_",
+    r"dapi",
+    r"phx_",
+    r"rnd_",
+)
+"""Prefixes that also begin words; 16 letters and digits in a row follow."""
+_VENDOR_KEY = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_VENDORS)})([A-Za-z0-9_.-]+)")
+_SHORT_KEY = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_SHORT)})([A-Za-z0-9]{{16,}})[A-Za-z0-9_-]*")
+_AWS_KEY = re.compile(r"(?<![A-Za-z0-9])(A[KS]IA)([A-Z0-9]{16})(?![A-Za-z0-9])")
+_TELEGRAM_KEY = re.compile(r"(?<![A-Za-z0-9_])([0-9]{8,10}:AA)([A-Za-z0-9_-]{33})(?![A-Za-z0-9_-])")
+_WEB_TOKEN = re.compile(r"(?<![A-Za-z0-9_.-])(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+")
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----)[^-]+(-----END [A-Z ]{0,30}PRIVATE KEY)"
+)
+_SLACK_HOOK = re.compile(r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)([A-Za-z0-9_/-]{20,})")
+_HEADER = re.compile(r"(?i)(\bauthorization[\"']?:[ \t]?[\"']?(?:bearer|basic|token)[ \t])([A-Za-z0-9+/_.=~-]{12,})")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s/:@\"'<>\\]{1,64}):([^\s/:@\"'<>\\${}*]{3,256})@")
+_ASSIGNED = re.compile(
+    r"(?i)((?:api|access|secret|private|auth|signing|encryption|account)[_-]?key(?:[_-]?id)?|client[_-]?secret|"
+    r"(?:access|auth|bearer|refresh|session|api|bot|id)[_-]?token|[_-]token|[_-]secret|password|passwd|passphrase)"
+    r"(\\?[\"']?[ \t]{0,3}(?:=>|[:=])[ \t]{0,3}\\?[\"']?)([^\s\"'`,;\\<>(){}\[\]$&|]+)"
+)
+_DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
+_PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy", "12345678")
+
+
+def mask_secrets(text: str) -> tuple[str, int]:
+    """Return a text with its secrets masked, and their number. A masked text stays as it is."""
+    number = 0
+
+    def masked(kept: str, secret: str, match: re.Match[str], least: int = 16) -> str:
+        nonlocal number
+        if len(secret) < least or _is_placeholder(secret) or not (_DIGIT.search(secret) and _LETTER.search(secret)):
+            return match[0]
+        number += 1
+        return f"{kept}{MASK}"
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal number
+        number += 1
+        return f"{match[1]}{MASK}"
+
+    def block(match: re.Match[str]) -> str:
+        nonlocal number
+        if MASK in match[0]:
+            return match[0]
+        number += 1
+        return f"{match[1]}{MASK}{match[2]}"
+
+    def in_url(match: re.Match[str]) -> str:
+        nonlocal number
+        if _is_placeholder(match[2]):
+            return match[0]
+        number += 1
+        return f"{match[1]}:{MASK}@"
+
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(block, text)
+    text = _WEB_TOKEN.sub(replaced, text)
+    text = _VENDOR_KEY.sub(lambda match: masked(match[1], match[2], match), text)
+    text = _SHORT_KEY.sub(lambda match: masked(match[1], match[2], match), text)
+    text = _AWS_KEY.sub(lambda match: masked(match[1], match[2], match), text)
+    text = _TELEGRAM_KEY.sub(lambda match: masked(match[1], match[2], match), text)
+    text = _SLACK_HOOK.sub(lambda match: masked(match[1], match[2], match), text)
+    text = _HEADER.sub(lambda match: masked(match[1], match[2], match, least=12), text)
+    if "://" in text:
+        text = _PASSWORD_IN_URL.sub(in_url, text)
+    return _ASSIGNED.sub(
+        lambda match: masked(match[1] + match[2], match[3], match, least=_least(match[1])), text
+    ), number
+
+
+def _least(name: str) -> int:
+    """Return the least number of characters of a secret that is assigned to a name."""
+    return 8 if name.lower().startswith("pass") else 16
+
+
+def _is_placeholder(secret: str) -> bool:
+    """Return whether a text stands for a secret, or says where one is: `your-key`, `os.environ`, a path."""
+    lower = secret.lower()
+    names_place = lower.startswith(("/", "http", "os.", "process.", "self.", "config.", "settings."))
+    return names_place or any(word in lower for word in _PLACEHOLDERS)
+
+
+def masked_messages(messages: Sequence[Message]) -> tuple[list[Message], dict[int, int]]:
+    """Return messages with their secrets masked, in texts, calls and all other fields, and by index the number of
+    secrets that were masked in a message.
+    """
+    masked, numbers = list[Message](), dict[int, int]()
+    for index, message in enumerate(messages):
+        value, number = _masked(message)
+        masked.append(cast(Message, value))
+        if number:
+            numbers[index] = number
+    return masked, numbers
+
+
+def _masked(value: Any) -> tuple[Any, int]:
+    if isinstance(value, str):
+        return mask_secrets(value)
+    if isinstance(value, Mapping):
+        members = {key: _masked(member) for key, member in cast(Mapping[str, Any], value).items()}
+        number = sum(number for _, number in members.values())
+        return ({key: member for key, (member, _) in members.items()} if number else value), number
+    if isinstance(value, list):
+        elements = [_masked(member) for member in cast(list[Any], value)]
+        number = sum(number for _, number in elements)
+        return ([element for element, _ in elements] if number else value), number
+    return value, 0
