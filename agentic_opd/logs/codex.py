@@ -1,7 +1,7 @@
 """Codex' rollouts (`~/.codex/sessions/**/rollout-*.jsonl`) -> sessions. Pure.
 
-A line is `{"timestamp", "type", "payload"}`. Items of the Responses API are the payloads of `response_item`, in versions
-before 0.32 the lines themselves. A compaction (`compacted`) ends a conversation; the next begins with its replacement.
+A line is `{"timestamp", "type", "payload"}`. Items of the Responses API are the payloads of `response_item`, in older
+versions the lines themselves. A compaction (`compacted`) ends a conversation; the next begins with its replacement.
 Events repeat the items, but for a rollback, which takes turns back. The file holds no tools.
 """
 

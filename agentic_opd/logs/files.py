@@ -343,7 +343,7 @@ class _Records:
                 yield from self._objects([value])
 
     def _document(self, first: bytes) -> Iterator[Record]:
-        """Yield the elements of a JSON array, or the object that a file is; else its lines, the first of them broken."""
+        """Yield the elements of a JSON array, or the object that a file is; else its lines, the first being broken."""
         stripped = first.lstrip(_BLANK)
         if stripped[:1] not in (b"{", b"["):
             raise UnreadableError("no JSON")
@@ -407,26 +407,28 @@ def _zipped_samples(path: Path, counts: Counts) -> Iterator[Record]:
 
 def _database_sessions(path: Path, counts: Counts) -> Iterator[Record]:
     """Yield the sessions of OpenCode's database as documents."""
+    messages_of = "SELECT id, data FROM message WHERE session_id = ?"
+    parts_of = "SELECT id, data, message_id FROM part WHERE session_id = ?"
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-        database.text_factory = lambda data: data.decode(errors="replace")
+        database.text_factory = bytes
         for (session_id,) in database.execute("SELECT id FROM session ORDER BY id").fetchall():
-            messages = [
-                {**_data(data, counts), "id": name, "sessionID": session_id}
-                for name, data in database.execute("SELECT id, data FROM message WHERE session_id = ?", (session_id,))
-            ]
+            rows = database.execute(messages_of, (_text(session_id),))
+            messages = [_data(data, counts) | {"id": _text(name)} for name, data in rows]
+            rows = database.execute(parts_of, (_text(session_id),))
             parts = [
-                {**_data(data, counts), "id": name, "messageID": message}
-                for name, message, data in database.execute(
-                    "SELECT id, message_id, data FROM part WHERE session_id = ?", (session_id,)
-                )
+                _data(data, counts) | {"id": _text(name), "messageID": _text(message)} for name, data, message in rows
             ]
-            document, number = opencode.stored({"id": session_id}, messages, parts)
+            document, number = opencode.stored({"id": _text(session_id)}, messages, parts)
             counts[LeftOut.OTHER_PART] += number
             yield document
 
 
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def _data(data: object, counts: Counts) -> dict[str, Any]:
-    value = _parsed(data.encode(errors="surrogatepass") if isinstance(data, str) else b"")
+    value = _parsed(data) if isinstance(data, bytes) else None
     if isinstance(value, dict):
         return cast(dict[str, Any], value)
     counts[LeftOut.BROKEN_LINE] += 1

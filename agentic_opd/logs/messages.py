@@ -9,7 +9,7 @@ padding of columnar files, and tool results in any order. The error for unsuppor
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Literal, cast
@@ -272,11 +272,17 @@ def read_log(
         context = {index - 1: why for index, why in context.items()}
     is_padded = _remove_padding(objects, tools) or has_padded_tools(fields)
     notes[LogNote.PADDING] = int(is_padded)
-    if mask_secrets:
-        messages, numbers = masked_messages(messages)
-        notes[LogNote.MASKED] = sum(numbers.values())
-        context = {index: LogNote.SECRET for index in numbers if messages[index]["role"] == "assistant"} | context
-    return ConversationLog(_with_ordered_results(messages, notes), context, notes)
+    log = ConversationLog(messages, context, notes)
+    log = _without_secrets(log) if mask_secrets else log
+    return replace(log, messages=_with_ordered_results(log.messages, notes))
+
+
+def _without_secrets(log: ConversationLog) -> ConversationLog:
+    """Return the conversation with its secrets masked; answers that held one are not learned."""
+    messages, numbers = masked_messages(log.messages)
+    answers = [index for index in numbers if messages[index]["role"] == "assistant"]
+    log.notes[LogNote.MASKED] = sum(numbers.values())
+    return replace(log, messages=messages, context=dict.fromkeys(answers, LogNote.SECRET) | dict(log.context))
 
 
 def plain_messages(messages: object, tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:

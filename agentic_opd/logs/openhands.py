@@ -1,9 +1,9 @@
 """OpenHands' events -> sessions. Pure.
 
-Version 0 has actions and observations (`events/0.json`, `trajectory.json`, `history` of an evaluation's `output.jsonl`);
-an action of the model holds the model's whole answer in `tool_call_metadata`. In logs without it, an action is read as a
-call of its name. Version 1, the SDK, has events of a `kind` (`events/event-00000-*.json`). A condensation ends a
-conversation; the next begins without the forgotten events.
+Version 0 has actions and observations (`events/0.json`, `trajectory.json`, `history` in an evaluation's
+`output.jsonl`); an action of the model holds the model's whole answer in `tool_call_metadata`. In logs without it, an
+action is read as a call of its name. Version 1, the SDK, has events of a `kind` (`events/event-00000-*.json`). A
+condensation ends a conversation; the next begins without the forgotten events.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

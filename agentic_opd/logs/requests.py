@@ -1,8 +1,8 @@
 """Logs of requests to a model, lists of messages, and verifiers' results -> sessions. Pure.
 
 A request and its answer stand in `request` and `response`, or in one object: of OpenAI's chat completions, of its
-Responses API, or of Anthropic's messages. A request repeats the earlier ones of its session: `without_repeats` keeps the
-longest. Anthropic's and OpenAI's messages without a request are rows of `messages`, which `read_log` reads.
+Responses API, or of Anthropic's messages. A request repeats the earlier ones of its session: `without_repeats` keeps
+the longest. Anthropic's and OpenAI's messages without a request are rows of `messages`, which `read_log` reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ def message_list_sessions(records: Iterable[Record], counts: Counts) -> Iterator
     yield from draft.ended()
 
 
-# ------------------------------------------------------------------------------------------------------------- verifiers
+# ------------------------------------------------------------------------------------------------------------ verifiers
 
 
 def is_verifiers(records: Sequence[Record]) -> bool:

@@ -47,32 +47,32 @@ def add_items(draft: Draft, items: Iterable[Record]) -> None:
 
 def add_item(draft: Draft, item: Record) -> None:
     """Add an item to a draft."""
-    kind, counts = item.get("type", "message"), draft.counts
+    kind = item.get("type", "message")
     if kind == "message" and item.get("role") == "assistant":
-        _add_text(_answer(draft), text_of(item.get("content")), item.get("content"), draft)
+        _add_text(_answer(draft), item.get("content"), draft)
     elif kind == "message":
         role: Any = item.get("role")
         role = role if role in ("system", "developer", "user", "tool") else "user"
-        draft.add({"role": role, "content": read_content(item.get("content"), counts)})
+        draft.add({"role": role, "content": read_content(item.get("content"), draft.counts)})
     elif kind == "agent_message":
-        draft.add({"role": "user", "content": read_content(_shown(item.get("content"), draft), counts)})
-    elif kind == "reasoning":
-        if thoughts := text_of(item.get("content")) or text_of(item.get("summary")):
-            _answer(draft)["content"].append({"type": "thinking", "thinking": thoughts})
-        elif item.get("encrypted_content"):
-            counts[LeftOut.HIDDEN_REASONING] += 1
+        draft.add({"role": "user", "content": read_content(_shown(item.get("content"), draft), draft.counts)})
     elif kind in _CALLS:
-        _answer(draft).setdefault("tool_calls", []).extend(called([_call(item)], counts))
+        _answer(draft).setdefault("tool_calls", []).extend(called([_call(item)], draft.counts))
     elif kind in _OUTPUTS:
         _add_output(draft, item)
-    elif kind in _HIDDEN:
-        counts[LeftOut.HIDDEN_REASONING] += 1
-    elif kind == "ghost_snapshot":
-        counts[LeftOut.BOOKKEEPING] += 1
-    elif kind in _BY_PROVIDER:
-        counts["calls that the provider ran (" + kind.removesuffix("_call").replace("_", " ") + ")"] += 1
+    elif kind == "reasoning" and (thoughts := text_of(item.get("content")) or text_of(item.get("summary"))):
+        _answer(draft)["content"].append({"type": "thinking", "thinking": thoughts})
     else:
-        counts[unknown("items", kind)] += 1
+        draft.counts[_left_out(item, kind)] += 1
+
+
+def _left_out(item: Record, kind: Any) -> str:
+    """Return what an item counts as that adds nothing to a conversation."""
+    if kind in _HIDDEN or (kind == "reasoning" and item.get("encrypted_content")):
+        return LeftOut.HIDDEN_REASONING
+    if kind in _BY_PROVIDER:
+        return f"calls that the provider ran ({kind.removesuffix('_call').replace('_', ' ')})"
+    return LeftOut.BOOKKEEPING if kind in ("ghost_snapshot", "reasoning") else unknown("items", kind)
 
 
 def _answer(draft: Draft) -> dict[str, Any]:
@@ -83,7 +83,8 @@ def _answer(draft: Draft) -> dict[str, Any]:
     return draft.add({"role": "assistant", "content": []})
 
 
-def _add_text(answer: dict[str, Any], text: str, content: object, draft: Draft) -> None:
+def _add_text(answer: dict[str, Any], content: object, draft: Draft) -> None:
+    text = text_of(content)
     parts = read_content(content if isinstance(content, str | list) else "", draft.counts)
     others = [] if isinstance(parts, str) else [part for part in parts if part["type"] != "text"]
     has_text = any(part["type"] == "text" for part in answer["content"])

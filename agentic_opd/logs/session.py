@@ -184,40 +184,40 @@ _TEXT, _REASONING = ("text", "input_text", "output_text"), ("thinking", "reasoni
 def read_content(content: object, counts: Counts) -> str | list[dict[str, Any]]:
     """Return a content with the parts that a log may have; others are counted.
 
-    `toolCall` becomes `tool_use`; a `tool_use` without a name and a result whose content is neither text nor parts are
-    counted and written as text.
+    `toolCall` becomes `tool_use`; a `tool_use` without a name is counted; a result that is neither text nor parts is
+    written as JSON text.
     """
     if isinstance(content, str):
         return content
     parts = list[dict[str, Any]]()
     for part in cast(list[Any], content) if isinstance(content, list) else [content]:
-        kind: Any = member(part, "type")
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-        elif kind in _TEXT and isinstance(part["text"] if "text" in part else None, str):
-            parts.append({"type": "text", "text": part["text"]})
-        elif kind in _REASONING:
-            thoughts = next((part[name] for name in (kind, "text", "summary") if part.get(name)), "")
-            parts.append({"type": "thinking", "thinking": thoughts})
-        elif kind == "redacted_thinking":
-            counts[LeftOut.HIDDEN_REASONING] += 1
-        elif kind in MEDIA_PARTS:
-            parts.append({"type": kind})
-        elif kind in ("tool_use", "toolCall"):
-            parts += _call(part, counts)
-        elif kind == "tool_result":
-            inner = part.get("content")
-            read = (
-                read_content(inner, counts)
-                if isinstance(inner, str | list)
-                else ""
-                if inner is None
-                else json_text(inner)
-            )
-            parts.append({"type": kind, "tool_use_id": text_id(part.get("tool_use_id")), "content": read})
+        elif isinstance(part, Mapping):
+            parts += _read_part(cast(Record, part), counts)
         elif part is not None:
-            counts[unknown("parts", kind)] += 1
+            counts[unknown("parts", type(part).__name__)] += 1
     return parts
+
+
+def _read_part(part: Record, counts: Counts) -> list[dict[str, Any]]:
+    kind = part.get("type")
+    if kind in _TEXT and isinstance(part.get("text"), str):
+        return [{"type": "text", "text": part["text"]}]
+    if kind in _REASONING:
+        thoughts = next((part[name] for name in (kind, "text", "summary") if part.get(name)), "")
+        return [{"type": "thinking", "thinking": thoughts}]
+    if kind in MEDIA_PARTS:
+        return [{"type": kind}]
+    if kind in ("tool_use", "toolCall"):
+        return _call(part, counts)
+    if kind == "tool_result":
+        result = part.get("content")
+        is_read = isinstance(result, str | list)
+        read = read_content(result, counts) if is_read else "" if result is None else json_text(result)
+        return [{"type": kind, "tool_use_id": text_id(part.get("tool_use_id")), "content": read}]
+    counts[LeftOut.HIDDEN_REASONING if kind == "redacted_thinking" else unknown("parts", kind)] += 1
+    return []
 
 
 def _call(part: Record, counts: Counts) -> list[dict[str, Any]]:

@@ -550,7 +550,7 @@ def test_tools_are_read_as_text_and_as_functions(fields: dict[str, Any]) -> None
     [
         ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "messages[1].role: Input should be 'system'"),
         ({"messages": [USER, {**SAID, "content": 3}]}, "messages[1].content: Input should be a valid string"),
-        ({"messages": [{**USER, "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type: Input should be"),
+        ({"messages": [{**USER, "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type: Input should be"),
         ({"messages": [USER, {**SAID, "tool_calls": "{}"}]}, "messages[1].tool_calls: Input should be a valid list"),
         ({"messages": [USER, {**SAID, "tool_calls": "[{"}]}, "messages[1].tool_calls: a text that is not JSON"),
         ({"messages": "[{"}, "messages: a text that is not JSON"),
