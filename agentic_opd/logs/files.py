@@ -244,8 +244,7 @@ class _Search:
 
     def _name_sessions(self) -> None:
         names = Counter[str]()
-        repeats = Counter[str]()
-        kept = without_repeats([session for _, _, session in self.sessions], repeats)
+        kept = without_repeats([session for _, _, session in self.sessions])
         for (file_name, log_format, before), session in zip(self.sessions, kept, strict=True):
             tally = self.tally(log_format)
             if session is None:

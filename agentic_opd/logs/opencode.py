@@ -129,7 +129,7 @@ def _add_step(draft: Draft, step: Sequence[Record], *, is_stopped: bool) -> None
         output: Any = next(
             (member(part, "state", name) for name in ("output", "error") if member(part, "state", name)), ""
         )
-        if member(part, "state", "status") in ("completed", "error") and isinstance(part.get("tool"), str):
+        if member(part, "state", "status") not in ("pending", "running") and isinstance(part.get("tool"), str):
             media = [{"type": "file"} for _ in objects(member(part, "state", "attachments"))]
             parts = [{"type": "text", "text": output if isinstance(output, str) else str(output)}, *media]
             draft.add({"role": "tool", "tool_call_id": text_id(part.get("callID")), "content": parts})

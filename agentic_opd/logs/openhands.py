@@ -124,10 +124,12 @@ class _Reader:
         self.rows.append((event.get("id"), message))
 
     def ended(self) -> Iterator[Session]:
-        """Yield the conversation so far, if an answer is in it."""
+        """Yield the conversation so far, if an answer is in it; count it otherwise."""
         messages = [message for _, message in self.rows]
         if any(message["role"] == "assistant" for message in messages):
             yield Session(tuple(messages), tuple(self.tools), self.label)
+        elif messages:
+            self.counts[LeftOut.EMPTY] += 1
 
     def read(self, event: Record) -> Iterator[Session]:
         """Read an event; yield the conversation that ends with it."""

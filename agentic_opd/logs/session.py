@@ -121,8 +121,11 @@ class Draft:
         self.last = target
 
     def ended(self) -> Iterator[Session]:
-        """Yield the conversation so far, if an answer is in it."""
-        if self.last is None or not self.last.answers:
+        """Yield the conversation so far, if an answer is in it; count it otherwise."""
+        if self.last is None:
+            return
+        if not self.last.answers:
+            self.counts[LeftOut.EMPTY] += 1
             return
         self.branches += 1
         if self.branches > _MOST_BRANCHES:
@@ -259,7 +262,7 @@ def called(calls: Iterable[tuple[object, object, object]], counts: Counts) -> li
 # -------------------------------------------------------------------------------------------------------------- repeats
 
 
-def without_repeats(sessions: Sequence[Session], counts: Counts) -> list[Session | None]:
+def without_repeats(sessions: Sequence[Session]) -> list[Session | None]:
     """Return each session with the answers that another repeats marked as not learned; None if nothing is left.
 
     An answer repeats another if all messages up to it are the same: in a session that was resumed or forked, in a
@@ -271,19 +274,18 @@ def without_repeats(sessions: Sequence[Session], counts: Counts) -> list[Session
     for index in sorted(range(len(sessions)), key=lambda index: (-len(chains[index]), index)):
         for digest in chains[index]:
             owners.setdefault(digest, index)
-    read = list[Session | None]()
-    for index, (session, chain) in enumerate(zip(sessions, chains, strict=True)):
-        messages = [
-            message if owners[digest] == index else not_learned(message, LogNote.REPEATED)
-            for message, digest in zip(session.messages, chain, strict=True)
-        ]
-        answers = [message for message in messages if message.get("role") == "assistant"]
-        if answers and any(NOT_LEARNED not in message for message in answers):
-            read.append(replace(session, messages=messages))
-            continue
-        counts[LeftOut.DUPLICATE if answers else LeftOut.EMPTY] += 1
-        read.append(None)
-    return read
+    return [_without_answers_of_others(index, sessions[index], chains[index], owners) for index in range(len(sessions))]
+
+
+def _without_answers_of_others(
+    index: int, session: Session, chain: Sequence[bytes], owners: Mapping[bytes, int]
+) -> Session | None:
+    messages = [
+        message if owners[digest] == index else not_learned(message, LogNote.REPEATED)
+        for message, digest in zip(session.messages, chain, strict=True)
+    ]
+    is_learned = any(message.get("role") == "assistant" and NOT_LEARNED not in message for message in messages)
+    return replace(session, messages=messages) if is_learned else None
 
 
 def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
