@@ -294,12 +294,10 @@ class _Records:
         self.counts = counts
         self.bytes_read = 0
         if cast(Any, file).peek(2)[:2] in _UTF16_MARKS:
-            text = io.TextIOWrapper(file, encoding="utf-16", errors="replace", newline="\n")
-            self._lines = (line.encode(errors="surrogatepass") for line in text)
-            self._file = None
-        else:
-            self._lines = iter(lambda: file.readline(_LONGEST_LINE + 1), b"")
-            self._file = file
+            text = _whole(file).decode("utf-16", errors="replace")
+            file = io.BytesIO(text.encode())
+        self._file = file
+        self._lines = iter(lambda: file.readline(_LONGEST_LINE + 1), b"")
         self._records = self._read()
 
     def __iter__(self) -> Iterator[Record]:
@@ -346,10 +344,8 @@ class _Records:
         stripped = first.lstrip(_BLANK)
         if stripped[:1] not in (b"{", b"["):
             raise UnreadableError("no JSON")
-        rest = self._file.read(_LARGEST_DOCUMENT) if self._file is not None else b"".join(self._lines)
+        rest = _whole(self._file)
         self.bytes_read += len(rest)
-        if self._file is not None and len(rest) == _LARGEST_DOCUMENT:
-            raise UnreadableError("a JSON document of more than 512 MiB")
         value = _parsed((first + rest).strip(_BLANK))
         if value is not None:
             yield from self._objects(value if isinstance(value, list) else [value])
@@ -374,6 +370,13 @@ class _Records:
                 self.counts[LeftOut.DEEP] += 1
                 continue
             yield cast(Record, value)
+
+
+def _whole(file: IO[bytes]) -> bytes:
+    data = file.read(_LARGEST_DOCUMENT + 1)
+    if len(data) > _LARGEST_DOCUMENT:
+        raise UnreadableError("a document of more than 512 MiB")
+    return data
 
 
 def _parsed(text: bytes) -> Any:

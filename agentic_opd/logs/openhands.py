@@ -22,16 +22,17 @@ from agentic_opd.logs.session import (
     not_learned,
     objects,
     read_content,
+    readable_tools,
     text_id,
     text_of,
     unknown,
 )
 
-_KINDS = {
+_KINDS = (
     *("SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation"),
     *("AgentErrorEvent", "Condensation", "CondensationSummaryEvent", "CondensationRequest", "PauseEvent"),
     *("ConversationStateUpdateEvent", "ConversationErrorEvent", "TokenEvent", "LLMCompletionLogEvent"),
-}
+)
 _SILENT_ACTIONS = (
     "recall",
     "change_agent_state",
@@ -112,7 +113,7 @@ class _Reader:
     """A session while its events are read."""
 
     counts: Counts
-    tools: Sequence[Any] = ()
+    tools: object = ()
     label: str = ""
     rows: list[tuple[object, dict[str, Any]]] = field(default_factory=list[tuple[object, dict[str, Any]]])
     """Id of the event and the message it made."""
@@ -127,7 +128,7 @@ class _Reader:
         """Yield the conversation so far, if an answer is in it; count it otherwise."""
         messages = [message for _, message in self.rows]
         if any(message["role"] == "assistant" for message in messages):
-            yield Session(tuple(messages), tuple(self.tools), self.label)
+            yield Session(tuple(messages), readable_tools(self.tools, self.counts), self.label)
         elif messages:
             self.counts[LeftOut.EMPTY] += 1
 
@@ -153,7 +154,7 @@ class _Reader:
         if action == "condensation":
             yield from self._condense(arguments)
         elif action == "system":
-            self.tools = objects(arguments.get("tools"))
+            self.tools = arguments.get("tools")
             self.add(event, {"role": "system", "content": text_of(arguments.get("content"))})
         elif action in _SILENT_ACTIONS or (event.get("source") == "environment" and action != "message"):
             self.counts[LeftOut.BOOKKEEPING] += 1
@@ -161,7 +162,8 @@ class _Reader:
             self._add_answer(event, message, member(event, "tool_call_metadata", "model_response", "id"))
         elif action == "message":
             text = {"type": "text", "text": text_of(arguments.get("content"))}
-            pictures = [{"type": "image"} for _ in arguments.get("image_urls") or arguments.get("images_urls") or ()]
+            urls = arguments.get("image_urls") or arguments.get("images_urls")
+            pictures = [{"type": "image"} for _ in (urls if isinstance(urls, list) else ())]
             role = "assistant" if event.get("source") == "agent" else "user"
             self.add(event, {"role": role, "content": [text, *pictures]})
         elif event.get("source") == "user":
@@ -207,11 +209,7 @@ class _Reader:
 
     def _read_sdk(self, event: Record, kind: object) -> Iterator[Session]:
         if kind == "SystemPromptEvent":
-            tools = objects(event.get("tools"))
-            self.tools = [
-                tool for tool in tools if "function" in tool or "parameters" in tool or "input_schema" in tool
-            ]
-            self.counts[LeftOut.NO_SCHEMA] += len(tools) - len(self.tools)
+            self.tools = event.get("tools")
             self.add(
                 event,
                 {"role": "system", "content": text_of([event.get("system_prompt"), event.get("dynamic_context")])},

@@ -144,10 +144,10 @@ def verifiers_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Se
             counts[LeftOut.TEXT_PROMPT] += 1
             continue
         info = _object(record.get("info"))
-        tools: Any = (
+        tools = (
             record.get("tool_defs") or record.get("oai_tools") or info.get("oai_tools") or info.get("tool_defs") or ()
         )
-        draft = Draft(counts, f"result {number}", _messages(tools) if isinstance(tools, str) else tools)
+        draft = Draft(counts, f"result {number}", _messages(tools))
         for message in prompt:
             _add_message(draft, message)
         draft.restart(draft.messages(), LogNote.PROMPT)

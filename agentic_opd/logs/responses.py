@@ -35,7 +35,7 @@ _BY_PROVIDER = (
     "computer_call",
 )
 _HIDDEN = ("compaction", "compaction_summary", "context_compaction")
-ITEMS = {"message", "reasoning", "agent_message", "ghost_snapshot", *_CALLS, *_OUTPUTS, *_BY_PROVIDER, *_HIDDEN}
+ITEMS = ("message", "reasoning", "agent_message", "ghost_snapshot", *_CALLS, *_OUTPUTS, *_BY_PROVIDER, *_HIDDEN)
 """Types of items that are known."""
 
 

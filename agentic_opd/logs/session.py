@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, cast
 
+from agentic_opd.core.errors import AlignmentError
 from agentic_opd.logs.messages import MEDIA_PARTS, NOT_LEARNED, LogNote
+from agentic_opd.logs.tools import plain_tools
 
 Record = Mapping[str, Any]
 """An object of a file: a line, an element, or the whole document."""
@@ -36,7 +38,7 @@ class LeftOut(StrEnum):
     TEXT_PROMPT = "rows whose prompt or completion is no list of messages"
     BRANCH = "branches of a session beyond the 256th"
     NO_MESSAGE = "records without the message of their role"
-    NO_SCHEMA = "tools without a schema"
+    NO_FUNCTION = "tools without a schema, or that their provider runs"
     DEEP = "lines nested deeper than 100 objects and lists"
     OTHER_PART = "files of a session without a message of theirs"
 
@@ -86,7 +88,8 @@ class Draft:
 
     counts: Counts
     label: str = ""
-    tools: Sequence[Any] = ()
+    tools: object = ()
+    """The list of tools, as the log has it."""
     last: _Node | None = None
     nodes: dict[str, _Node | None] = field(default_factory=dict[str, "_Node | None"])
     """Id of a record -> the last message up to it."""
@@ -131,7 +134,7 @@ class Draft:
         if self.branches > _MOST_BRANCHES:
             self.counts[LeftOut.BRANCH] += 1
             return
-        yield Session(tuple(self.messages()), tuple(self.tools), self.label)
+        yield Session(tuple(self.messages()), readable_tools(self.tools, self.counts), self.label)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the messages so far."""
@@ -235,6 +238,19 @@ def call_input(arguments: object) -> str | Mapping[str, Any] | None:
     """Return the arguments of a call as text, as an object or None; anything else as JSON text."""
     is_read = arguments is None or isinstance(arguments, str | Mapping)
     return cast(Any, arguments) if is_read else json_text(arguments)
+
+
+def readable_tools(tools: object, counts: Counts) -> list[Record]:
+    """Return the tools of a list that a prompt can show; others are counted."""
+    readable = list[Record]()
+    for tool in objects(tools):
+        try:
+            plain_tools({"tools": [tool]})
+        except AlignmentError:
+            counts[LeftOut.NO_FUNCTION] += 1
+            continue
+        readable.append(tool)
+    return readable
 
 
 def text_id(value: object) -> str | None:

@@ -112,9 +112,10 @@ def read_inputs(paths: Sequence[Path], *, but: Path | None = None) -> Inputs:
         PlaceError: a file that is named can't be read. Such a file in a folder is skipped, and the summary says so.
         OSError, EOFError, zlib.error: a file that is named can't be opened.
     """
-    found = find_logs(paths, but=but)
     named = [path for path in paths if not path.is_dir()]
-    unread = {path for skipped in found.skipped.values() for path in skipped if path in named}
+    pipes = [path for path in named if path.exists() and not path.is_file()]  # They can be read once only, as rows.
+    found = find_logs([path for path in paths if path not in pipes], but=but)
+    unread = {*pipes, *(path for skipped in found.skipped.values() for path in skipped if path in named)}
     for reason in [*found.skipped]:
         found.skipped[reason] = [path for path in found.skipped[reason] if path not in unread]
     lines, item_ids = list[Line](), set[str]()
