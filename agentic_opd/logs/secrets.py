@@ -60,7 +60,7 @@ _ASSIGNED = re.compile(
     r"(\\?[\"']?[ \t]{0,3}(?:=>|[:=])[ \t]{0,3}\\?[\"']?)([^\s\"'`,;\\<>(){}\[\]$&|]+)"
 )
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
-_PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy", "12345678")
+_PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy")
 
 
 def mask_secrets(text: str) -> tuple[str, int]:
