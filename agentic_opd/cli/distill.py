@@ -216,8 +216,8 @@ async def _lines(
 
 def _file(arguments: argparse.Namespace) -> Path | None:
     """Return the file that is read; None for a folder or several paths."""
-    (path, *others) = arguments.paths
-    return None if others or path.is_dir() else path
+    path: Path = arguments.paths[0]
+    return None if len(arguments.paths) > 1 or path.is_dir() else path
 
 
 def _out(arguments: argparse.Namespace) -> Path:

@@ -50,15 +50,15 @@ def is_claude_code(records: Sequence[Record]) -> bool:
 
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversations of a transcript: a session's, each of its sub-agents', each of its branches."""
-    agents, seen = dict[str, _Agent](), set[str]()
+    agents, record_ids = dict[str, _Agent](), set[str]()
     agent_of_record = dict[str, str]()
     for record in _lines(records):
         record_id = record.get("uuid")
         if isinstance(record_id, str):
-            if record_id in seen and not record_id.startswith("["):
+            if record_id in record_ids and not record_id.startswith("["):
                 counts[LeftOut.DUPLICATE_RECORD] += 1
                 continue
-            seen.add(record_id)
+            record_ids.add(record_id)
         name = _agent_name(record, agent_of_record)
         if isinstance(record_id, str):
             agent_of_record[record_id] = name
@@ -109,8 +109,8 @@ class _Agent:
         self.is_tree = self.is_tree or isinstance(parent, str)
         if kind not in ("user", "assistant") or member(message, "role") != kind:
             has_message = kind in ("user", "assistant")
-            other = LeftOut.NO_MESSAGE if has_message else unknown("records", kind)
-            counts[LeftOut.BOOKKEEPING if kind in _BOOKKEEPING else other] += 1
+            kind_of_loss = LeftOut.NO_MESSAGE if has_message else unknown("records", kind)
+            counts[LeftOut.BOOKKEEPING if kind in _BOOKKEEPING else kind_of_loss] += 1
             self.draft.mark(record_id, parent)
         elif record.get("isCompactSummary"):
             yield from self.draft.ended()
@@ -125,7 +125,7 @@ class _Agent:
         elif kind == "assistant":
             yield from self._answered(message, record_id, parent)
         else:
-            yield from self._asked(message, record_id, parent, is_root=is_root)
+            yield from self._prompted(message, record_id, parent, is_root=is_root)
 
     def _answered(self, message: Any, record_id: object, parent: object) -> Iterator[Session]:
         content = read_content(member(message, "content"), self.draft.counts)
@@ -141,7 +141,7 @@ class _Agent:
         if member(message, "stop_reason") == "max_tokens":
             self.answer.update(not_learned(self.answer, LogNote.STOPPED))
 
-    def _asked(self, message: Any, record_id: object, parent: object, *, is_root: bool) -> Iterator[Session]:
+    def _prompted(self, message: Any, record_id: object, parent: object, *, is_root: bool) -> Iterator[Session]:
         content = read_content(member(message, "content"), self.draft.counts)
         has_results = not isinstance(content, str) and any(part["type"] == "tool_result" for part in content)
         if is_root:

@@ -81,9 +81,9 @@ class FoundLogs:
             counted = tally.left_out.most_common()
             if counted:
                 kinds = ", ".join(f"{number} {kind}" for kind, number in counted[:_MOST_KINDS])
-                others = sum(number for _, number in counted[_MOST_KINDS:])
+                number_of_rest = sum(number for _, number in counted[_MOST_KINDS:])
                 yield f"{name}, left out: {kinds}" + (
-                    f", {others} of {len(counted) - _MOST_KINDS} more kinds" if others else ""
+                    f", {number_of_rest} of {len(counted) - _MOST_KINDS} more kinds" if number_of_rest else ""
                 )
         for reason, paths in self.skipped.items():
             named = ", ".join(map(str, paths[:_MOST_NAMED]))
@@ -110,8 +110,8 @@ def find_logs(paths: Sequence[Path], *, but: Path | None = None) -> FoundLogs:
     return search.ended()
 
 
-def _is_same(file: Path, other: Path) -> bool:
-    return file.name == other.name and file.resolve() == other.resolve()
+def _is_same(file: Path, output: Path) -> bool:
+    return file.name == output.name and file.resolve() == output.resolve()
 
 
 @dataclass
@@ -126,7 +126,7 @@ class _Stored:
 
 @dataclass
 class _Search:
-    found: FoundLogs
+    logs: FoundLogs
     opencode_sessions: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
     openhands_events: dict[Path, list[tuple[str, Record]]] = field(default_factory=dict[Path, list[tuple[str, Record]]])
     sessions: list[tuple[str, LogFormat, Session]] = field(default_factory=list[tuple[str, LogFormat, Session]])
@@ -159,10 +159,10 @@ class _Search:
             folders += reversed(below)
 
     def skip(self, path: Path, reason: str) -> None:
-        self.found.skipped.setdefault(reason, []).append(path)
+        self.logs.skipped.setdefault(reason, []).append(path)
 
     def tally(self, log_format: LogFormat) -> Tally:
-        return self.found.tallies.setdefault(log_format.name, Tally())
+        return self.logs.tallies.setdefault(log_format.name, Tally())
 
     def read(self, path: Path, root: Path) -> None:
         """Read a file, or skip it with the reason."""
@@ -201,7 +201,7 @@ class _Search:
             return log_format, chain(sample, records)
         if not is_rows(sample):
             raise UnreadableError("no known format of logs")
-        self.found.row_files.append(path)
+        self.logs.row_files.append(path)
         return None, ()
 
     def _keep_part(self, record: Record, path: Path) -> bool:
@@ -238,14 +238,14 @@ class _Search:
             name = folder.parent.name if folder.name == "events" else folder.name
             self.sessions += [(name, OPENHANDS, session) for session in openhands.sessions(ordered, tally.left_out)]
         self._name_sessions()
-        for tally in self.found.tallies.values():
+        for tally in self.logs.tallies.values():
             tally.left_out = +tally.left_out
-        return self.found
+        return self.logs
 
     def _name_sessions(self) -> None:
         names = Counter[str]()
-        kept = without_repeats([session for _, _, session in self.sessions])
-        for (file_name, log_format, before), session in zip(self.sessions, kept, strict=True):
+        sessions = without_repeats([session for _, _, session in self.sessions])
+        for (file_name, log_format, before), session in zip(self.sessions, sessions, strict=True):
             tally = self.tally(log_format)
             if session is None:
                 tally.left_out[LeftOut.DUPLICATE] += 1
@@ -255,7 +255,7 @@ class _Search:
             name = f"{name}#{names[name]}" if names[name] > 1 else name
             tally.conversations += 1
             tally.answers += sum(message.get("role") == "assistant" for message in session.messages)
-            self.found.sessions.append(NamedSession(name, session))
+            self.logs.sessions.append(NamedSession(name, session))
 
 
 def _position(named: tuple[str, Record]) -> tuple[int, str]:
@@ -294,7 +294,7 @@ class _Records:
         self.counts = counts
         self.bytes_read = 0
         if cast(Any, file).peek(2)[:2] in _UTF16_MARKS:
-            text = _whole(file).decode("utf-16", errors="replace")
+            text = _read_document(file).decode("utf-16", errors="replace")
             file = io.BytesIO(text.encode())
         self._file = file
         self._lines = iter(lambda: file.readline(_LONGEST_LINE + 1), b"")
@@ -344,7 +344,7 @@ class _Records:
         stripped = first.lstrip(_BLANK)
         if stripped[:1] not in (b"{", b"["):
             raise UnreadableError("no JSON")
-        rest = _whole(self._file)
+        rest = _read_document(self._file)
         self.bytes_read += len(rest)
         value = _parsed((first + rest).strip(_BLANK))
         if value is not None:
@@ -372,7 +372,7 @@ class _Records:
             yield cast(Record, value)
 
 
-def _whole(file: IO[bytes]) -> bytes:
+def _read_document(file: IO[bytes]) -> bytes:
     data = file.read(_LARGEST_DOCUMENT + 1)
     if len(data) > _LARGEST_DOCUMENT:
         raise UnreadableError("a document of more than 512 MiB")

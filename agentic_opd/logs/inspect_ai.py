@@ -77,8 +77,8 @@ def _add(draft: Draft, message: Record) -> None:
         draft.add({"role": role, "content": content, "tool_calls": called(named, counts)})
     elif role == "tool":
         error = member(message, "error", "message")
-        shown = error if not content and isinstance(error, str) else content
-        draft.add({"role": role, "tool_call_id": text_id(message.get("tool_call_id")), "content": shown})
+        result = error if not content and isinstance(error, str) else content
+        draft.add({"role": role, "tool_call_id": text_id(message.get("tool_call_id")), "content": result})
     elif role in ("system", "user"):
         draft.add({"role": role, "content": content})
     else:

@@ -47,8 +47,8 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
         elif kind == "compaction":
             yield from draft.goes_back_to(parent)
             yield from draft.ended()
-            kept = _kept(draft, record.get("firstKeptEntryId"))
-            draft.restart([_summary(record), *kept])
+            recent = _messages_from(draft, record.get("firstKeptEntryId"))
+            draft.restart([_summary(record), *recent])
             draft.mark(record_id)
         elif kind == "branch_summary":
             yield from draft.goes_back_to(parent)
@@ -96,7 +96,7 @@ def _summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _kept(draft: Draft, first: object) -> list[dict[str, Any]]:
+def _messages_from(draft: Draft, first: object) -> list[dict[str, Any]]:
     """Return the messages from the entry `first` on; none without it."""
     node = draft.nodes.get(first) if isinstance(first, str) else None
     return [] if node is None else draft.messages()[node.depth - 1 :]

@@ -90,10 +90,10 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     reader = _Reader(counts)
     for record in records:
         if history := _history(record):
-            own = _Reader(counts, label=str(record.get("instance_id") or ""))
+            reader_of_row = _Reader(counts, label=str(record.get("instance_id") or ""))
             for event in history:
-                yield from own.read(event)
-            yield from own.ended()
+                yield from reader_of_row.read(event)
+            yield from reader_of_row.ended()
         else:
             yield from reader.read(record)
     yield from reader.ended()
@@ -167,12 +167,12 @@ class _Reader:
             role = "assistant" if event.get("source") == "agent" else "user"
             self.add(event, {"role": role, "content": [text, *pictures]})
         elif event.get("source") == "user":
-            text = json_text({"action": action, **_own(arguments)})
+            text = json_text({"action": action, **_written_arguments(arguments)})
             self.add(event, {"role": "user", "content": text})
         else:
             call_id = f"event_{len(self.rows)}"
             self.open_calls.append(call_id)
-            calls = called([(call_id, action, _own(arguments))], self.counts)
+            calls = called([(call_id, action, _written_arguments(arguments))], self.counts)
             thought = text_of(arguments.get("thought"))
             self.add(event, {"role": "assistant", "content": thought, "tool_calls": calls})
 
@@ -225,9 +225,9 @@ class _Reader:
             self._add_action(event)
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             observation = event.get("observation")
-            found: Any = [member(observation, name) for name in ("content", "output", "text", "error", "message")]
+            texts: Any = [member(observation, name) for name in ("content", "output", "text", "error", "message")]
             reasons = [event.get("rejection_reason"), event.get("error")]
-            content: Any = next((text for text in (*found, *reasons) if text), "")
+            content: Any = next((text for text in (*texts, *reasons) if text), "")
             read = read_content(content, self.counts) if isinstance(content, str | list) else json_text(content)
             self.add(event, {"role": "tool", "tool_call_id": text_id(event.get("tool_call_id")), "content": read})
         elif kind == "Condensation":
@@ -271,7 +271,7 @@ class _Reader:
         self.rows = rows
 
 
-def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _written_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in _OWN_ARGUMENTS and value is not None}
 
 

@@ -42,13 +42,13 @@ def request_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Sess
         for name in ("system", "instructions"):
             if request.get(name):
                 draft.add({"role": "system", "content": read_content(request[name], counts)})
-        if isinstance(asked := request.get("messages", request.get("input")), str):
-            draft.add({"role": "user", "content": asked})
+        if isinstance(prompt := request.get("messages", request.get("input")), str):
+            draft.add({"role": "user", "content": prompt})
         elif "messages" in request:
-            for message in objects(asked):
+            for message in objects(prompt):
                 _add_message(draft, message)
         else:
-            add_items(draft, objects(asked))
+            add_items(draft, objects(prompt))
         if isinstance(response.get("output"), list):
             add_items(draft, objects(response["output"]))
         elif message := _answer(response):

@@ -55,7 +55,7 @@ def add_item(draft: Draft, item: Record) -> None:
         role = role if role in ("system", "developer", "user", "tool") else "user"
         draft.add({"role": role, "content": read_content(item.get("content"), draft.counts)})
     elif kind == "agent_message":
-        draft.add({"role": "user", "content": read_content(_shown(item.get("content"), draft), draft.counts)})
+        draft.add({"role": "user", "content": read_content(_readable_parts(item.get("content"), draft), draft.counts)})
     elif kind in _CALLS:
         _answer(draft).setdefault("tool_calls", []).extend(called([_call(item)], draft.counts))
     elif kind in _OUTPUTS:
@@ -86,14 +86,14 @@ def _answer(draft: Draft) -> dict[str, Any]:
 def _add_text(answer: dict[str, Any], content: object, draft: Draft) -> None:
     text = text_of(content)
     parts = read_content(content if isinstance(content, str | list) else "", draft.counts)
-    others = [] if isinstance(parts, str) else [part for part in parts if part["type"] != "text"]
+    parts_without_text = [] if isinstance(parts, str) else [part for part in parts if part["type"] != "text"]
     has_text = any(part["type"] == "text" for part in answer["content"])
-    answer["content"] += others
+    answer["content"] += parts_without_text
     if text:
         answer["content"].append({"type": "text", "text": f"\n\n{text}" if has_text else text})
 
 
-def _shown(content: object, draft: Draft) -> list[Any]:
+def _readable_parts(content: object, draft: Draft) -> list[Any]:
     parts = objects(content)
     hidden = [part for part in parts if part.get("type") == "encrypted_content"]
     draft.counts[LeftOut.HIDDEN_REASONING] += len(hidden)

@@ -67,12 +67,12 @@ def mask_secrets(text: str) -> tuple[str, int]:
     """Return a text with its secrets masked, and their number. A masked text stays as it is."""
     number = 0
 
-    def masked(kept: str, secret: str, match: re.Match[str], least: int = 16) -> str:
+    def masked(prefix: str, secret: str, match: re.Match[str], shortest: int = 16) -> str:
         nonlocal number
-        if len(secret) < least or _is_placeholder(secret) or not (_DIGIT.search(secret) and _LETTER.search(secret)):
+        if len(secret) < shortest or _is_placeholder(secret) or not (_DIGIT.search(secret) and _LETTER.search(secret)):
             return match[0]
         number += 1
-        return f"{kept}{MASK}"
+        return f"{prefix}{MASK}"
 
     def replaced(match: re.Match[str]) -> str:
         nonlocal number
@@ -101,15 +101,15 @@ def mask_secrets(text: str) -> tuple[str, int]:
     text = _AWS_KEY.sub(lambda match: masked(match[1], match[2], match), text)
     text = _TELEGRAM_KEY.sub(lambda match: masked(match[1], match[2], match), text)
     text = _SLACK_HOOK.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _HEADER.sub(lambda match: masked(match[1], match[2], match, least=12), text)
+    text = _HEADER.sub(lambda match: masked(match[1], match[2], match, shortest=12), text)
     if "://" in text:
         text = _PASSWORD_IN_URL.sub(in_url, text)
     return _ASSIGNED.sub(
-        lambda match: masked(match[1] + match[2], match[3], match, least=_least(match[1])), text
+        lambda match: masked(match[1] + match[2], match[3], match, shortest=_shortest(match[1])), text
     ), number
 
 
-def _least(name: str) -> int:
+def _shortest(name: str) -> int:
     """Return the least number of characters of a secret that is assigned to a name."""
     return 8 if name.lower().startswith("pass") else 16
 

@@ -308,8 +308,8 @@ def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Return for each message a digest of all messages up to it."""
     digest, chain = b"", list[bytes]()
     for message in messages:
-        kept = {key: value for key, value in message.items() if key != NOT_LEARNED}
-        text = json.dumps(kept, sort_keys=True, ensure_ascii=False, default=str)
+        stored = {key: value for key, value in message.items() if key != NOT_LEARNED}
+        text = json.dumps(stored, sort_keys=True, ensure_ascii=False, default=str)
         digest = hashlib.blake2b(digest + text.encode(errors="surrogatepass"), digest_size=16).digest()
         chain.append(digest)
     return chain

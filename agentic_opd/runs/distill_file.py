@@ -114,32 +114,32 @@ def read_inputs(paths: Sequence[Path], *, but: Path | None = None) -> Inputs:
     """
     named = [path for path in paths if not path.is_dir()]
     pipes = [path for path in named if path.exists() and not path.is_file()]  # They can be read once only, as rows.
-    found = find_logs([path for path in paths if path not in pipes], but=but)
-    unread = {*pipes, *(path for skipped in found.skipped.values() for path in skipped if path in named)}
-    for reason in [*found.skipped]:
-        found.skipped[reason] = [path for path in found.skipped[reason] if path not in unread]
+    logs = find_logs([path for path in paths if path not in pipes], but=but)
+    unread = {*pipes, *(path for skipped in logs.skipped.values() for path in skipped if path in named)}
+    for reason in [*logs.skipped]:
+        logs.skipped[reason] = [path for path in logs.skipped[reason] if path not in unread]
     lines, item_ids = list[Line](), set[str]()
-    for path in [*(path for path in named if path in unread), *found.row_files]:
+    for path in [*(path for path in named if path in unread), *logs.row_files]:
         try:
             rows = list(read_lines(path))
         except PlaceError as error:
             if path in named:
                 raise
-            found.skipped.setdefault(str(error)[:200], []).append(path)
+            logs.skipped.setdefault(str(error)[:200], []).append(path)
             continue
-        place = "" if len(paths) == 1 and path in named else f"{str(path)!r}, "
+        file_name = "" if len(paths) == 1 and path in named else f"{str(path)!r}, "
         for row in rows:
             item_id = row.item_id if row.item_id not in item_ids else f"{path.stem}/{row.item_id}"
-            lines.append(replace(row, item_id=_unique(item_id, item_ids), location=f"{place}line {row.number}"))
-    for entry in found.sessions:
+            lines.append(replace(row, item_id=_unique(item_id, item_ids), location=f"{file_name}line {row.number}"))
+    for entry in logs.sessions:
         fields = entry.session.fields()
         if (problem := _messages_problem(fields)) is not None:
-            found.skipped.setdefault(f"a conversation that can't be read: {problem}"[:200], []).append(Path(entry.name))
+            logs.skipped.setdefault(f"a conversation that can't be read: {problem}"[:200], []).append(Path(entry.name))
             continue
         item_id = _unique(entry.name, item_ids)
         lines.append(Line(len(lines) + 1, fields, item_id, f"conversation {item_id!r}"))
-    found.skipped = {reason: skipped for reason, skipped in found.skipped.items() if skipped}
-    return Inputs(lines, tuple(found.lines()))
+    logs.skipped = {reason: skipped for reason, skipped in logs.skipped.items() if skipped}
+    return Inputs(lines, tuple(logs.lines()))
 
 
 def _unique(name: str, names: set[str]) -> str:
