@@ -1,7 +1,7 @@
 """`agentic-opd distill PATH...`: add hints and teacher rows to groups and conversations, without rollouts (I/O).
 
-Settings come from the run's `.run.json` beside PATH if it is a file that has one, then --config, then flags. Imports for tokenizers
-and servers happen only after the settings are validated.
+Settings come from the `.run.json` beside PATH if it is the file of a run, then --config, then flags. Imports for
+tokenizers and servers happen only after the settings are validated.
 """
 
 import argparse

@@ -7,7 +7,7 @@ such as `$API_KEY` and `<your key>` are no secrets.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from agentic_opd.core.types import Message
@@ -51,14 +51,20 @@ _WEB_TOKEN = re.compile(r"(?<![A-Za-z0-9_.-])(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----)[^-]+(-----END [A-Z ]{0,30}PRIVATE KEY)"
 )
-_SLACK_HOOK = re.compile(r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)([A-Za-z0-9_/-]{20,})")
+_HOOK = re.compile(r"(hooks\.slack\.com/services/|discord(?:app)?\.com/api/webhooks/)([A-Za-z0-9_/-]{20,})")
 _HEADER = re.compile(r"(?i)(\bauthorization[\"']?:[ \t]?[\"']?(?:bearer|basic|token)[ \t])([A-Za-z0-9+/_.=~-]{12,})")
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s/:@\"'<>\\]{1,64}):([^\s/:@\"'<>\\${}*]{3,256})@")
 _ASSIGNED = re.compile(
-    r"(?i)((?:api|access|secret|private|auth|signing|encryption|account)[_-]?key(?:[_-]?id)?|client[_-]?secret|"
-    r"(?:access|auth|bearer|refresh|session|api|bot|id)[_-]?token|[_-]token|[_-]secret|password|passwd|passphrase)"
+    r"([kK][eE][yY](?:_[iI][dD])?|[sS][eE][cC][rR][eE][tT]|[tT][oO][kK][eE][nN]|[pP][aA][sS][sS](?:[wW][oO][rR])?[dD]|"
+    r"[pP][aA][sS][sS][wW][dD]|[pP][aA][sS][sS][pP][hH][rR][aA][sS][eE])"
     r"(\\?[\"']?[ \t]{0,3}(?:=>|[:=])[ \t]{0,3}\\?[\"']?)([^\s\"'`,;\\<>(){}\[\]$&|]+)"
 )
+_BEFORE = {
+    "key": ("api", "access", "secret", "private", "auth", "signing", "encryption", "account"),
+    "secret": ("client", "_", "-"),
+    "token": ("access", "auth", "bearer", "refresh", "session", "api", "bot", "id", "_", "-"),
+}
+"""Last word of a name -> what stands before it in the names of secrets; a password's name needs nothing before it."""
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy")
 
@@ -66,52 +72,69 @@ _PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MAS
 def mask_secrets(text: str) -> tuple[str, int]:
     """Return a text with its secrets masked, and their number. A masked text stays as it is."""
     number = 0
+    for pattern, mask in _MASKS:
 
-    def masked(prefix: str, secret: str, match: re.Match[str], shortest: int = 16) -> str:
-        nonlocal number
-        if len(secret) < shortest or _is_placeholder(secret) or not (_DIGIT.search(secret) and _LETTER.search(secret)):
-            return match[0]
-        number += 1
-        return f"{prefix}{MASK}"
+        def replaced(match: re.Match[str], mask: Callable[[re.Match[str]], str | None] = mask) -> str:
+            nonlocal number
+            masked = mask(match)
+            number += masked is not None
+            return match[0] if masked is None else masked
 
-    def replaced(match: re.Match[str]) -> str:
-        nonlocal number
-        number += 1
-        return f"{match[1]}{MASK}"
-
-    def block(match: re.Match[str]) -> str:
-        nonlocal number
-        if MASK in match[0]:
-            return match[0]
-        number += 1
-        return f"{match[1]}{MASK}{match[2]}"
-
-    def in_url(match: re.Match[str]) -> str:
-        nonlocal number
-        if _is_placeholder(match[2]):
-            return match[0]
-        number += 1
-        return f"{match[1]}:{MASK}@"
-
-    if "PRIVATE KEY" in text:
-        text = _PRIVATE_KEY.sub(block, text)
-    text = _WEB_TOKEN.sub(replaced, text)
-    text = _VENDOR_KEY.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _SHORT_KEY.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _AWS_KEY.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _TELEGRAM_KEY.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _SLACK_HOOK.sub(lambda match: masked(match[1], match[2], match), text)
-    text = _HEADER.sub(lambda match: masked(match[1], match[2], match, shortest=12), text)
-    if "://" in text:
-        text = _PASSWORD_IN_URL.sub(in_url, text)
-    return _ASSIGNED.sub(
-        lambda match: masked(match[1] + match[2], match[3], match, shortest=_shortest(match[1])), text
-    ), number
+        text = pattern.sub(replaced, text)
+    return text, number
 
 
-def _shortest(name: str) -> int:
-    """Return the least number of characters of a secret that is assigned to a name."""
-    return 8 if name.lower().startswith("pass") else 16
+# Each returns the masked text of a match, None if it is no secret.
+
+
+def _key(match: re.Match[str]) -> str | None:
+    return f"{match[1]}{MASK}" if _is_random(match[2], 16) else None
+
+
+def _header(match: re.Match[str]) -> str | None:
+    return f"{match[1]}{MASK}" if _is_random(match[2], 12) else None
+
+
+def _web_token(match: re.Match[str]) -> str:
+    return f"{match[1]}{MASK}"
+
+
+def _block(match: re.Match[str]) -> str | None:
+    return None if MASK in match[0] else f"{match[1]}{MASK}{match[2]}"
+
+
+def _password_in_url(match: re.Match[str]) -> str | None:
+    return None if _is_placeholder(match[2]) else f"{match[1]}:{MASK}@"
+
+
+def _assigned(match: re.Match[str]) -> str | None:
+    word = match[1].lower().removesuffix("_id")
+    before = match.string[max(0, match.start() - 12) : match.start()].lower()
+    before = before.removesuffix("_").removesuffix("-") if word == "key" else before
+    is_password = word.startswith("pass")
+    if not is_password and not before.endswith(_BEFORE[word]):
+        return None
+    return f"{match[1]}{match[2]}{MASK}" if _is_random(match[3], 8 if is_password else 16) else None
+
+
+_MASKS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], ...] = (
+    (_PRIVATE_KEY, _block),
+    (_WEB_TOKEN, _web_token),
+    (_VENDOR_KEY, _key),
+    (_SHORT_KEY, _key),
+    (_AWS_KEY, _key),
+    (_TELEGRAM_KEY, _key),
+    (_HOOK, _key),
+    (_HEADER, _header),
+    (_PASSWORD_IN_URL, _password_in_url),
+    (_ASSIGNED, _assigned),
+)
+
+
+def _is_random(secret: str, shortest: int) -> bool:
+    """Return whether a text may be a secret: of at least `shortest` characters, with digits and letters."""
+    is_mixed = _DIGIT.search(secret) is not None and _LETTER.search(secret) is not None
+    return len(secret) >= shortest and is_mixed and not _is_placeholder(secret)
 
 
 def _is_placeholder(secret: str) -> bool:

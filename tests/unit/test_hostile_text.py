@@ -34,6 +34,7 @@ from agentic_opd.distill import leaks as leak_filter
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.gateway.choice import held_back
+from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
 from agentic_opd.worlds.authors import Authors
@@ -420,6 +421,8 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "cut_middle": (lambda text: core_text.cut_middle(text, 99), ()),
     "text_lines": (core_text.text_lines, ()),
     "control tokens": (lambda text: core_text.without_control_tokens(CONTROL, text), ()),
+    "secrets": (mask_secrets, ()),
+    "secrets: a value": (lambda text: mask_secrets(f"API_KEY={text} https://a:{text}@b sk-{text}"), ()),
     "vote": (parse_vote, ()),
     "vote: a hint": (lambda text: parse_vote(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),
     "step vote": (parse_step_vote, ()),

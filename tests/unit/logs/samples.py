@@ -112,7 +112,14 @@ def opencode() -> Record:
 
     state = {"status": "completed", "input": {"command": "ls"}, "output": RESULT}
     used = {"type": "tool", "callID": "c1", "tool": "bash", "state": state}
-    first = ({"type": "step-start"}, text("I look."), used, {"type": "step-finish"}, {"type": "step-start"}, text(ANSWER))
+    first = (
+        {"type": "step-start"},
+        text("I look."),
+        used,
+        {"type": "step-finish"},
+        {"type": "step-start"},
+        text(ANSWER),
+    )
     messages = [
         message(1, "user", text(QUESTION)),
         message(2, "assistant", *first),
@@ -207,7 +214,13 @@ def inspect_sample() -> Record:
 def verifiers() -> Record:
     """A result of an evaluation."""
     messages = chat()
-    return {"example_id": 0, "prompt": messages[:1], "completion": messages[1:], "reward": 1.0, "info": {"oai_tools": TOOLS}}
+    return {
+        "example_id": 0,
+        "prompt": messages[:1],
+        "completion": messages[1:],
+        "reward": 1.0,
+        "info": {"oai_tools": TOOLS},
+    }
 
 
 def request_log() -> list[Record]:

@@ -129,7 +129,10 @@ def test_a_document_may_be_written_over_many_lines_or_be_a_list(tmp_path: Path) 
     (tmp_path / "a.json").write_text(json.dumps(mini_swe_agent(), indent=2))
     (tmp_path / "b.json").write_text(json.dumps(chat()[:4], indent=2))
     found = find_logs([tmp_path])
-    assert {name: tally.answers for name, tally in found.tallies.items()} == {"mini-swe-agent": 3, "list of messages": 2}
+    assert {name: tally.answers for name, tally in found.tallies.items()} == {
+        "mini-swe-agent": 3,
+        "list of messages": 2,
+    }
 
 
 def test_a_long_line_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,9 @@ def in_database(path: Path, document: dict[str, Any]) -> Path:
             database.execute("INSERT INTO message VALUES (?, 's', ?)", (message["info"]["id"], json.dumps(info)))
         for part in parts_of(document):
             data = {key: value for key, value in part.items() if key not in ("id", "messageID")}
-            database.execute("INSERT INTO part VALUES (?, ?, 's', ?)", (part["id"], part["messageID"], json.dumps(data)))
+            database.execute(
+                "INSERT INTO part VALUES (?, ?, 's', ?)", (part["id"], part["messageID"], json.dumps(data))
+            )
     database.close()
     return path
 
@@ -78,7 +80,10 @@ def test_parts_without_their_message_are_counted(tmp_path: Path) -> None:
 def test_a_compaction_begins_the_next_conversation_with_its_summary() -> None:
     document = opencode()
     user, answer = document["messages"][2:]
-    summary = {"info": {"id": "m5", "role": "assistant", "summary": True}, "parts": [{"type": "text", "text": "It went."}]}
+    summary = {
+        "info": {"id": "m5", "role": "assistant", "summary": True},
+        "parts": [{"type": "text", "text": "It went."}],
+    }
     marker = {"info": {"id": "m4b", "role": "user"}, "parts": [{"type": "compaction", "auto": True}]}
     document["messages"] += [marker, summary, user, answer]
     first, second = sessions([document], Counter())

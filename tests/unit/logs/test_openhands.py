@@ -69,7 +69,7 @@ def test_answers_before_a_condensation_are_learned_once() -> None:
 
 
 def test_events_in_files_of_a_folder_are_one_session(tmp_path: Path) -> None:
-    for number, event in enumerate(openhands() + [{"id": 10, "source": "agent", "action": "message"}]):
+    for number, event in enumerate([*openhands(), {"id": 10, "source": "agent", "action": "message"}]):
         path = tmp_path / "session/events" / f"{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(event))

@@ -55,7 +55,12 @@ PAIRS: dict[str, dict[str, Any]] = {
     },
     "anthropic": {
         "request": {"model": "m", "system": [{"type": "text", "text": "Help."}], "messages": anthropic()[:-1]},
-        "response": {"type": "message", "role": "assistant", "content": anthropic()[-1]["content"], "stop_reason": "end"},
+        "response": {
+            "type": "message",
+            "role": "assistant",
+            "content": anthropic()[-1]["content"],
+            "stop_reason": "end",
+        },
     },
     "responses": {
         "request": {
@@ -72,7 +77,11 @@ PAIRS: dict[str, dict[str, Any]] = {
         },
         "response": {
             "output": [
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ANSWER["content"]}]}
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": ANSWER["content"]}],
+                }
             ]
         },
     },

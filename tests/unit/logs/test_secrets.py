@@ -13,8 +13,10 @@ from agentic_opd.logs.secrets import mask_secrets
 def made_up(length: int, letters: str = string.ascii_letters + string.digits) -> str:
     """Return a text of random characters, with a digit and a letter among them."""
     random = Random(length + len(letters))
-    return "a1" + "".join(random.choices(letters, k=length - 2)) if "a" in letters else "A1" + "".join(
-        random.choices(letters, k=length - 2)
+    return (
+        "a1" + "".join(random.choices(letters, k=length - 2))
+        if "a" in letters
+        else "A1" + "".join(random.choices(letters, k=length - 2))
     )
 
 
