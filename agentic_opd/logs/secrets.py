@@ -44,7 +44,7 @@ _SHORT = (
 )
 """Prefixes that also begin words; 16 letters and digits in a row follow."""
 _VENDOR_KEY = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_VENDORS)})([A-Za-z0-9_.-]+)")
-_SHORT_KEY = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_SHORT)})([A-Za-z0-9]{{16,}})[A-Za-z0-9_-]*")
+_SHORT_KEY = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_SHORT)})([A-Za-z0-9]{{16,}})(?:[_-][A-Za-z0-9_-]*)?")
 _AWS_KEY = re.compile(r"(?<![A-Za-z0-9])(A[KS]IA)([A-Z0-9]{16})(?![A-Za-z0-9])")
 _TELEGRAM_KEY = re.compile(r"(?<![A-Za-z0-9_])([0-9]{8,10}:AA)([A-Za-z0-9_-]{33})(?![A-Za-z0-9_-])")
 _WEB_TOKEN = re.compile(r"(?<![A-Za-z0-9_.-])(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+")
