@@ -105,6 +105,7 @@ class _Agent:
         kind, record_id, parent = record.get("type"), record.get("uuid"), record.get("parentUuid")
         message = record.get("message")
         counts = self.draft.counts
+        self.draft.begin(record.get("cwd"), record.get("timestamp"))
         is_root = self.is_tree and "parentUuid" in record and parent is None
         self.is_tree = self.is_tree or isinstance(parent, str)
         if kind not in ("user", "assistant") or member(message, "role") != kind:

@@ -42,6 +42,7 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
         kind = record.get("type")
         payload = record.get("payload")
         payload = payload if isinstance(payload, dict) else {}
+        draft.begin(payload.get("cwd"), record.get("timestamp"))
         if kind == "response_item":
             add_item(draft, payload)
         elif kind == "compacted":

@@ -44,6 +44,7 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
             draft = Draft(counts, f"sample {sample.get('id')} epoch {sample.get('epoch')}")
             attachments: Any = sample.get("attachments")
             texts = attachments if isinstance(attachments, dict) else {}
+            draft.begin(None, sample.get("started_at") or member(record, "eval", "created"))
             draft.tools = _resolved(_tools(sample), texts)
             for message in objects(_resolved(sample.get("messages"), texts)):
                 _add(draft, message)

@@ -40,6 +40,7 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     for record in records:
         kind, record_id, parent = record.get("type"), record.get("id"), record.get("parentId")
         message: Any = record.get("message")
+        draft.begin(record.get("cwd"), record.get("timestamp"))
         if kind == "message" and isinstance(message, dict):
             if message.get("role") != "toolResult":
                 yield from draft.goes_back_to(parent)

@@ -40,7 +40,9 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversations of exported sessions: one, and one more for each compaction."""
     for record in records:
         draft = Draft(counts, str(member(record, "info", "id") or ""))
+        draft.begin(member(record, "info", "directory"), member(record, "info", "time", "created"))
         for message in objects(record.get("messages")):
+            draft.begin(member(message, "info", "path", "cwd"), member(message, "info", "time", "created"))
             yield from _read(draft, message.get("info"), objects(message.get("parts")))
         yield from draft.ended()
 

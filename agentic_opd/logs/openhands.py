@@ -17,6 +17,7 @@ from agentic_opd.logs.session import (
     Record,
     Session,
     called,
+    iso_time,
     json_text,
     member,
     not_learned,
@@ -115,6 +116,7 @@ class _Reader:
     counts: Counts
     tools: object = ()
     label: str = ""
+    time: str = ""
     rows: list[tuple[object, dict[str, Any]]] = field(default_factory=list[tuple[object, dict[str, Any]]])
     """Id of the event and the message it made."""
     answer_id: object = None
@@ -128,13 +130,15 @@ class _Reader:
         """Yield the conversation so far, if an answer is in it; count it otherwise."""
         messages = [message for _, message in self.rows]
         if any(message["role"] == "assistant" for message in messages):
-            yield Session(tuple(messages), readable_tools(self.tools, self.counts), self.label)
+            tools = readable_tools(self.tools, self.counts)
+            yield Session(tuple(messages), tools, self.label, time=self.time)
         elif messages:
             self.counts[LeftOut.EMPTY] += 1
 
     def read(self, event: Record) -> Iterator[Session]:
         """Read an event; yield the conversation that ends with it."""
         kind = event.get("kind")
+        self.time = self.time or iso_time(event.get("timestamp"))
         if kind is not None:
             yield from self._read_sdk(event, kind)
         elif isinstance(action := event.get("action"), str):

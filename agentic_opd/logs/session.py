@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, cast
 
@@ -60,6 +61,10 @@ class Session:
     tools: Sequence[Any] = ()
     label: str = ""
     """What tells it from other conversations of its file, such as the name of a sub-agent."""
+    project: str = ""
+    """Folder that the agent worked in, empty where the log does not say."""
+    time: str = ""
+    """When it began, as ISO 8601, empty where the log does not say."""
 
     def fields(self) -> dict[str, Any]:
         """Return it as a row of a log."""
@@ -94,6 +99,15 @@ class Draft:
     nodes: dict[str, _Node | None] = field(default_factory=dict[str, "_Node | None"])
     """Id of a record -> the last message up to it."""
     branches: int = 0
+    project: str = ""
+    time: str = ""
+
+    def begin(self, project: object, time: object) -> None:
+        """Take the folder and the time of a record, unless an earlier record had them; a time may be in ms."""
+        if not self.project and isinstance(project, str):
+            self.project = project
+        if not self.time:
+            self.time = iso_time(time)
 
     def add(self, message: Mapping[str, Any], record_id: object = None) -> dict[str, Any]:
         """Append a message and return it."""
@@ -134,7 +148,8 @@ class Draft:
         if self.branches > _MOST_BRANCHES:
             self.counts[LeftOut.BRANCH] += 1
             return
-        yield Session(tuple(self.messages()), readable_tools(self.tools, self.counts), self.label)
+        tools = readable_tools(self.tools, self.counts)
+        yield Session(tuple(self.messages()), tools, self.label, self.project, self.time)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the messages so far."""
@@ -251,6 +266,21 @@ def readable_tools(tools: object, counts: Counts) -> list[Record]:
             continue
         readable.append(tool)
     return readable
+
+
+def iso_time(time: object) -> str:
+    """Return a time, ISO 8601 or milliseconds since 1970, as ISO 8601 to the second in UTC; empty for anything else."""
+    try:
+        if isinstance(time, str):
+            read = datetime.fromisoformat(time)
+            read = read if read.tzinfo else read.replace(tzinfo=UTC)
+        elif isinstance(time, int | float) and not isinstance(time, bool):
+            read = datetime.fromtimestamp(time / 1000, UTC)
+        else:
+            return ""
+        return read.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def text_id(value: object) -> str | None:
