@@ -52,9 +52,9 @@ FORMATS = (
     ),
     OPENCODE,
     INSPECT,
-    OPENHANDS,
     LogFormat("SWE-agent", "`*.traj`", swe_agent.is_swe_agent, swe_agent.swe_agent_sessions),
     LogFormat("mini-swe-agent", "`*.traj.json`", swe_agent.is_mini_swe_agent, swe_agent.mini_swe_agent_sessions),
+    OPENHANDS,
     LogFormat("verifiers", "`results.jsonl`", requests.is_verifiers, requests.verifiers_sessions),
     LogFormat(
         "requests",

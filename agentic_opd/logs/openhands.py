@@ -101,12 +101,13 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
 
 
 def _history(record: Record) -> list[Record]:
-    """Return the events of a row; older rows have pairs of an action and an observation."""
+    """Return the events of a row or of an export; older rows have pairs of an action and an observation."""
     history = record.get("history")
     events = list[Record]()
     for element in history if isinstance(history, list) else []:
         events += objects(element) if isinstance(element, list) else objects([element])
-    return events
+    exported = objects(record.get("trajectory")) or objects(record.get("events"))
+    return events or [event for event in exported if "source" in event]
 
 
 @dataclass

@@ -26,19 +26,19 @@ _REQUESTS, _RESPONSES = ("request", "request_body", "body", "input"), ("response
 
 
 def is_request_log(records: Sequence[Record]) -> bool:
-    """Return whether records are requests with their answers."""
-    return any(_pair(record) is not None for record in records)
+    """Return whether records are requests, most of them with their answers."""
+    return any(_response(record) and _request(record) for record in records)
 
 
 def request_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
-    """Yield the conversation of each request with its answer."""
+    """Yield the conversation of each request with its answer; a request whose answer can't be read ends before it."""
     for record in records:
-        pair = _pair(record)
-        if pair is None:
+        request, response = _request(record), _response(record)
+        if not request:
             counts[unknown("records", record.get("type"))] += 1
             continue
-        request, response = pair
         draft = Draft(counts, tools=request.get("tools") or request.get("functions") or ())
+        draft.begin(None, record.get("timestamp") or record.get("created_at") or record.get("logged_at"))
         for name in ("system", "instructions"):
             if request.get(name):
                 draft.add({"role": "system", "content": read_content(request[name], counts)})
@@ -49,26 +49,27 @@ def request_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Sess
                 _add_message(draft, message)
         else:
             add_items(draft, objects(prompt))
-        if isinstance(response.get("output"), list):
+        if _is_items(response.get("output")):
             add_items(draft, objects(response["output"]))
         elif message := _answer(response):
             _add_message(draft, message)
+        else:
+            counts[LeftOut.NO_ANSWER] += 1
         yield from draft.ended()
 
 
-def _pair(record: Record) -> tuple[Record, Record] | None:
-    """Return the request and the answer of a record, None without one."""
-    requests = [_object(record.get(name)) for name in _REQUESTS]
-    request = next((value for value in requests if "messages" in value or "model" in value), None)
-    if request is None and ("messages" in record or "input" in record):
-        request = record
-    responses = [_object(record.get(name)) for name in _RESPONSES]
-    responses += [_object(response.get("body")) for response in responses]
-    candidates = (
-        response for response in (*responses, record) if _answer(response) or _is_items(response.get("output"))
-    )
-    response = next(candidates, None)
-    return None if request is None or response is None else (request, response)
+def _request(record: Record) -> Record:
+    """Return the request of a record, empty without one."""
+    values = [_object(record.get(name)) for name in _REQUESTS]
+    candidates = (*values, *(_object(value.get("body")) for value in values), record)
+    return next((value for value in candidates if value.get("messages") or value.get("input")), {})
+
+
+def _response(record: Record) -> Record:
+    """Return the answer of a record, empty without one that can be read."""
+    values = [_object(record.get(name)) for name in _RESPONSES]
+    candidates = (*values, *(_object(value.get("body")) for value in values), record)
+    return next((value for value in candidates if _answer(value) or _is_items(value.get("output"))), {})
 
 
 def _is_items(output: object) -> bool:

@@ -91,6 +91,7 @@ def changed(value: Any) -> Iterator[Any]:
             yield value[:index] + value[index + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_no_value_of_a_wrong_type_raises(name: str) -> None:
     """Each value is replaced by others. What cannot be read is an empty conversation, a count, or a named refusal."""

@@ -80,3 +80,12 @@ def test_events_in_files_of_a_folder_are_one_session(tmp_path: Path) -> None:
     found = find_logs([tmp_path])
     assert [entry.name for entry in found.sessions] == ["other", "session"]
     assert found.tallies["OpenHands"].answers == 7
+
+
+def test_an_export_is_the_session_of_its_events() -> None:
+    (expected,) = read(*openhands())
+    for name in ("trajectory", "events"):
+        document = {name: openhands()}
+        assert is_openhands([document])
+        (session,) = read(document)
+        assert session == expected

@@ -53,6 +53,10 @@ PAIRS: dict[str, dict[str, Any]] = {
         "body": {"messages": chat()[:-1]},
         "response": {"status_code": 200, "body": {"choices": [{"message": ANSWER}]}},
     },
+    "proxy": {
+        "request": {"method": "POST", "url": "u", "body": {"messages": chat()[:-1]}},
+        "response": {"status_code": 200, "body": {"choices": [{"message": ANSWER}]}},
+    },
     "anthropic": {
         "request": {"model": "m", "system": [{"type": "text", "text": "Help."}], "messages": anthropic()[:-1]},
         "response": {
@@ -104,9 +108,10 @@ def test_a_request_without_an_answer_and_a_tool_of_the_provider_are_counted() ->
     counts = Counter[str]()
     record = request_log()[-1]
     record["request"]["tools"] = [*TOOLS, {"type": "web_search"}]
-    (session,) = request_sessions([{"request": record["request"]}, record], counts)
+    alone, session = request_sessions([{"request": record["request"], "response": None}, record, {"a": 1}], counts)
+    assert len(alone.messages) == len(session.messages) - 1
     assert session.tools == TOOLS
-    assert counts == {"records of unknown type 'None'": 1, LeftOut.NO_FUNCTION: 1}
+    assert counts == {LeftOut.NO_ANSWER: 1, LeftOut.NO_FUNCTION: 2, "records of unknown type 'None'": 1}
 
 
 def test_messages_one_a_line_are_a_conversation() -> None:
