@@ -116,9 +116,8 @@ def _is_same(file: Path, output: Path) -> bool:
 
 @dataclass
 class _Stored:
-    """Files of one session, each a part of it."""
+    """Files of one session of OpenCode, each a part of it."""
 
-    path: Path
     session: Record = field(default_factory=dict[str, Any])
     messages: list[Record] = field(default_factory=list[Record])
     parts: list[Record] = field(default_factory=list[Record])
@@ -126,21 +125,23 @@ class _Stored:
 
 @dataclass
 class _Search:
+    """A search of files, with the parts of sessions until all files are read."""
+
     logs: FoundLogs
+    visited: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Device and inode of the files and folders that were read, each once."""
     opencode_sessions: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
     openhands_events: dict[Path, list[tuple[str, Record]]] = field(default_factory=dict[Path, list[tuple[str, Record]]])
     sessions: list[tuple[str, LogFormat, Session]] = field(default_factory=list[tuple[str, LogFormat, Session]])
 
     def files(self, folder: Path) -> Iterator[Path]:
         """Yield the files below a folder in the order of their names, and skip what is no file."""
-        visited, folders = set[tuple[int, int]](), [folder]
+        folders = [folder]
         while folders:
             current = folders.pop()
             try:
-                status = current.stat()
-                if (status.st_dev, status.st_ino) in visited:
+                if self.is_visited(current):
                     continue
-                visited.add((status.st_dev, status.st_ino))
                 entries = sorted(current.iterdir())
             except OSError as error:
                 self.skip(current, _reason(error))
@@ -158,6 +159,14 @@ class _Search:
                     yield entry
             folders += reversed(below)
 
+    def is_visited(self, path: Path) -> bool:
+        """Return whether a file or folder was read before, under this name or another; it is now."""
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino)
+        is_visited = identity in self.visited
+        self.visited.add(identity)
+        return is_visited
+
     def skip(self, path: Path, reason: str) -> None:
         self.logs.skipped.setdefault(reason, []).append(path)
 
@@ -170,6 +179,8 @@ class _Search:
         name = str(path.relative_to(root).with_suffix("")) if path.is_relative_to(root) else path.stem
         try:
             check_regular(path, is_read=True)
+            if self.is_visited(path):
+                return
             with _opened(path) as file:
                 log_format, records = self._recognised(file, path, counts)
                 if log_format is None:
@@ -190,6 +201,8 @@ class _Search:
             return INSPECT, _zipped_samples(path, counts)
         if head.startswith(b"SQLite format 3\0"):
             return OPENCODE, _database_sessions(path, counts)
+        if head.strip(_BLANK)[:1] not in (b"{", b"[", b"") and head[:2] not in _UTF16_MARKS:
+            raise UnreadableError("no JSON")
         records = _Records(file, counts)
         sample = records.sample()
         if not sample:
@@ -208,21 +221,20 @@ class _Search:
         """Keep a document that is a part of a session until all files are read; return whether it is one."""
         identity, session_id = record.get("id"), record.get("sessionID")
         if isinstance(session_id, str) and isinstance(record.get("messageID"), str):
-            self._stored(session_id, path).parts.append(record)
+            self._stored(session_id).parts.append(record)
         elif isinstance(session_id, str) and isinstance(record.get("role"), str) and "content" not in record:
-            self._stored(session_id, path).messages.append(record)
+            self._stored(session_id).messages.append(record)
         elif isinstance(identity, str) and isinstance(record.get("projectID"), str) and "title" in record:
-            stored = self._stored(identity, path)
-            stored.session, stored.path = record, path
+            self._stored(identity).session = record
         elif openhands.is_event(record):
             self.openhands_events.setdefault(path.parent, []).append((path.name, record))
         else:
             return False
         return True
 
-    def _stored(self, session_id: str, path: Path) -> _Stored:
+    def _stored(self, session_id: str) -> _Stored:
         self.tally(OPENCODE).files += 1
-        return self.opencode_sessions.setdefault(session_id, _Stored(path))
+        return self.opencode_sessions.setdefault(session_id, _Stored())
 
     def ended(self) -> FoundLogs:
         """Put the parts of sessions together, mark what repeats, and return what was found."""

@@ -74,16 +74,19 @@ _OWN_ARGUMENTS = (
 
 def is_event(record: Record) -> bool:
     """Return whether a record is an event of a session."""
-    if record.get("kind") in _KINDS:
-        return "source" in record
-    return isinstance(record.get("action", record.get("observation")), str) and not {"role", "payload"} & record.keys()
+    is_known = record.get("kind") in _KINDS or _is_action_or_observation(record)
+    return is_known and record.get("source") in ("agent", "user", "environment")
+
+
+def _is_action_or_observation(record: Record) -> bool:
+    return isinstance(record.get("action", record.get("observation")), str)
 
 
 def is_openhands(records: Sequence[Record]) -> bool:
     """Return whether records are events, or rows of an evaluation with a history of events."""
-    if records and all(map(is_event, records)):
+    if sum(map(is_event, records)) > len(records) / 2:
         return True
-    return any(any(map(is_event, _history(record))) for record in records)
+    return any(any(map(_is_action_or_observation, _history(record))) for record in records)
 
 
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:

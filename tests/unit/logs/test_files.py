@@ -66,6 +66,20 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
     assert f"skipped, no JSON: {tmp_path / 'binary'}, {tmp_path / 'notes.md'}" in text
 
 
+def test_a_file_under_two_names_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/rows.jsonl").write_text(lines([{"messages": chat()}]))
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a/rows.jsonl")
+    assert len(read_inputs([tmp_path, tmp_path / "a"]).lines) == 1
+
+
+@pytest.mark.parametrize("record", [{"action": "opened", "number": 1}, {"action": "login", "source": "web"}])
+def test_other_programs_logs_of_actions_are_no_events(record: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    (tmp_path / "b.jsonl").write_text(lines([record, record]))
+    assert list(find_logs([tmp_path]).skipped) == ["no known format of logs"]
+
+
 def test_a_file_that_can_not_be_opened_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text(lines(codex()))
     opened = Path.open
