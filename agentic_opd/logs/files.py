@@ -116,11 +116,10 @@ def _is_same(file: Path, output: Path) -> bool:
 
 @dataclass
 class _Stored:
-    """Files of one session of OpenCode, each a part of it."""
+    """Files of one session of OpenCode, each a part of it; parts of messages name their message only."""
 
     session: Record = field(default_factory=dict[str, Any])
     messages: list[Record] = field(default_factory=list[Record])
-    parts: list[Record] = field(default_factory=list[Record])
 
 
 @dataclass
@@ -131,6 +130,8 @@ class _Search:
     visited: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Device and inode of the files and folders that were read, each once."""
     opencode_sessions: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
+    opencode_parts: dict[str, list[Record]] = field(default_factory=dict[str, list[Record]])
+    """By the id of their message."""
     openhands_events: dict[Path, list[tuple[str, Record]]] = field(default_factory=dict[Path, list[tuple[str, Record]]])
     sessions: list[tuple[str, LogFormat, Session]] = field(default_factory=list[tuple[str, LogFormat, Session]])
 
@@ -220,8 +221,9 @@ class _Search:
     def _keep_part(self, record: Record, path: Path) -> bool:
         """Keep a document that is a part of a session until all files are read; return whether it is one."""
         identity, session_id = record.get("id"), record.get("sessionID")
-        if isinstance(session_id, str) and isinstance(record.get("messageID"), str):
-            self._stored(session_id).parts.append(record)
+        if isinstance(message_id := record.get("messageID"), str) and isinstance(record.get("type"), str):
+            self.tally(OPENCODE).files += 1
+            self.opencode_parts.setdefault(message_id, []).append(record)
         elif isinstance(session_id, str) and isinstance(record.get("role"), str) and "content" not in record:
             self._stored(session_id).messages.append(record)
         elif isinstance(identity, str) and isinstance(record.get("projectID"), str) and "title" in record:
@@ -239,10 +241,13 @@ class _Search:
     def ended(self) -> FoundLogs:
         """Put the parts of sessions together, mark what repeats, and return what was found."""
         for session_id, stored in self.opencode_sessions.items():
-            document, number = opencode.stored(stored.session, stored.messages, stored.parts)
+            ids = [str(message.get("id")) for message in stored.messages]
+            parts = [part for message_id in ids for part in self.opencode_parts.pop(message_id, ())]
+            document, _ = opencode.stored(stored.session, stored.messages, parts)
             counts = self.tally(OPENCODE).left_out
-            counts[LeftOut.OTHER_PART] += number
             self.sessions += [(session_id, OPENCODE, session) for session in opencode.sessions([document], counts)]
+        if self.opencode_parts:
+            self.tally(OPENCODE).left_out[LeftOut.OTHER_PART] += sum(map(len, self.opencode_parts.values()))
         for folder, events in self.openhands_events.items():
             tally = self.tally(OPENHANDS)
             tally.files += len(events)
