@@ -32,30 +32,46 @@ def is_request_log(records: Sequence[Record]) -> bool:
 
 def request_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversation of each request with its answer; a request whose answer can't be read ends before it."""
+    messages_by_id = dict[str, list[dict[str, Any]]]()
     for record in records:
         request, response = _request(record), _response(record)
+        previous = request.get("previous_response_id")
         if not request:
             counts[unknown("records", record.get("type"))] += 1
-            continue
-        draft = Draft(counts, tools=request.get("tools") or request.get("functions") or ())
-        draft.begin(None, record.get("timestamp") or record.get("created_at") or record.get("logged_at"))
-        for name in ("system", "instructions"):
-            if request.get(name):
-                draft.add({"role": "system", "content": read_content(request[name], counts)})
-        if isinstance(prompt := request.get("messages", request.get("input")), str):
-            draft.add({"role": "user", "content": prompt})
-        elif "messages" in request:
-            for message in objects(prompt):
-                _add_message(draft, message)
+        elif previous is not None and (not isinstance(previous, str) or previous not in messages_by_id):
+            counts[LeftOut.NO_BEGINNING] += 1
         else:
-            add_items(draft, objects(prompt))
-        if _is_items(response.get("output")):
-            add_items(draft, objects(response["output"]))
-        elif message := _answer(response):
+            draft = Draft(counts, tools=request.get("tools") or request.get("functions") or ())
+            draft.begin(None, record.get("timestamp") or record.get("created_at") or record.get("logged_at"))
+            for message in messages_by_id[previous] if isinstance(previous, str) else ():
+                draft.add(message)
+            _add_request(draft, request)
+            _add_response(draft, response)
+            if isinstance(response_id := response.get("id"), str):
+                messages_by_id[response_id] = draft.messages()
+            yield from draft.ended()
+
+
+def _add_request(draft: Draft, request: Record) -> None:
+    for name in ("system", "instructions"):
+        if request.get(name) and draft.last is None:
+            draft.add({"role": "system", "content": read_content(request[name], draft.counts)})
+    if isinstance(prompt := request.get("messages", request.get("input")), str):
+        draft.add({"role": "user", "content": prompt})
+    elif "messages" in request:
+        for message in objects(prompt):
             _add_message(draft, message)
-        else:
-            counts[LeftOut.NO_ANSWER] += 1
-        yield from draft.ended()
+    else:
+        add_items(draft, objects(prompt))
+
+
+def _add_response(draft: Draft, response: Record) -> None:
+    if _is_items(response.get("output")):
+        add_items(draft, objects(response["output"]))
+    elif message := _answer(response):
+        _add_message(draft, message)
+    else:
+        draft.counts[LeftOut.NO_ANSWER] += 1
 
 
 def _request(record: Record) -> Record:

@@ -39,6 +39,7 @@ class LeftOut(StrEnum):
     TEXT_PROMPT = "rows whose prompt or completion is no list of messages"
     BRANCH = "branches of a session beyond the 256th"
     NO_ANSWER = "requests whose answer can't be read"
+    NO_BEGINNING = "requests that continue an answer that is not in the file"
     NO_MESSAGE = "records without the message of their role"
     NO_FUNCTION = "tools without a schema, or that their provider runs"
     DEEP = "lines nested deeper than 100 objects and lists"

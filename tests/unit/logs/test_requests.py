@@ -100,6 +100,21 @@ def test_every_form_of_a_request_and_its_answer_is_read(name: str) -> None:
     assert [one for one in messages if one["role"] != "system"] == EXPECTED
 
 
+def test_a_request_that_names_the_answer_before_it_continues_its_conversation() -> None:
+    def turn(number: int, words: str, previous: str | None) -> dict[str, Any]:
+        output = [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": f"Yes {number}."}]}
+        ]
+        request = {"model": "m", "input": words, "previous_response_id": previous}
+        return {"request": request, "response": {"id": f"r{number}", "output": output}}
+
+    counts = Counter[str]()
+    records = [turn(1, "One?", None), turn(2, "Two?", "r1"), turn(3, "Three?", "elsewhere")]
+    sessions = list(request_sessions(records, counts))
+    assert learned(sessions) == [(4, [1, 3])]
+    assert counts == {LeftOut.NO_BEGINNING: 1}
+
+
 def test_a_row_of_messages_is_no_request() -> None:
     assert not is_request_log([{"messages": chat(), "tools": TOOLS}])
 
