@@ -310,6 +310,8 @@ class StopReason(StrEnum):
     """A conversation that the client closed."""
     IDLE = "idle"
     """A conversation without a new message for its idle time limit."""
+    OPEN = "open"
+    """A part of a conversation that goes on."""
 
 
 @dataclass(frozen=True, slots=True)

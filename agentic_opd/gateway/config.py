@@ -95,6 +95,13 @@ class GatewayConfig(DistillConfig):
         description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. "
         "Off, with judge.scope trajectory, and with judge.when failed: they are judged when their session has ended.",
     )
+    judge_every_turns: Annotated[int, RUN_ONLY] = Field(
+        default=0,
+        ge=0,
+        description="judge.scope trajectory: number of turns with a next state after which those of an open session "
+        "are judged together and become a group, so that learning does not wait for the session's end; the turns "
+        "before them are context. 0: a session is judged at its end alone.",
+    )
     session_idle_s: Annotated[float, RUN_ONLY] = Field(
         default=1800.0, gt=0, description="Seconds without a request after which a session ends."
     )
@@ -125,6 +132,20 @@ class GatewayConfig(DistillConfig):
     def _check_sources(self) -> "GatewayConfig":
         if missing := {"sibling", "reference"} & {*self.hint.source}:
             raise ValueError(f"hint.source {', '.join(sorted(missing))}: a conversation has none; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "GatewayConfig":
+        if self.judge_every_turns and self.judge.scope == "turn":
+            raise ValueError(
+                "judge_every_turns is for judge.scope trajectory: with scope turn, each turn of an open session is "
+                "judged as soon as its next state arrives; set the scope, or judge_every_turns to 0"
+            )
+        if self.judge_every_turns and self.group_size > 1:
+            raise ValueError(
+                "judge_every_turns makes groups of parts of a session, but group_size compares whole sessions: set "
+                "group_size to 1, or judge_every_turns to 0"
+            )
         return self
 
     @field_validator("upstream")

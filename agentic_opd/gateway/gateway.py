@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
@@ -25,12 +26,12 @@ from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
-from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState, SessionStatus
+from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState, SessionStatus
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Feedback, Path, reply_to
+from agentic_opd.gateway.turns import Feedback, Path, answered_turns, reply_to
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -84,8 +85,15 @@ class Gateway:
             self._sessions, self._sampler, ServerLimits(), journal.add_turn, journal.answer_paths, first_turn_id
         )
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
-            self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
-        writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
+            session_id = row.session_id
+            restored = journal.turns(session_id), journal.feedback(session_id), journal.grouped_turns(session_id)
+            self._sessions.restore(row, *restored)
+        for row, part in journal.unfinished_parts():
+            writer.submit_part(self._with_server(row), part)
+        writer.restore(
+            Closed(self._with_server(row), grouped=journal.grouped_turns(row.session_id))
+            for row in journal.sessions(SessionState.CLOSED)
+        )
         self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
@@ -189,6 +197,8 @@ class Gateway:
         finally:
             if session is not None and is_whole and request.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
+            elif session is not None and is_whole and self.config.judge_every_turns:
+                await to_its_end(self._make_part(session))
             elif session is not None and session.is_free and not session.tree.turns:
                 self._sessions.remove(session)
 
@@ -266,6 +276,21 @@ class Gateway:
                 earlier.cancel()
             session.judged[turn_id] = judging
 
+    async def _make_part(self, session: OpenSession) -> None:
+        """Make a group of an open session's turns that have a next state, if there are `judge_every_turns` of them."""
+        due = answered_turns(session.tree, self.config.learn_from_altered_sampling) - session.grouped
+        if session.is_ending or not self.config.opd_enabled or len(due) < self.config.judge_every_turns:
+            return
+        part = SessionPart(f"group-{uuid.uuid4().hex}", session.session_id, frozenset(due))
+        session.grouped |= due
+        try:
+            await self._journal.run(partial(self._journal.add_part, part))
+        except OutputError as error:
+            session.grouped -= due
+            logger.error("turns of an open session are judged later: %s", error)
+        else:
+            self._writer.submit_part(session.row, part, session.tree, session.feedback)
+
     def _check_group(self, group: str | None, session: OpenSession) -> None:
         """Refuse a group name that the session can't belong to, with a ClientError."""
         if group is not None and session.row.parent is None and session.row.group_name != group:
@@ -329,8 +354,9 @@ class Gateway:
             OutputError: the feedback could not be written to the journal.
         """
         key = await self._rated(owner, name, turn)
-        is_open = self._sessions.named(owner, key.session_id) is not None
-        if not is_open and not self._writer.is_changeable(key.session_id):
+        session = self._sessions.named(owner, key.session_id)
+        is_closed = session is None and not self._writer.is_changeable(*key)
+        if is_closed or (session is not None and key.turn_id in session.grouped):
             raise _group_made()
         changed = await self._journal.run(partial(self._journal.add_feedback, key.turn_id, feedback))
         session = self._sessions.named(owner, key.session_id)
@@ -338,6 +364,8 @@ class Gateway:
             if not self._writer.change_feedback(key.session_id, key.turn_id, changed):
                 raise _group_made()
             return key.turn_id
+        if key.turn_id in session.grouped:
+            raise _group_made()
         session.feedback[key.turn_id] = [changed]
         session.used = time.monotonic()
         self._judge(session, self._sessions.path(key), reply_to(session.tree, session.tree.turns[key.turn_id]))
@@ -408,7 +436,7 @@ class Gateway:
         self._log_without_lesson(session, row.ending)
         await self._journal.run(lambda: self._journal.close_session(row))
         self._sessions.remove(session)
-        self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))
+        self._writer.submit(Closed(row, session.tree, session.judged, session.feedback, session.grouped))
 
     def _log_without_lesson(self, session: OpenSession, ending: Ending) -> None:
         """Say in the log, once, why no turn of a session is learned from: all are altered, or none has a reply."""
@@ -463,7 +491,8 @@ def _unknown_answer(answer_id: str) -> ClientError:
 
 def _group_made() -> ClientError:
     message = (
-        "the session has ended and its group is made, or it had nothing to learn from: feedback changes nothing now"
+        "the group of this turn is made, or its session has ended with nothing to learn from: feedback changes nothing "
+        "now"
     )
     return ClientError(409, message, "turn", "group_made")
 

@@ -5,6 +5,9 @@ A session without a group name forms a group by itself. Sessions with the same g
 group is retried until it answers; if the disk refuses it, until the disk takes it. Sessions whose group fails are
 counted and stay in the journal.
 
+With `judge_every_turns`, that many turns of an open session form a group too: a part. Its sequences end with these
+turns, and the turns before them are context. A turn is in one part at most, and the session's own group has the rest.
+
 A group is stored in the journal first, then in the file; then its sessions are marked as written. The file is read at
 the start, so a gateway that was killed in between neither builds nor writes a group twice.
 """
@@ -13,19 +16,19 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, OutputError, ServerError, ServerUnreachableError
-from agentic_opd.core.types import Message, Recording
+from agentic_opd.core.types import Message, Recording, StopReason
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
-from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
+from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
 from agentic_opd.wire.files import GroupFile
@@ -44,6 +47,8 @@ STORE_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Closed:
+    """A closed session, or a part of an open session."""
+
     row: SessionRow
     tree: TurnTree | None = None
     """The session's turns; None: read them from the journal."""
@@ -52,6 +57,10 @@ class Closed:
 
     feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
     """The client's feedback for single turns, by turn id."""
+    grouped: Collection[int] = ()
+    """The turns in parts of the session, by their ids."""
+    part: SessionPart | None = None
+    """The part of the session that this is; None: what is left at its end."""
 
     @property
     def ending(self) -> Ending:
@@ -135,26 +144,39 @@ class GroupWriter:
         judging.add_done_callback(self._judged)
         return judging
 
-    def restore(self, sessions: Iterable[SessionRow]) -> None:
+    def restore(self, sessions: Iterable[Closed]) -> None:
         """Resume closed sessions of the journal. Sessions with one group id form one group, even above `group_size`."""
-        for row in sessions:
-            self._gather(Closed(row))
+        for closed in sessions:
+            self._gather(closed)
         for group_id in [*self._gatherings]:
             self._make_if_full(group_id)
+
+    def submit_part(
+        self,
+        session: SessionRow,
+        part: SessionPart,
+        tree: TurnTree | None = None,
+        feedback: dict[int, list[Feedback]] | None = None,
+    ) -> None:
+        """Build the group of a part that is in the journal; without `tree` its turns and feedback are read there."""
+        row = replace(session, state=SessionState.CLOSED, ending=Ending(StopReason.OPEN, part.group_id))
+        self._make([Closed(row, tree, feedback=feedback or {}, part=part)])
 
     def submit(self, closed: Closed) -> None:
         """Add a closed session to its group, and build the group once it is complete."""
         self._gather(closed)
         self._make_if_full(closed.ending.group_id)
 
-    def is_changeable(self, session_id: str) -> bool:
+    def is_changeable(self, session_id: str, turn_id: int) -> bool:
         """Return whether feedback for a turn of a closed session still reaches its group."""
-        return session_id in self._changeable
+        closed = self._changeable.get(session_id)
+        return closed is not None and turn_id not in closed.grouped
 
     def change_feedback(self, session_id: str, turn_id: int, feedback: Feedback) -> bool:
         """Use this feedback, which is in the journal, for a turn of a closed session; False if its group is made."""
-        if (closed := self._changeable.get(session_id)) is None:
+        if not self.is_changeable(session_id, turn_id):
             return False
+        closed = self._changeable[session_id]
         closed.feedback[turn_id] = [feedback]
         if (judging := closed.judged.pop(turn_id, None)) is not None:
             judging.cancel()
@@ -226,23 +248,25 @@ class GroupWriter:
 
     async def _finish(self, closed: Sequence[Closed]) -> None:
         async with self._slots:
-            ids = [session.row.session_id for session in closed]
-            states, problem = dict.fromkeys(ids, SessionState.WRITTEN), None
+            ids, part = [session.row.session_id for session in closed], closed[0].part
+            state, problem = SessionState.WRITTEN, None
             try:
                 group = await self._stored_or_built_group(closed)
                 if group is None:
-                    states = dict.fromkeys(ids, SessionState.EMPTY)
+                    state = SessionState.EMPTY
                 elif group.item_id not in self._file.finished:
                     await self._stored(partial(self._write, group))
             except (ServerError, AlignmentError) as error:
                 self._keep_unchanged(closed)
-                states, problem = dict.fromkeys(ids, SessionState.FAILED), f"{type(error).__name__}: {error}"
+                state, problem = SessionState.FAILED, f"{type(error).__name__}: {error}"
                 logger.warning("no group is made of %s: %s", ", ".join(ids), type(error).__name__)
-            finish = partial(self._journal.finish_sessions, states, problem)
+            finish = partial(self._journal.finish_sessions, dict.fromkeys(ids, state), problem)
+            if part is not None:
+                finish = partial(self._journal.finish_part, part.group_id, state, problem)
             await self._stored(partial(self._journal.run, finish))
-            for state in states.values():
-                self._telemetry.sessions.labels(state.value).inc()
-            if self._delivery is not None and SessionState.WRITTEN in states.values():
+            counter = self._telemetry.sessions if part is None else self._telemetry.parts
+            counter.labels(state.value).inc(len(ids))
+            if self._delivery is not None and state is SessionState.WRITTEN:
                 self._delivery.add(closed[0].ending.group_id)
 
     async def _stored_or_built_group(self, closed: Sequence[Closed]) -> ScoredGroup | None:
@@ -293,11 +317,13 @@ class GroupWriter:
                     return group
 
     def _changes_of(self, closed: Sequence[Closed]) -> list[int]:
-        return [self._changes[session.row.session_id] for session in closed]
+        return [self._changes[session.row.session_id] for session in closed if session.part is None]
 
     def _keep_unchanged(self, closed: Sequence[Closed]) -> None:
         """Accept no more feedback for these sessions: their group is made."""
         for session in closed:
+            if session.part is not None:
+                continue
             self._changeable.pop(session.row.session_id, None)
             self._changes.pop(session.row.session_id, None)
 
@@ -306,12 +332,14 @@ class GroupWriter:
         if tree is None:
             tree = TurnTree.of(await self._journal.run(partial(self._journal.turns, session_id)))
             feedback = await self._journal.run(partial(self._journal.feedback, session_id))
+        among = closed.part.turn_ids if closed.part else tree.turns.keys() - {*closed.grouped}
         return branches(
             tree,
             feedback=closed.ending.feedback,
             learn_from_altered=self._config.learn_from_altered_sampling,
             reward=closed.ending.reward,
             of_turns=feedback,
+            among=among,
         )
 
     async def _scored(self, closed: Sequence[Closed], branches_of: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
@@ -352,7 +380,7 @@ class GroupWriter:
                 )
                 for (session, branch), recording in zip(pairs, distilled, strict=True)
             ),
-            item_id=first.ending.group_id if is_named else first.row.session_id,
+            item_id=first.ending.group_id if is_named or first.part else first.row.session_id,
             weight_version=min(versions, default=None),
             group_id=first.ending.group_id,
             session_id=None if is_named else names[0],

@@ -5,6 +5,7 @@ Synchronous methods block; `Journal.run` calls them on a dedicated thread, in or
 """
 
 import asyncio
+import json
 import sqlite3
 import time
 import zlib
@@ -46,12 +47,17 @@ CREATE TABLE IF NOT EXISTS feedback (
 CREATE TABLE IF NOT EXISTS groups (
     group_id TEXT PRIMARY KEY, body BLOB NOT NULL, is_sent INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+CREATE TABLE IF NOT EXISTS parts (
+    group_id TEXT PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, turn_ids TEXT NOT NULL,
+    state TEXT NOT NULL, error TEXT
+) STRICT;
 CREATE INDEX IF NOT EXISTS turns_of_session ON turns (session_id);
 CREATE INDEX IF NOT EXISTS turns_of_answer ON turns (answer_id);
 CREATE INDEX IF NOT EXISTS feedback_of_turn ON feedback (turn_id);
 CREATE INDEX IF NOT EXISTS sessions_of_name ON sessions (owner, name);
 CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
 CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
+CREATE INDEX IF NOT EXISTS parts_of_session ON parts (session_id);
 """
 _VERSION = 3
 """Version of the tables, stored in `PRAGMA user_version`."""
@@ -78,7 +84,7 @@ class SessionState(StrEnum):
     WRITTEN = "written"
     """Its group is in the file."""
     EMPTY = "empty"
-    """It ended, and holds nothing to learn from."""
+    """It ended, and holds nothing to learn from, or nothing behind its parts."""
     FAILED = "failed"
     """Its group could not be built; the column `error` holds the reason."""
     RECORDING = "recording"
@@ -121,6 +127,15 @@ class SessionRow:
     """The client's name of the session's group; None: the session forms a group by itself."""
     parent: str | None = None
     """Id of the session whose sub-agent holds this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPart:
+    """Turns of an open session that form a group (`judge_every_turns`), by their ids."""
+
+    group_id: str
+    session_id: str
+    turn_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +347,31 @@ class Journal:
                 [(state.value, error, session_id) for session_id, state in states.items()],
             )
 
+    def add_part(self, part: SessionPart) -> None:
+        """Store a part of an open session whose group is to be made."""
+        row = (part.group_id, part.session_id, json.dumps(sorted(part.turn_ids)), SessionState.CLOSED.value)
+        self._db.execute("INSERT INTO parts (group_id, session_id, turn_ids, state) VALUES (?, ?, ?, ?)", row)
+
+    def finish_part(self, group_id: str, state: SessionState, error: str | None = None) -> None:
+        """Record the final state of a part."""
+        self._db.execute("UPDATE parts SET state = ?, error = ? WHERE group_id = ?", (state.value, error, group_id))
+
+    def grouped_turns(self, session_id: str) -> set[int]:
+        """Return the turns in a session's parts, by their ids."""
+        rows = self._db.execute("SELECT turn_ids FROM parts WHERE session_id = ?", (session_id,))
+        return {turn_id for (turn_ids,) in rows for turn_id in read_json(turn_ids)}
+
+    def unfinished_parts(self) -> list[tuple[SessionRow, SessionPart]]:
+        """Return the parts whose group is not in the file, with their sessions, the oldest first."""
+        query = (
+            f"SELECT {', '.join(f'sessions.{name}' for name in _COLUMNS.split(', '))}, parts.group_id, turn_ids "
+            "FROM parts JOIN sessions USING (session_id) WHERE parts.state = 'closed' ORDER BY parts.rowid"
+        )
+        return [
+            (_session(row), SessionPart(group_id, row[0], frozenset(read_json(turn_ids))))
+            for *row, group_id, turn_ids in self._db.execute(query)
+        ]
+
     async def keep_group(self, group: ScoredGroup) -> None:
         """Store a scored group under its `group_id`, before it is written to the file."""
         # Not on the journal's thread: it would delay answers.
@@ -357,8 +397,9 @@ class Journal:
     def unsent_groups(self) -> list[str]:
         """Return the ids of the groups in the file that are not marked as sent, oldest first."""
         query = (
-            "SELECT group_id FROM groups WHERE NOT is_sent AND EXISTS "
-            "(SELECT 1 FROM sessions WHERE sessions.group_id = groups.group_id AND state = 'written') ORDER BY rowid"
+            "SELECT group_id FROM groups WHERE NOT is_sent AND ("
+            "EXISTS (SELECT 1 FROM sessions WHERE sessions.group_id = groups.group_id AND state = 'written') OR "
+            "EXISTS (SELECT 1 FROM parts WHERE parts.group_id = groups.group_id AND state = 'written')) ORDER BY rowid"
         )
         return [group_id for (group_id,) in self._db.execute(query)]
 
@@ -378,6 +419,9 @@ class Journal:
                     "DELETE FROM groups WHERE group_id = (SELECT group_id FROM sessions WHERE session_id = ?)",
                     (session_id,),
                 )
+                parts = "SELECT group_id FROM parts WHERE session_id = ?"
+                self._db.execute(f"DELETE FROM groups WHERE group_id IN ({parts})", (session_id,))
+                self._db.execute("DELETE FROM parts WHERE session_id = ?", (session_id,))
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def delete_older(self, used_before: float, *states: SessionState) -> int:
@@ -463,7 +507,7 @@ class Journal:
 _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent"
 
 
-def _session(row: tuple[Any, ...]) -> SessionRow:
+def _session(row: Sequence[Any]) -> SessionRow:
     session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent = row
     ending = None if stop is None else Ending(StopReason(stop), group_id, reward, feedback)
     return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending, group_name, parent)

@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple
@@ -37,6 +37,8 @@ class OpenSession(Generic[TurnT]):
     """Tasks that judge turns whose next state has arrived, by turn id."""
     feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
     """Feedback of the client for single turns, by turn id."""
+    grouped: set[int] = field(default_factory=set[int])
+    """Turns in the groups of parts of the session (`judge_every_turns`), by their ids."""
     is_ending: bool = False
     """Whether the session refuses further requests and closes after the pending ones."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -344,10 +346,12 @@ class Sessions(Generic[TurnT]):
         row: SessionRow,
         turns: Sequence[TurnT],
         feedback: Mapping[int, Sequence[Feedback]] | None = None,
+        grouped: Iterable[int] = (),
     ) -> OpenSession[TurnT]:
-        """Add an open session with its turns and their feedback, for example from the journal."""
+        """Add an open session with its turns, their feedback and those in groups, for example from the journal."""
         session = OpenSession[TurnT](row, time.monotonic() - max(0.0, time.time() - row.used))
         session.feedback = {turn_id: [*comments] for turn_id, comments in (feedback or {}).items()}
+        session.grouped.update(grouped)
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1
         self._of_owner[row.owner] += 1

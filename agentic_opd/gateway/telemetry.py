@@ -25,8 +25,9 @@ class Telemetry:
             "unlike_streams", "streamed turns whose final result differs from what was streamed first"
         )
         self.open = gauge("open_sessions", "open sessions")
-        self.waiting = gauge("sessions_to_write", "closed sessions whose group is not written yet")
+        self.waiting = gauge("sessions_to_write", "closed sessions and parts whose group is not written yet")
         self.sessions = counter("sessions", "closed sessions by final state", ["state"])
+        self.parts = counter("parts", "parts of open sessions by final state (judge_every_turns)", ["state"])
         self.unsent = gauge("groups_to_send", "groups that the trajectory API has not accepted yet")
         self.sent = counter("groups_sent", "items that the trajectory API accepted")
         self.skipped = counter("groups_skipped", "items that the trainer cannot accept, by reason", ["reason"])

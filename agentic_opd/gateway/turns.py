@@ -264,6 +264,7 @@ def branches(
     is_one_taken: bool = False,
     reward: float | None = None,
     of_turns: Mapping[int, Sequence[Feedback]] | None = None,
+    among: Collection[int] | None = None,
 ) -> list[Branch]:
     """Return the session's branches with at least one turn to learn from. No turn is learned from in two branches.
 
@@ -274,6 +275,7 @@ def branches(
         is_one_taken: The caller learns from a single branch. Shared turns are then learnable in every branch.
         reward: The session's reward. Shared turns then belong to the branch that ended it.
         of_turns: The client's feedback for single turns, by turn id.
+        among: Ids of the turns that may be learned from, in a part of a session; None: all.
     """
     learned_branches: list[Branch] = []
     used: set[int] = set()
@@ -286,7 +288,8 @@ def branches(
             return ContextTurn(index, "side")
         if turn.altered and not learn_from_altered:
             return ContextTurn(index, "altered_sampling", turn.altered)
-        return ContextTurn(index, "shared") if turn.turn_id in used else None
+        is_of_other = turn.turn_id in used or (among is not None and turn.turn_id not in among)
+        return ContextTurn(index, "shared") if is_of_other else None
 
     last = max((turn.turn_id for turn in turns if not why_context(turn)), default=None)
     rewarded = set[int]() if reward is None else _rewarded(tree, side)
@@ -317,6 +320,15 @@ def branches(
         learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward, failed))
     # The first branch tells the session's reward to its group.
     return sorted(learned_branches, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
+
+
+def answered_turns(tree: TurnTree, learn_from_altered: bool) -> set[int]:
+    """Return the turns that a session's branches learn from and that a later turn's request replies to."""
+    side, later_turns = tree.side_turns(), tree.turns.values()
+    replied = {later.parent for later in later_turns if len(later.messages) > 1}
+    replied |= {reply.turn_id for later in later_turns if (reply := later.follows) and reply.start < reply.stop}
+    turns = (tree.turns[turn_id] for turn_id in replied - side if turn_id is not None)
+    return {turn.turn_id for turn in turns if learn_from_altered or not turn.altered}
 
 
 def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
