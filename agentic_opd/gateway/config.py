@@ -93,7 +93,8 @@ class GatewayConfig(DistillConfig):
     judge_at_once: Annotated[bool, RUN_ONLY] = Field(
         default=True,
         description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. "
-        "Off, with judge.scope trajectory, and with judge.when failed: they are judged when their session has ended.",
+        "Off, with judge.scope trajectory, and with judge.when failed: they are judged when their session has ended, "
+        "or by judge_every_turns.",
     )
     judge_every_turns: Annotated[int, RUN_ONLY] = Field(
         default=0,

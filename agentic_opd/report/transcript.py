@@ -50,7 +50,7 @@ _REGION = re.compile(
 
 _WHY: Mapping[WhyContext, str] = {
     "not_sampled": "its text is the client's",
-    "shared": "another branch of the session begins with it, and is learned from there",
+    "shared": "another sequence of the session has it too, and is learned from there",
     "side": "a side turn",
     "altered_sampling": "its distribution was changed by",
 }

@@ -243,7 +243,43 @@ on a turn without a reward. Without any reward and comment: if the user said som
 ended with feedback in words, since only the judge can tell a complaint |
 | groups of a file, and `Hindsight` | not all checks passed (`verification`); without counts, if the score is 0 or \
 less. Without a score: if there is a `feedback` in words, or the user said something after a turn |
-| conversations in text | the user said something after a turn |"""
+| conversations in text | the user said something after a turn |
+| a part of an open session | as a session, with what the client had sent when the part was made |
+
+## Open sessions
+
+A [gateway](gateway.md) judges a whole session at its end. A person who never says goodbye would never teach it \
+anything. With `judge_every_turns: N` it makes a *part* as soon as N turns of an open session have a next state: the \
+judge is asked about these turns, and they form a group of their own, which is written and sent at once. What is left \
+at the session's end is its last group.
+
+- A turn is in one part, so it is judged and scored once. The judge reads the turns before a part as context (`C1`, \
+`C2`, ...) and can't name them. So what is said later is evidence about later turns only. A larger N sees more of \
+what a turn led to; each part reads the earlier turns again, up to `judge.max_question_chars`.
+- The record of each group has the questions about its own turns with their `judge_tokens`.
+- A turn that nothing followed waits for the next part, or for the end. The session's reward and its final feedback \
+reach the last group. Feedback for a single turn counts until the turn is in a part; later it is refused (409, \
+`group_made`).
+- A part is in the journal before the judge is asked, and its group before it is written. After a restart, a part \
+whose group was not finished is asked about again, and no other.
+- With `judge.scope: turn` (each turn is judged when its next state arrives), and with a `group_size` above 1 (which \
+compares whole sessions), the setting is refused."""
+
+_JUDGE_COST = """\
+## Cost
+
+Tokens that the judge read and sampled for a rollout, of the same rollouts with each setting \
+(`scripts/learning/judge_tokens`; of the conversations only what it read):
+
+| rollouts | `turn` | `trajectory` | and `when: failed` |
+|---|---|---|---|
+| coding: 32, half passed | 1,124 | 892 (79%) | 43% |
+| SQL: 64, 80% passed | 985 | 884 (90%) | 19% |
+| BFCL conversations: 50, 52% passed | 6,617 | 2,700 (41%) | 19% |
+
+With a prefix cache it computes 293, 263 and 2,537 of these tokens with `turn`, and 273, 129 and 2,236 with \
+`trajectory`. Take `trajectory` for many turns a rollout, and `turn` for one or two: there the whole rollout is hardly \
+longer than its turns' questions, and a turn's own question shows just what came of it."""
 
 _JUDGE_ENDPOINT = """\
 ## The endpoint
@@ -366,7 +402,7 @@ def judge_page() -> str:
     parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT)]
     parts += [_JUDGE_TRAJECTORY, _fenced(TRAJECTORY_SYSTEM_PROMPT), _TRAJECTORY_QUESTION, _fenced(TRAJECTORY_QUESTION)]
     (window,) = windows_of(_WHOLE_EXAMPLE, Questions(b"an example"), UNKNOWN_CONTEXT_CHARS)
-    parts += [_TRAJECTORY_EXAMPLE, _fenced(window.question), _TRAJECTORY_REST, _JUDGE_ENDPOINT]
+    parts += [_TRAJECTORY_EXAMPLE, _fenced(window.question), _TRAJECTORY_REST, _JUDGE_COST, _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 
 
