@@ -137,7 +137,9 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         print(printable_line(sentence), file=sys.stderr)
     tools = _tools(arguments.tools, file, config)
     images = ImageFolder.beside(file or arguments.paths[0])
-    await _probe(config, server)
+    asks_judge = config.hint.asks_judge and not arguments.keep_hints
+    judge_url = config.judge.base_url if asks_judge else None
+    await _probe((server.base_url, judge_url, config.teacher.base_url), config.server_retry_s)
     names = (config.tokenizer_name, server.tokenizer_name)
     connected = PolicyDistiller.connected(
         server.base_url,
@@ -148,6 +150,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         retry_s=config.server_retry_s,
         seed=config.seed,
         images=images,
+        asks_judge=asks_judge,
     )
     written_settings = {**line_settings(config), "keep_hints": arguments.keep_hints}
     if arguments.keep_secrets:
@@ -176,12 +179,12 @@ def _recorded_lines(path: Path) -> "list[Line]":
     ]
 
 
-async def _probe(config: Any, server: Any) -> None:
+async def _probe(urls: Sequence[str | None], retry_s: float) -> None:
     """Check that each server listens, so that a wrong address ends the command within seconds."""
     from agentic_opd.core.http import JsonClient
 
-    for url in filter(None, (server.base_url, config.judge.base_url, config.teacher.base_url)):
-        async with JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s)) as client:
+    for url in filter(None, urls):
+        async with JsonClient(url, retry_s=min(_PROBE_S, retry_s)) as client:
             with suppress(ServerRequestError):  # It answers, but wants its key or has no such route.
                 await client.get("/v1/models")
 

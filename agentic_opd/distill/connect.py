@@ -56,8 +56,11 @@ async def connect(
     *,
     max_token_length: int,
     retry_s: float,
+    asks_judge: bool = True,
 ) -> DistillServers:
     """Connect to judge and teacher, and check that they fit sequences of `max_token_length` tokens.
+
+    Without `asks_judge` the judge is not checked: it is never asked, and may be gone.
 
     Raises:
         RendererError: the chat template can't take a hint at `config.hint.placement`.
@@ -107,7 +110,7 @@ async def connect(
         }
         judge = make_judge(config.judge, policy, retry_s)
         undo.push_async_callback(judge.close)
-        if config.hint.asks_judge:
+        if asks_judge and config.hint.asks_judge:
             await judge.check()
         undo.pop_all()
         return DistillServers(

@@ -156,7 +156,9 @@ class Distiller:
         """Whether distilling an episode requires the other episodes of its group."""
         return "sibling" in self.config.hint.source
 
-    async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
+    async def connect(
+        self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any, *, asks_judge: bool = True
+    ) -> None:
         """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`."""
         servers = await connect(
             self.config,
@@ -165,6 +167,7 @@ class Distiller:
             tokenizer,
             max_token_length=self._max_token_length,
             retry_s=self._retry_s,
+            asks_judge=asks_judge,
         )
         for client in (servers.teacher, *servers.teachers.values()):
             client.images = self._images

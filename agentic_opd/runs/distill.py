@@ -354,6 +354,7 @@ class PolicyDistiller:
         retry_s: float = 60.0,
         seed: int = 0,
         images: ImageFolder | None = None,
+        asks_judge: bool = True,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
 
@@ -366,6 +367,7 @@ class PolicyDistiller:
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
             images: The pictures of the conversations.
+            asks_judge: Whether the judge is asked; otherwise it is not checked, and may be gone.
 
         Raises:
             ConfigError: the tokenizer or the renderer can't be loaded.
@@ -379,7 +381,7 @@ class PolicyDistiller:
             context = policy.info.max_model_len
             distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
             try:
-                await distiller.connect(PolicyEndpoint.of(policy), chat.renderer, tokenizer)
+                await distiller.connect(PolicyEndpoint.of(policy), chat.renderer, tokenizer, asks_judge=asks_judge)
                 yield cls(chat, distiller, policy, client.base_url)
             finally:
                 await distiller.close()

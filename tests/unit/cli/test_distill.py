@@ -199,3 +199,13 @@ def test_help_shows_the_settings_that_have_an_effect(capsys: pytest.CaptureFixtu
         assert f"--env.{name} " in shown
     for name in ("agent.command", "sandbox.type", "dataset_name", "use_wandb", "temperature", "opd_enabled"):
         assert f"--env.{name} " not in shown
+
+
+def test_kept_hints_need_no_judge(policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, (made,) = distill(tmp_path, policy.base_url, group(overrides=[{"feedback": "Wrong: it is 42."}]))
+    gone = ("--env.judge.base_url", "http://127.0.0.1:9/v1", "--env.server_retry_s", "0.1", "--env.overwrite", "true")
+    code, (again,) = distill(tmp_path, policy.base_url, made, *gone, "--keep-hints")
+    (before,), (after,) = (entry["overrides"][0]["opd"]["turns"] for entry in (made, again))
+    assert (code, after["outcome"], after["hint"]) == (0, "scored", before["hint"])
+    assert distill(tmp_path, policy.base_url, made, *gone)[0] == 1
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
