@@ -14,6 +14,9 @@ from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import served
 from tests.support.scripted_judge import HINT, judge_server
 from tests.support.trajectory import trajectory_api
+from tests.support.waiting import until
+
+from .test_agent_command import AGENT
 
 pytestmark = pytest.mark.vllm
 
@@ -84,13 +87,14 @@ def test_rollouts_are_judged_as_a_whole_and_distilled_again(vllm_server: LocalSe
         assert logged["opd/trajectory_vote/unknown_turn"] == logged["opd/trajectory_vote/named"] / 2
 
         judge.questions.clear()
-        by_item = {group["group_overrides"]["item_id"]: group for group in groups}
-        for group in distill(vllm_server, out, tmp_path / "kept.jsonl", "--keep-hints"):
-            before = by_item[group["group_overrides"]["item_id"]]
-            assert group["group_overrides"]["opd"]["judge_scope"] == "trajectory"
-            assert [opd["trajectory"] for opd in opd_of([group])] == [opd["trajectory"] for opd in opd_of([before])]
-        assert not judge.questions
         check(distill(vllm_server, out, tmp_path / "again.jsonl"), judge)
+
+    # The judge is gone, and kept hints do not need it.
+    by_item = {group["group_overrides"]["item_id"]: group for group in groups}
+    for group in distill(vllm_server, out, tmp_path / "kept.jsonl", "--keep-hints"):
+        before = by_item[group["group_overrides"]["item_id"]]
+        assert group["group_overrides"]["opd"]["judge_scope"] == "trajectory"
+        assert [opd["trajectory"] for opd in opd_of([group])] == [opd["trajectory"] for opd in opd_of([before])]
 
 
 def test_only_failed_rollouts_are_judged(vllm_server: LocalServer, tmp_path: Path) -> None:
@@ -128,6 +132,18 @@ def test_a_served_group_holds_the_questions(fake_server: FakePlugin, tmp_path: P
         assert opd["turns"][0]["hint"] == HINT
 
 
+@pytest.mark.sandbox
+def test_episodes_of_a_program_are_judged_as_a_whole(vllm_server: LocalServer, tmp_path: Path) -> None:
+    judge, out = TrajectoryJudge(), tmp_path / "groups.jsonl"
+    with judge_server(judge) as url:
+        flags = (*SCOPE, *AGENT, "--env.judge.base_url", url, "--env.total_steps", "1", "--env.group_size", "2")
+        done = process(vllm_server.base_url, out, *flags)
+    assert done.returncode == 0, done
+    groups = read_lines(out)
+    check(groups, judge)
+    assert all("program" in overrides for group in groups for overrides in group["overrides"])
+
+
 def test_a_session_is_judged_at_its_end(vllm_server: LocalServer, tmp_path: Path) -> None:
     judge = TrajectoryJudge()
     user = {"role": "user", "content": "Write `fizzbuzz(n)` in solution.py."}
@@ -145,4 +161,34 @@ def test_a_session_is_judged_at_its_end(vllm_server: LocalServer, tmp_path: Path
     assert turns_of(question) == [1, 2]
     assert [text in question for text in (more["content"], "That is still wrong.")] == [True, True]
     check([group], judge)
+    assert validate(tmp_path / "groups.jsonl").returncode == 0
+
+
+def test_an_open_session_is_judged_in_parts(vllm_server: LocalServer, tmp_path: Path) -> None:
+    judge = TrajectoryJudge()
+    messages: list[Any] = [{"role": "user", "content": "Write `fizzbuzz(n)` in solution.py."}]
+    with (
+        judge_server(judge) as url,
+        served(
+            vllm_server.base_url,
+            tmp_path,
+            *(*SCOPE, "--env.judge_every_turns", "2", "--env.judge.base_url", url),
+            real=True,
+        ) as gateway,
+    ):
+        for number in range(5):
+            answer = gateway.chat(*messages, session="s", max_tokens=12)
+            correction = {"role": "user", "content": f"It fails for {number}."}
+            messages += [answer.choices[0].message.model_dump(), correction]
+        until(lambda: gateway.metric('parts_total{state="written"}') == 2)
+        assert gateway.ask("/sessions/s")["state"] == "open"
+        parts = read_lines(tmp_path / "groups.jsonl")
+        rest = gateway.end("s", feedback="That is still wrong.")
+    groups = [*parts, rest]
+    check(groups, judge)
+    assert [len(opd["turns"]) for opd in opd_of(groups)] == [2, 2, 1]
+    assert [group["overrides"][0]["stop_reason"] for group in groups] == ["open", "open", "closed"]
+    learned = [[token for token in group["masks"][0] if token != -100] for group in groups]
+    sampled = [token for mask in learned for token in mask]
+    assert len(sampled) == 5 * 12, "each sampled token is learned from in one group"
     assert validate(tmp_path / "groups.jsonl").returncode == 0

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def says(prompt: str, choice: int) -> str:
 
 
 @asynccontextmanager
-async def parted(tokenizer: Any, folder: Path, client: FirstTurnJudge, **settings: Any) -> Any:
+async def parted(tokenizer: Any, folder: Path, client: FirstTurnJudge, **settings: Any) -> AsyncGenerator[Running]:
     settings = {**EVERY_TWO, "distill_topk": 5, **settings}
     config = GatewayConfig(data_path_to_save_groups=folder / "groups.jsonl", **settings)
     distiller = PartsDistiller(config, client, tokenizer)
@@ -279,7 +279,7 @@ def test_only_parts_that_failed_are_judged(tokenizer: Any, tmp_path: Path) -> No
     assert len(judge.questions) == 1
 
 
-def test_a_part_waits_for_a_server_and_a_refusal_is_recorded(
+def test_a_part_waits_for_a_server_that_is_gone(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "RETRY_S", 0.01)
@@ -295,16 +295,34 @@ def test_a_part_waits_for_a_server_and_a_refusal_is_recorded(
 
             await until(is_retried)
             judge.error = None
-            first = await running.groups()
-            running.gateway._writer._distiller.all_servers.teacher.error = ServerRequestError("HTTP 400: no", 400)
-            judge.error = ServerRequestError("HTTP 400: no", 400)
-            await Talk(running, "other").say(3)
-            return first, await running.groups()
+            return await running.groups()
 
-    first, both = asyncio.run(talk())
-    assert [len(first), len(both)] == [1, 2]
-    outcomes = {turn["outcome"] for turn in both[1]["overrides"][0]["opd"]["turns"]}
-    assert outcomes == {"judge_error"}
+    (part,) = asyncio.run(talk())
+    assert part["overrides"][0]["opd"]["turns"][0]["outcome"] == "scored"
+
+
+def test_a_part_that_fails_is_counted_and_its_session_goes_on(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ServerRequestError("HTTP 400: no", 400)
+
+    async def talk() -> Any:
+        async with parted(tokenizer, tmp_path, FirstTurnJudge()) as running:
+            client = Talk(running)
+            with monkeypatch.context() as patch:
+                patch.setattr(Distiller, "close_group", refuse)
+                await client.say(3)
+                await until(lambda: running.becomes('parts_total{state="failed"}', 1))
+            await client.say(2)
+            return await running.groups()
+
+    (part,) = asyncio.run(talk())
+    assert len(part["overrides"][0]["opd"]["turns"]) == 2
+    assert "no group is made of session-" in caplog.text
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        states = db.execute("SELECT state, error FROM parts ORDER BY rowid").fetchall()
+    assert states == [("failed", "ServerRequestError: HTTP 400: no"), ("written", None)]
 
 
 def test_turns_stay_in_their_session_while_the_journal_takes_no_part(
