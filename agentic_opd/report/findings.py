@@ -39,7 +39,12 @@ def findings(numbers: Overview, rollouts: Sequence[ShownRollout]) -> list[str]:
     if not numbers.funnel and not numbers.scored_tokens:
         nothing = "Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."
         return [*left_out, nothing]
-    about_turns = (*_without_hints(counts), *_failures(counts, turns), *_hints(numbers, counts, turns))
+    about_turns = (
+        *_without_hints(counts),
+        *_failures(counts, turns),
+        *_abstentions(rollouts),
+        *_hints(numbers, counts, turns),
+    )
     return [*left_out, *about_turns, *_gaps(numbers)]
 
 
@@ -75,6 +80,18 @@ def _failures(counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
     unread = sum(vote.decision is None for vote in votes)
     if unread > MANY * len(votes):
         yield f"{unread} of {len(votes)} votes could not be read and count as abstentions: look at the judge's words."
+
+
+def _abstentions(rollouts: Sequence[ShownRollout]) -> Iterator[str]:
+    windows = [window for rollout in rollouts if not rollout.turns_before for window in rollout.windows]
+    votes = [vote for window in windows for vote in window.votes]
+    kinds = Counter(vote.kind for vote in votes if not vote.kind.is_readable)
+    if kinds.total() > MANY * len(votes):
+        counted = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in kinds.most_common())
+        yield (
+            f"{kinds.total()} of {len(votes)} answers about whole rollouts can't be read and count as abstentions "
+            f"({counted}): look at the judge's words."
+        )
 
 
 def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:

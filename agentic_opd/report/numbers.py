@@ -16,7 +16,7 @@ from agentic_opd.core.precision import coarsest, root_mean_square
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_evidence, rows_by_hint
 from agentic_opd.report.read import MOVED, ShownRollout
-from agentic_opd.wire.counts import RolloutCounts, TurnCounts
+from agentic_opd.wire.counts import JudgeCounts, RolloutCounts, TurnCounts
 
 NO_GAP = 0.01
 """Size of a gap (nats) up to which it counts as zero: `colour_limit` ignores it, and no list shows it."""
@@ -59,9 +59,10 @@ def distributions_of(rollouts: Sequence[ShownRollout], moved: NDArray[np.float64
     for name, values in parts.items():
         yield _tenths(f"reward: {name.replace('_', ' ')}", values)
     turns = [turn for rollout in rollouts for turn in rollout.records]
-    positive = [sum(vote.decision == 1 for vote in turn.votes) for turn in turns if turn.votes]
-    if positive:
-        values = range(max(len(turn.votes) for turn in turns) + 1)
+    all_votes = [rollout.votes_on(index) for rollout in rollouts for index in range(len(rollout.records))]
+    votes = [of_turn for of_turn in all_votes if of_turn is not None]
+    if votes:
+        positive, values = [for_hint for for_hint, _ in votes], range(max(asked for _, asked in votes) + 1)
         bins = [positive.count(count) for count in values]
         yield _distribution("votes for a hint", "", "turns", positive, map(str, values), bins)
     if lengths := [len(turn.hint) for turn in turns if turn.hint is not None]:
@@ -131,6 +132,18 @@ class GapRow(NamedTuple):
     gap: float
 
 
+class JudgeCost(NamedTuple):
+    """Tokens of the judge in rollouts whose questions all have known tokens, and the rollouts' number and hints."""
+
+    questions: int
+    uncounted: int
+    """Questions of the other rollouts, too, whose tokens are not known."""
+    rollouts: int
+    hints: int
+    read_tokens: int
+    sampled_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     groups: int
@@ -162,6 +175,8 @@ class Overview:
     """Root mean square (nats) of the gaps without a hint, over the values of the rollouts' groups, one per rollout."""
     precision: str | None
     """The coarsest precision of the teachers; None if no group records one."""
+    judge: JudgeCost | None
+    """None if the file holds no question to the judge."""
     funnel: tuple[Stage, ...]
     """Empty if no turn has a record."""
     distributions: tuple[Distribution, ...]
@@ -200,6 +215,7 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
         noise_floor=max(floors, default=None),
         noise_rms=root_mean_square(squares) if squares else None,
         precision=coarsest(group.precision for group in distillations),
+        judge=_judge_cost(rollouts),
         funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),
@@ -214,6 +230,20 @@ def _counts(rollouts: Iterable[ShownRollout]) -> RolloutCounts:
     for rollout in rollouts:
         total.merge(rollout.counts)
     return total
+
+
+def _judge_cost(rollouts: Iterable[ShownRollout]) -> JudgeCost | None:
+    total, uncounted, num_rollouts, hints = JudgeCounts(), 0, 0, 0
+    for rollout in rollouts:
+        counts = rollout.judge_counts
+        uncounted += counts.uncounted
+        if not counts.uncounted:
+            total.merge(counts)
+            num_rollouts += rollout.counts.rollouts
+            hints += rollout.counts.records.hints
+    if not total.questions + uncounted:
+        return None
+    return JudgeCost(total.questions, uncounted, num_rollouts, hints, total.read_tokens, total.sampled_tokens)
 
 
 def _colour_limit(gaps: NDArray[np.float64]) -> float:

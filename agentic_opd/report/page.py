@@ -177,6 +177,7 @@ class Packer:
         turns = zip(rollout.spans, rollout.records or [None] * len(assistants), assistants, strict=True)
         head = {
             "contexts": list(self._contexts(rollout, stretches)),
+            "judged": _judged_fields(rollout),
             "turns": [
                 {
                     **self._turn(rollout, span),
@@ -247,6 +248,23 @@ class Packer:
         return np.fromiter(indices, np.uint32, len(token_ids))
 
 
+def _judged_fields(rollout: ShownRollout) -> dict[str, Any] | None:
+    """Return the judge's questions about the whole rollout; a later sequence has the answers only."""
+    if not rollout.windows:
+        return None
+    windows = [
+        {
+            "first": window.first,
+            "last": window.last,
+            "question": None if rollout.turns_before else window.question,
+            "votes": [{**asdict(vote), "isReadable": vote.kind.is_readable} for vote in window.votes],
+            "tokens": window.judge_tokens and [window.judge_tokens.read, window.judge_tokens.sampled],
+        }
+        for window in rollout.windows
+    ]
+    return {"before": rollout.turns_before, "windows": windows}
+
+
 def _record_fields(turn: TurnRecord | None) -> dict[str, Any]:
     """Return the fields of a turn's record that the page shows; None gives empty values."""
     fields = {} if turn is None else turn.to_wire()
@@ -282,7 +300,7 @@ def head(shown_run: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, An
 
 def _overview(numbers: Overview, rollouts: Sequence[ShownRollout], texts: TokenTexts) -> dict[str, Any]:
     data = asdict(numbers)
-    for name in ("funnel", "distributions", "by_task", "hint_rows", "evidence_rows"):
+    for name in ("judge", "funnel", "distributions", "by_task", "hint_rows", "evidence_rows"):
         data[name] = _as_data(getattr(numbers, name))
     data["gap_rows"] = [_gap_row(row, rollouts[row.rollout], texts) for row in numbers.gap_rows]
     return data

@@ -22,8 +22,16 @@ from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.settings.old_names import current_names
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.counts import RolloutCounts
-from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
+from agentic_opd.wire.counts import JudgeCounts, RolloutCounts
+from agentic_opd.wire.group import (
+    GroupDistillation,
+    JudgedTrajectory,
+    JudgedWindow,
+    ScoredGroup,
+    ScoredRollout,
+    TurnRecord,
+    VerdictCounts,
+)
 
 TOP_SHOWN = 8
 """Largest number of entries kept of a teacher's row."""
@@ -84,8 +92,25 @@ class ShownRollout:
     """About the group; None if it was not distilled, or another program wrote the file."""
     no_verdicts: Mapping[str, int]
     """Rollouts that the group leaves out because their tests gave no verdict, by cause."""
+    windows: tuple[JudgedWindow, ...] = ()
+    """The judge's questions about the whole rollout (`judge.scope: trajectory`), in each of its sequences."""
+    turns_before: int = 0
+    """Number of the rollout's turns in earlier sequences: `windows` count over all of them."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
+
+    @property
+    def judge_counts(self) -> JudgeCounts:
+        """Questions to the judge and their tokens; those about the whole rollout count in its first sequence."""
+        return JudgeCounts.of(self.records, JudgedTrajectory(self.windows) if not self.turns_before else None)
+
+    def votes_on(self, turn_index: int) -> tuple[int, int] | None:
+        """Return the number of votes for a hint on a turn, and of all votes; None without votes."""
+        number, votes = self.turns_before + turn_index + 1, self.records[turn_index].votes
+        window = next((window for window in self.windows if window.first <= number <= window.last), None)
+        if window is not None:
+            return (sum(number in vote.turns for vote in window.votes), len(window.votes)) if window.votes else None
+        return (sum(vote.decision == 1 for vote in votes), len(votes)) if votes else None
 
     @property
     def is_scored_S(self) -> NDArray[np.bool_]:
@@ -208,8 +233,22 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRo
             continue
         sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
         yield from (
-            _rollout(group, rollout, number, index, is_first=is_first) for index, (rollout, is_first) in sequences
+            replace(
+                _rollout(group, rollout, number, index, is_first=is_first),
+                **_judged_windows(group, index),
+            )
+            for index, (rollout, is_first) in sequences
         )
+
+
+def _judged_windows(group: ScoredGroup, index: int) -> dict[str, Any]:
+    """Return `windows` and `turns_before` of a sequence: its own questions, or those in its rollout's first one."""
+    own, turns_before = group.rollouts[index].trajectory, group.first_turns[index]
+    if own is not None:
+        return {"windows": own.windows}
+    first = group.rollouts[group.rollout_numbers.index(group.rollout_numbers[index])].trajectory
+    is_judged = first is not None and turns_before < max((window.last for window in first.windows), default=0)
+    return {"windows": first.windows, "turns_before": turns_before} if first is not None and is_judged else {}
 
 
 def _rollout(group: ScoredGroup, rollout: ScoredRollout, line: int, index: int, *, is_first: bool) -> ShownRollout:

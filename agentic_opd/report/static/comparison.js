@@ -104,6 +104,8 @@ function drawComparison() {
       pairFigure('mean score', of((numbers) => numbers.mean_score), (value) => fixed(value, 2)),
       pairFigure('tokens moved', of((numbers) => shareOf(numbers.moved_tokens, numbers.sampled_tokens)), percent, 'of the sampled'),
       pairFigure('|gap| of moved', of((numbers) => numbers.mean_moved), short, 'nats, mean'),
+      pairFigure('judge tokens a rollout', of(({ judge }) => (judge?.rollouts ? judgeTokens(judge) / judge.rollouts : null)), (value) => number(Math.round(value)), 'read and sampled'),
+      pairFigure('judge tokens a hint', of(({ judge }) => (judge?.hints ? judgeTokens(judge) / judge.hints : null)), (value) => number(Math.round(value)), 'read and sampled'),
       pairFigure('turns a rollout', of((numbers) => numbers.turns / numbers.rollouts), (value) => fixed(value, 1))),
     block('Tasks side by side', true, taskPairs(compared.tasks)),
     compared.outcomes.length ? block('Outcomes of the turns', false, pairBars(compared.outcomes.map(([name, x, y]) => [words(name), x / (all[0] || 1), y / (all[1] || 1)]), percent)) : null,

@@ -19,11 +19,22 @@ class RolloutData {
     this.movedFrom = ROLLOUTS[index].movedFrom;
     this.contexts = head.contexts;
     this.turns = head.turns;
+    this.judged = head.judged;
     for (const [name, [type, offset, length]] of Object.entries(head.arrays)) {
       this[name] = new ARRAYS[type](buffer, 4 + size + offset, length);
     }
     this.offsets = new Uint32Array(this.counts.length + 1);
     this.counts.forEach((entries, at) => { this.offsets[at + 1] = this.offsets[at] + entries; });
+  }
+
+  // The number of a turn in the questions about the whole rollout.
+  judgedNumber(index) { return this.judged.before + index + 1; }
+
+  // The answers about the whole rollout that may name this turn; null where it was asked about by itself or not at all.
+  answersOn(index) {
+    if (this.judged === null) return null;
+    const number = this.judgedNumber(index);
+    return this.judged.windows.find((window) => window.first <= number && number <= window.last)?.votes ?? null;
   }
 
   text(at) { return this.vocab.texts[this.tokens[at]]; }

@@ -2,7 +2,7 @@
 
 const MAIN_SETTINGS = [
   'policy_model', 'tokenizer_name', 'world.type', 'world.dataset_name', 'group_size', 'temperature', 'max_turns', 'max_token_length', 'distill_topk',
-  'hint.placement', 'hint.vote_rule', 'hint.selection', 'prm_votes', 'judge.model_name', 'judge.base_url', 'judge.temperature',
+  'hint.placement', 'hint.vote_rule', 'hint.selection', 'prm_votes', 'judge.scope', 'judge.when', 'judge.model_name', 'judge.base_url', 'judge.temperature',
   'teacher.base_url', 'sandbox.type', 'seed',
 ];
 
@@ -35,6 +35,16 @@ function noiseFigure(numbers) {
   return figure(shown(numbers.noise_rms), 'noise floor', `nats without a hint, root mean square (of the gaps: ${short(numbers.gap_rms)}); ${shown(numbers.noise_floor)} at most`);
 }
 
+const judgeTokens = (judge) => judge.read_tokens + judge.sampled_tokens;
+
+// What the judge read and sampled, for a rollout and for a hint.
+function judgeFigure(judge) {
+  const mean = (tokens, of) => number(Math.round(tokens / of));
+  const unknown = judge.uncounted ? `; those of ${count(judge.uncounted, 'more question')} are not known` : '';
+  return figure(mean(judgeTokens(judge), judge.rollouts), 'judge tokens a rollout', `${mean(judge.read_tokens, judge.rollouts)} read, ${mean(judge.sampled_tokens, judge.rollouts)} sampled; `
+    + `${judge.hints ? `${mean(judgeTokens(judge), judge.hints)} a hint` : 'no hint'}; ${count(judge.questions, 'question')}${unknown}`);
+}
+
 function facts(numbers) {
   return el('dl', { class: 'facts' },
     figure(number(numbers.rollouts), 'rollouts', `in ${count(numbers.groups, 'group')}`),
@@ -44,6 +54,7 @@ function facts(numbers) {
     figure(percent(shareOf(numbers.moved_tokens, numbers.sampled_tokens)), 'tokens moved', `${number(numbers.moved_tokens)} of the sampled, by ${short(numbers.mean_moved)} nats`),
     figure(nats(numbers.mean_gap), 'mean gap', `nats, over all scored; ${percent(numbers.positive_gaps)} above 0`),
     ...(numbers.mean_gap_reasoning === null ? [] : [figure(nats(numbers.mean_gap_reasoning), 'mean gap of reasoning', `nats; ${nats(numbers.mean_gap_answer)} over what follows it`)]),
+    ...(numbers.judge?.rollouts ? [judgeFigure(numbers.judge)] : []),
     noiseFigure(numbers));
 }
 

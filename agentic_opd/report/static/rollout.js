@@ -19,6 +19,19 @@ const WHY = {
 const EVIDENCE = { tool: 'tool results', user: 'the user’s reply', later: 'what showed later', verdict: 'the hidden tests’ verdict' };
 const STEP = { 1: 'did what was wanted', 0: 'can’t be told', '-1': 'did not do what was wanted' };
 
+// What an answer about the whole rollout says, by its kind.
+const ANSWER = {
+  none: 'names no turn',
+  context_turn: 'names a message that is context only, which is left out',
+  unreadable: 'abstains: it can’t be read',
+  unknown_turn: 'abstains: it names a turn that does not exist, or is not shown in full',
+  repeated_turn: 'abstains: it has two hints for a turn',
+  hint_without_turn: 'abstains: it has a hint without a turn',
+  turn_without_hint: 'abstains: it names a turn without a hint',
+  too_many_turns: 'abstains: it names too many turns',
+  every_turn: 'abstains: it names every turn',
+};
+
 function contextPart([role, text, name, unseen]) {
   if (role === 'template') {
     if (text.length < LONG / 4) return el('p', { class: 'template' }, spelled(text).replaceAll('·', ' '));
@@ -54,9 +67,64 @@ function movedTokens(data, turn) {
     rest.length ? el('details', null, el('summary', null, `${number(rest.length)} more`), el('ul', null, rest.slice(0, 200).map(entry))) : null);
 }
 
-function verdictPane(data, turn, index) {
-  const votesFor = turn.votes.filter((vote) => vote.decision === 1).length;
+const dots = (classes) => el('span', { class: 'dots', 'aria-hidden': 'true' }, classes.map((name) => el('i', { class: name })));
+const isFor = (vote) => vote.decision === 1;
+
+// The votes on a turn that was asked about by itself.
+function turnVotes({ votes }) {
+  if (!votes.length) return null;
   const kind = (vote) => ({ 1: 'for a hint', '-1': 'against' }[vote.decision] ?? 'unreadable');
+  return el('details', { class: 'votes' },
+    el('summary', null, `${votes.filter(isFor).length} of ${count(votes.length, 'vote')} for a hint `,
+      dots(votes.map((vote) => (isFor(vote) ? 'yes' : vote.decision === -1 ? 'no' : 'odd')))),
+    votes.map((vote) => el('div', null, el('p', { class: 'who' }, kind(vote)), el('pre', null, shownText(vote.text)))));
+}
+
+// How many answers about the whole rollout name a turn, and what these say of it.
+function namingVotes(data, turn, index) {
+  const answers = data.answersOn(index);
+  const names = (answer) => answer.turns.includes(data.judgedNumber(index));
+  const summary = [`named by ${answers.filter(names).length} of ${count(answers.length, 'answer')} `,
+    dots(answers.map((answer) => (names(answer) ? 'yes' : answer.isReadable ? 'no' : 'odd')))];
+  if (!turn.votes.length) return answers.length ? el('p', { class: 'votes' }, summary) : null;
+  return el('details', { class: 'votes' }, el('summary', null, summary), turn.votes.map((vote) => el('pre', null, shownText(vote.text))));
+}
+
+// The turns that answers about the whole rollout name, the most votes first, each with its hint; then the answers.
+function judgedPane(data) {
+  if (data.judged === null) return null;
+  const named = data.turns.map((turn, index) => ({ turn, index, votes: turn.votes.filter(isFor) }))
+    .filter(({ index, votes }) => votes.length && data.answersOn(index) !== null)
+    .toSorted((a, b) => b.votes.length - a.votes.length);
+  const hintOf = ({ turn, votes }) => (turn.hint === null
+    ? el('span', { class: 'note' }, 'not used: ', shownText(votes[0].hint ?? ''))
+    : el('span', { class: 'hint' }, shownText(turn.hint)));
+  const rows = named.map((entry) => el('li', null,
+    el('button', { type: 'button', onclick: () => goTo(entry.turn.from) }, `turn ${entry.index + 1}`),
+    el('span', null, `named by ${entry.votes.length} of ${count(data.answersOn(entry.index).length, 'answer')} `), chip(entry.turn.outcome), hintOf(entry)));
+  return el('section', { class: 'judged', 'aria-labelledby': 'judged-title' },
+    el('h2', { id: 'judged-title' }, 'What the judge said of the whole rollout'),
+    rows.length ? el('ul', { class: 'named' }, rows) : el('p', { class: 'note' }, 'It named no turn of this sequence.'),
+    data.judged.before ? el('p', { class: 'note' }, `The judge counts turns over all sequences of the rollout: turn 1 here is its turn ${data.judgedNumber(0)}. What it read stands with the first sequence.`) : null,
+    data.judged.windows.map(windowAnswers));
+}
+
+function windowAnswers({ first, last, question, votes, tokens }) {
+  const said = ({ kind, turns }) => [turns.length ? `names ${turns.length > 1 ? 'turns' : 'turn'} ${turns.join(', ')}` : null, ANSWER[kind]].filter(Boolean).join('; ');
+  const unreadable = votes.filter((vote) => !vote.isReadable).length;
+  const spent = tokens === null ? '' : `; ${count(tokens[0], 'token')} read, ${number(tokens[1])} sampled `;
+  const about = first === last ? `turn ${first}` : `turns ${first} to ${last}`;
+  return [
+    votes.length ? el('details', { class: 'votes' },
+      el('summary', null, `${count(votes.length, 'answer')} about ${about}${unreadable ? `, ${number(unreadable)} unreadable` : ''}${spent} `,
+        dots(votes.map((vote) => (!vote.isReadable ? 'odd' : vote.turns.length ? 'yes' : 'no')))),
+      votes.map((vote) => el('div', null, el('p', { class: 'who' }, said(vote)), el('pre', null, shownText(vote.text)))))
+      : el('p', { class: 'note' }, `The judge gave no answer about ${about}.`),
+    question === null ? null : el('details', { class: 'votes' }, el('summary', null, `what the judge read about ${about}`), el('pre', null, shownText(question))),
+  ];
+}
+
+function verdictPane(data, turn, index) {
   return el('aside', { class: 'verdict', 'aria-label': `What the judge said of turn ${index + 1}` },
     el('p', null, chip(turn.outcome), turn.evidence.length ? ` judged by ${turn.evidence.map((kind) => EVIDENCE[kind]).join(', ')}` : ''),
     WHY[turn.outcome] ? el('p', { class: 'note' }, WHY[turn.outcome]) : null,
@@ -66,10 +134,7 @@ function verdictPane(data, turn, index) {
     movedTokens(data, turn),
     turn.stepScore === null ? null : el('p', { class: 'note' }, `second question: ${STEP[turn.stepScore]} (${turn.stepScore})`),
     turn.question === null ? null : el('details', { class: 'votes' }, el('summary', null, 'what the judge read'), el('pre', null, shownText(turn.question))),
-    turn.votes.length ? el('details', { class: 'votes' },
-      el('summary', null, `${votesFor} of ${count(turn.votes.length, 'vote')} for a hint `,
-        el('span', { class: 'dots', 'aria-hidden': 'true' }, turn.votes.map((vote) => el('i', { class: vote.decision === 1 ? 'yes' : vote.decision === -1 ? 'no' : 'odd' })))),
-      turn.votes.map((vote) => el('div', null, el('p', { class: 'who' }, kind(vote)), el('pre', null, shownText(vote.text))))) : null);
+    data.answersOn(index) === null ? turnVotes(turn) : namingVotes(data, turn, index));
 }
 
 function turnCard(data, index) {
@@ -166,7 +231,7 @@ async function openRollout(index) {
   const cards = data.turns.map((_, turn) => turnCard(data, turn));
   const body = el('div', { class: 'conversation' },
     data.contexts.map((parts, place) => [parts.map(contextPart), cards[place] ?? null]));
-  byId('rollout-pane').replaceChildren(rolloutHeader(index), scaleBar(), body);
+  byId('rollout-pane').replaceChildren(...[rolloutHeader(index), judgedPane(data), scaleBar(), body].filter(Boolean));
   followTokens(body, data);
   buildTurns(cards);
   document.title = `${ROLLOUTS[index].task} ${rolloutName(index)}, distillation report`;
