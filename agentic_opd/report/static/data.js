@@ -94,6 +94,7 @@ async function searchText(index) {
   if (!searchable.has(index)) {
     const data = await unpack(index);
     const parts = [ROLLOUTS[index].task, ...data.contexts.flat().map((part) => part[1])];
+    for (const window of data.judged?.windows ?? []) parts.push(...window.votes.map((vote) => vote.text));
     for (const turn of data.turns) {
       parts.push(Array.from(data.tokens.subarray(turn.from, turn.to), (place) => data.vocab.texts[place]).join(''));
       parts.push(turn.hint ?? '', ...turn.votes.map((vote) => vote.text));

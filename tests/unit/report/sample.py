@@ -82,6 +82,45 @@ def with_records(*records: dict[str, Any], task: str = "t") -> dict[str, Any]:
     return changed
 
 
+def judged_as_a_whole(task: str = "t", question: str = "## Turn 1", said: str = "No \\boxed{9}.") -> dict[str, Any]:
+    """A group whose rollouts the judge read as a whole: both turns are named, the second by one of three answers.
+
+    `said` is the text of the answer that abstains.
+    """
+    named = {"decision": 1, "hint": HINT, "text": f"\\boxed{{1}} {HINT}"}
+    late = {"decision": 1, "hint": "Run the tests before the end.", "text": "\\boxed{2} Run them."}
+    changed = with_records({**SCORED, "votes": [named, named]}, {**UNSCORED, "votes": [late]}, task=task)
+    changed["group_overrides"]["opd"]["judge_scope"] = "trajectory"
+    votes = [
+        {"kind": "named", "turns": [1], "text": "first answer"},
+        {"kind": "named", "turns": [1, 2], "text": "second answer"},
+        {"kind": "unknown_turn", "turns": [], "text": said},
+    ]
+    tokens = {"read": 300, "sampled": 60}
+    for overrides in changed["overrides"]:
+        window = {"first": 1, "last": 2, "question": question, "votes": votes, "judge_tokens": tokens}
+        overrides["opd"]["trajectory"] = {"windows": [copy.deepcopy(window)]}
+    return changed
+
+
+def in_two_sequences() -> dict[str, Any]:
+    """A rollout that was judged as a whole and whose second turn is in a sequence of its own, behind a rewrite."""
+    whole = judged_as_a_whole()
+    first, second = whole["overrides"]
+    for name in ("distill_token_ids", "distill_logprobs"):
+        whole[name][1] = [[] for _ in TOKENS]
+    whole["masks"] = [[-100, -100, -100, 10, 11, -100, -100, -100], [-100] * 6 + [12, 13]]
+    whole["inference_logprobs"][0][6:] = [1.0, 1.0]
+    whole["inference_logprobs"][1][3:5] = [1.0, 1.0]
+    first["opd"]["turns"], second["opd"]["turns"] = first["opd"]["turns"][:1], second["opd"]["turns"][1:]
+    first["opd"]["context_turns"] = [{"message": 4, "why": "shared"}]
+    second["opd"]["context_turns"] = [{"message": 2, "why": "shared"}]
+    del second["opd"]["trajectory"]
+    for overrides in (first, second):
+        overrides["session_id"] = "r"
+    return whole
+
+
 def rollouts(*groups: Any) -> list[ShownRollout]:
     left_out: list[str] = []
     read = list(read_groups([json.dumps(one).encode() + b"\n" for one in groups or (group(),)], left_out))

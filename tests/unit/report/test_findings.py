@@ -3,7 +3,7 @@ from typing import Any
 from agentic_opd.report.findings import findings
 from agentic_opd.report.numbers import overview
 
-from .sample import SCORED, UNSCORED, group, rollouts, with_records
+from .sample import SCORED, UNSCORED, group, in_two_sequences, judged_as_a_whole, rollouts, with_records
 
 
 def found(*groups: Any) -> str:
@@ -42,6 +42,19 @@ def test_failures_are_counted() -> None:
     assert "2 of 4 turns ended in scoring_error" in found(with_records(late, UNSCORED))
     unread = [{"decision": None, "hint": None, "text": "hm"}] * 3
     assert "8 of 10 votes could not be read" in found(with_records(SCORED, record(UNSCORED, votes=unread)))
+
+
+def test_abstentions_about_whole_rollouts_are_counted_by_kind() -> None:
+    judged = judged_as_a_whole()
+    text = found(judged)
+    assert "2 of 6 answers about whole rollouts can't be read and count as abstentions (unknown turn 2)" in text
+    assert "votes could not be read" not in text
+    for overrides in judged["overrides"]:
+        (window,) = overrides["opd"]["trajectory"]["windows"]
+        window["votes"] = window["votes"][:2]
+    assert "whole rollouts" not in found(judged)
+    text = found(in_two_sequences())
+    assert "1 of 3 answers about whole rollouts" in text, "a rollout's later sequences do not count its answers again"
 
 
 def test_one_hint_everywhere() -> None:

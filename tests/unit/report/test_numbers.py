@@ -6,7 +6,7 @@ import pytest
 from agentic_opd.report.numbers import Distribution, Overview, distributions_of, overview
 from agentic_opd.report.read import ShownRollout
 
-from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
+from .sample import HINT, SCORED, UNSCORED, group, in_two_sequences, judged_as_a_whole, rollouts, with_records
 
 
 def numbers(*read: ShownRollout) -> Overview:
@@ -101,3 +101,38 @@ def test_the_gaps_of_a_turn_are_its_own() -> None:
     one = rollouts()[0]
     assert one.gaps_in(one.spans[0]).tolist() == pytest.approx([0.4, -1.0])
     assert one.gaps_in(one.spans[1]).tolist() == []
+
+
+def test_the_judges_tokens_are_counted_for_both_scopes() -> None:
+    whole = numbers(*rollouts(judged_as_a_whole())).judge
+    assert whole is not None
+    assert whole._asdict() == {
+        "questions": 2,
+        "uncounted": 0,
+        "rollouts": 2,
+        "hints": 2,
+        "read_tokens": 600,
+        "sampled_tokens": 120,
+    }
+    asked = {"question": "## Turn", "judge_tokens": {"read": 100, "sampled": 20}}
+    by_turn = numbers(*rollouts(with_records({**SCORED, **asked}, {**UNSCORED, **asked}))).judge
+    assert by_turn is not None
+    assert (by_turn.questions, by_turn.rollouts, by_turn.read_tokens, by_turn.sampled_tokens) == (4, 2, 400, 80)
+    unknown = numbers(*rollouts(with_records({**SCORED, **asked}, {**UNSCORED, "question": "## Turn"}))).judge
+    assert unknown is not None
+    assert (unknown.uncounted, unknown.rollouts, unknown.read_tokens) == (2, 0, 0)
+    assert numbers(*rollouts(group())).judge is None
+    shared = numbers(*rollouts(in_two_sequences())).judge
+    assert shared is not None
+    assert (shared.questions, shared.rollouts, shared.hints) == (1, 1, 1)
+
+
+def test_votes_are_counted_by_turn_for_both_scopes() -> None:
+    """Of a rollout that was judged as a whole, all answers about the turn's window count, also those in no record."""
+    judged = rollouts(judged_as_a_whole())[0]
+    assert [judged.votes_on(turn) for turn in (0, 1)] == [(2, 3), (1, 3)]
+    first, second = rollouts(in_two_sequences())
+    assert (first.votes_on(0), second.votes_on(0)) == ((2, 3), (1, 3))
+    assert (first.turns_before, second.turns_before) == (0, 1)
+    votes = next(one for one in numbers(judged).distributions if one.name == "votes for a hint")
+    assert counts(votes) == {"0": 0, "1": 1, "2": 1, "3": 0}

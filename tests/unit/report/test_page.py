@@ -15,7 +15,7 @@ from agentic_opd.report.page import Packer, ShownRun, choose_tokenizer, write_re
 from agentic_opd.report.read import Run, ShownRollout
 from agentic_opd.report.tokens import TokenTexts
 
-from .sample import HINT, group, rollouts
+from .sample import HINT, group, in_two_sequences, rollouts
 
 SCRIPT = "<script>alert(1)</script><!--"
 
@@ -65,6 +65,18 @@ def test_a_block_holds_the_numbers_of_the_line() -> None:
     assert (block["turns"][0]["hint"], block["turns"][0]["scored"]) == (HINT, 2)
     assert (block["turns"][0]["moved"], block["turns"][1]["moved"]) == (2, None)
     assert block["turns"][0]["calls"] == ["terminal"]
+
+
+def test_a_block_holds_the_question_about_the_whole_rollout_once() -> None:
+    block, _ = packed(rollouts()[0])
+    assert block["judged"] is None
+    first, second = (packed(rollout)[0]["judged"] for rollout in rollouts(in_two_sequences()))
+    assert [(judged["before"], judged["windows"][0]["question"]) for judged in (first, second)] == [
+        (0, "## Turn 1"),
+        (1, None),
+    ]
+    votes = [(vote["kind"], vote["turns"], vote["isReadable"]) for vote in second["windows"][0]["votes"]]
+    assert votes == [("named", [1], True), ("named", [1, 2], True), ("unknown_turn", [], False)]
 
 
 def test_a_gap_is_measured_from_the_baseline_of_its_turn() -> None:
