@@ -41,6 +41,7 @@ from agentic_opd.core.types import (
     Message,
     PlacedImage,
     ProgramRun,
+    ProofVerdict,
     SamplingDistribution,
     StepScore,
     StopReason,
@@ -167,6 +168,34 @@ class HintReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ProofRecord:
+    """Continuations of a turn by the policy, from the turn's prompt to the end, with its hint there and without it.
+
+    Counts are `[passed, played]`, without continuations whose tests gave no verdict.
+    """
+
+    without_hint: tuple[Index, Index]
+    with_hint: Annotated[tuple[Index, Index] | None, _IF_KNOWN] = None
+    """None: the turn has no hint, and only its pass rate was measured."""
+    verdict: Annotated[ProofVerdict | None, _IF_KNOWN] = None
+    effect: Annotated[Number | None, _IF_KNOWN] = None
+    """Pass rate with the hint minus that without it; None for an arm without a verdict of its tests."""
+    interval: Annotated[tuple[Number, Number] | None, _IF_KNOWN] = None
+    """Interval of the effect; `proof.statistics.effect` has its level."""
+    weight_version: Annotated[Index | None, _IF_KNOWN] = None
+    """Oldest version of the weights that played, if their server reports one."""
+    not_replayed: Annotated[str | None, _IF_KNOWN] = None
+    """Why the turn could not be replayed: the turn before it and the difference of its results."""
+
+    def __post_init__(self) -> None:
+        for arm in (self.without_hint, self.with_hint or (0, 0)):
+            if arm[0] > arm[1]:
+                raise AlignmentError(f"proof: {arm[0]} of {arm[1]} continuations passed")
+        if (self.effect is None) != (self.interval is None):
+            raise AlignmentError(f"proof: effect {self.effect}, interval {self.interval}; expected both or none")
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """The distillation record of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
@@ -210,6 +239,8 @@ class TurnRecord:
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
+    proof: Annotated[ProofRecord | None, _IF_KNOWN] = None
+    """Effect of the hint on the episode's end, if it was measured."""
 
     def __post_init__(self) -> None:
         lengths = {
