@@ -691,6 +691,15 @@ class World(Protocol):
         """Tool specifications in OpenAI's format, for the chat template."""
         ...
 
+    @property
+    def replayable(self) -> bool:
+        """Whether the calls of a recorded episode give the same results in a fresh session; see `rollout.replay`."""
+        ...
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call, such as a duration."""
+        ...
+
     def session(self, task: Task) -> AbstractAsyncContextManager[WorldSession]:
         """Return a fresh session in the task's initial state; leaving the context deletes it."""
         ...

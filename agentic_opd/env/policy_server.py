@@ -62,10 +62,14 @@ class ServedPolicy:
     server: PolicyServer
     params: Mapping[str, Any]
     weight_version: int | None = None
+    seed: int | None = None
+    """Seed of the first turn; the turns after it have the following numbers. None: the server draws."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        seed = {} if self.seed is None else {"seed": self.seed}
         (completion,) = await self.server.complete(
-            prompt_ids, weight_version=self.weight_version, **self.params, max_tokens=max_tokens
+            prompt_ids, weight_version=self.weight_version, **self.params, **seed, max_tokens=max_tokens
         )
+        self.seed = None if self.seed is None else self.seed + 1
         self.weight_version = completion.weight_version
         return replace(completion, sampling=SamplingDistribution.of_parameters(self.params))

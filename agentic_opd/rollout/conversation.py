@@ -16,6 +16,7 @@ from agentic_opd.core.types import (
     ContextTurn,
     Message,
     PlacedImage,
+    Recording,
     Trace,
     Turn,
 )
@@ -50,6 +51,25 @@ class Conversation:
         conversation.turns = list(trace.turns)
         conversation._tokens, conversation._masks = list(trace.tokens_T), list(trace.masks_T)
         conversation._logprobs, conversation._images = list(trace.logprobs_T), list(trace.images)
+        return conversation
+
+    @classmethod
+    def before_turn(cls, chat: ChatFormat, recording: Recording, turn_index: int) -> "Conversation":
+        """Return the conversation before a recorded turn; the ids of its prompt are the recorded ones.
+
+        `turn_index` counts the turns of all traces.
+        """
+        earlier, remaining = list(recording.traces), turn_index
+        while remaining >= len(earlier[0].turns):
+            remaining -= len(earlier.pop(0).turns)
+        trace = earlier[0]
+        turn, end = trace.turns[remaining], trace.turns[remaining - 1].end if remaining else 0
+        conversation = cls(chat, trace.messages[: turn.message_index])
+        conversation.earlier = list(recording.traces[: len(recording.traces) - len(earlier)])
+        conversation.turns = list(trace.turns[:remaining])
+        conversation._tokens, conversation._masks = list(trace.tokens_T[: turn.start]), list(trace.masks_T[:end])
+        conversation._logprobs = list(trace.logprobs_T[:end])
+        conversation._prompt = Prompt(trace.tokens_T[end : turn.start], turn.assistant_open, turn.last_user_end)
         return conversation
 
     @property

@@ -114,6 +114,9 @@ class CustomWorld:
     """
 
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
+    replayable: bool = True
+    """Whether the calls of a recorded episode give the same results on a new state of `start`. False for a state that
+    other episodes change too, or that is not started again."""
 
     def tasks(self) -> Iterable[Task]:
         """Return the tasks: each has an id, a prompt or messages, and the data that the hooks need.
@@ -172,6 +175,10 @@ class CustomWorld:
     def user_reply(self, task: Task, state: Any, messages: Sequence[Message]) -> Any:
         """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
         return None
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call, such as a duration."""
+        return text
 
     def close(self, state: Any, *args: Any, **by_name: Any) -> Any:
         """Release what the state holds, such as a simulator or a connection.
@@ -256,6 +263,15 @@ class HookedWorld:
         self.runs_programs = self.has_sandbox or self.takes("verify", "files")
         if self.has_sandbox:
             sandbox_factory(config.sandbox)
+
+    @property
+    def replayable(self) -> bool:
+        """See `core.types.World`."""
+        return self.hooks.replayable
+
+    def comparable(self, text: str) -> str:
+        """See `core.types.World`."""
+        return self.hooks.comparable(text)
 
     @property
     def has_close(self) -> bool:

@@ -119,6 +119,7 @@ class CodingWorld:
 
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
     runs_programs = True
+    replayable = True
 
     def __init__(
         self, config: WorldConfig, system_prompt: str | None = None, settings: CodingSettings | None = None
@@ -138,6 +139,10 @@ class CodingWorld:
         async with sandbox_factory(self._config.sandbox, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, self._config, task)
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call."""
+        return text
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""

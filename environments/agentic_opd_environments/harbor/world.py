@@ -144,6 +144,7 @@ class HarborWorld:
     """Tasks in Harbor's format; see `core.types.World` and docs/harbor.md."""
 
     runs_programs = True
+    replayable = True
 
     def __init__(
         self,
@@ -188,6 +189,10 @@ class HarborWorld:
         self._engine = Engine(tuple(shlex.split(sandbox.container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call."""
+        return text
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train and to evaluate on.
