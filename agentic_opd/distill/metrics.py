@@ -13,7 +13,7 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
-from agentic_opd.wire.counts import TurnCounts
+from agentic_opd.wire.counts import TurnCounts, outcome_counts
 from agentic_opd.wire.group import GroupDistillation, TurnRecord
 
 _OUTCOMES = {
@@ -24,13 +24,24 @@ _OUTCOMES = {
     TurnOutcome.LEAKED: "turns whose hint was dropped because it repeated hidden test code",
     TurnOutcome.TOO_LONG: "turns that exceed the teacher's context together with their hint",
     TurnOutcome.SCORING_ERROR: "turns with a hint for which the teacher returned no usable rows",
+    TurnOutcome.REFUTED: "turns whose hint was dropped because the policy passes less often with it (hint.proof). Left "
+    "out unless hints are proven",
+    TurnOutcome.UNPROVEN: "turns whose hint was dropped because replays did not show that it helps, likewise",
 }
+
+_PROOF_OUTCOMES = (TurnOutcome.REFUTED, TurnOutcome.UNPROVEN)
 
 OPD_METRICS = (
     *(Metric(f"opd/outcome/{outcome.value}", "turns", text) for outcome, text in _OUTCOMES.items()),
     Metric(
         "opd/total_hints", "hints", "accepted hints, scored or not: the quorum was reached and the hint leaks no test"
     ),
+    Metric(
+        "opd/proof_rollouts",
+        "episodes",
+        "continuations played to prove hints. Left out unless hints are proven (hint.proof)",
+    ),
+    *(Metric(f"opd/proof_s_p{q}", "seconds", f"time for one hint's proof, {q}th percentile") for q in (50, 95)),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
     Metric("opd/mean_turns_scored", "turns", "scored turns per episode"),
@@ -140,7 +151,12 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     floors = [group.noise_floor for group in groups if group.noise_floor is not None]
     squares = [group.noise_rms for group in groups if group.noise_rms is not None]
 
-    metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts.outcomes[outcome] for outcome in TurnOutcome}
+    by_outcome = outcome_counts(turn.record.outcome for turn in turns)
+    metrics: dict[str, float] = {f"opd/outcome/{outcome}": count for outcome, count in by_outcome.items()}
+    if proofs := [turn.proof for turn in turns if turn.proof is not None]:
+        metrics |= {f"opd/outcome/{name.value}": counts.outcomes[name] for name in _PROOF_OUTCOMES}
+        metrics["opd/proof_rollouts"] = sum(proof.rollouts for proof in proofs)
+        metrics |= percentiles("opd/proof_s", [proof.seconds for proof in proofs])
     metrics["opd/total_hints"] = counts.hints
     metrics["opd/total_scored_turns"] = counts.scored
     if episodes:

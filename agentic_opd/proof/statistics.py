@@ -1,9 +1,9 @@
 """The test of a hint: passes of continuations with and without it -> a verdict, or play on. Pure.
 
-The continuations are compared after 4, 8, 16 ... of each arm (the looks of a group-sequential test), up to a limit. A
-look compares them by Fisher's exact test, one-sided in each direction. The looks share the error rate of 5% (Bonferroni):
-the first one has 1.5%, so that 4 passes of 4 against 0 of 4 (1/70 = 1.4%) are enough, and the later ones share the rest
-equally. So a hint without effect is proven with at most 5%, and refuted with at most 5%, however often it is looked at.
+The continuations are compared after 4, 8, 16 ... of each arm (the looks of a group-sequential test), up to a limit, by
+Fisher's exact test, one-sided in each direction. The looks share the error rate of 5% (Bonferroni). The first one has
+1.5%, so that 4 passes of 4 against 0 of 4 (1/70 = 1.4%) are enough, and the later ones share the rest equally. A hint
+without effect is so proven with a probability of at most 5%, and refuted with at most 5%, over all looks.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ def level(look: int, count: int) -> float:
 def verdict(with_hint: Passes, without: Passes, look: int, count: int) -> ProofVerdict | None:
     """Return the verdict after a look of `count` (from 0); None: play on.
 
-    Arms of equal and unanimous outcomes end the test as open: nothing at this turn depends on the hint, as far as can be
-    seen. Ending early as open lowers the error rates.
+    Arms of equal and unanimous outcomes end the test as open, because nothing seems to depend on the hint. To end early
+    as open lowers the error rates.
     """
     if at_least(with_hint, without) <= level(look, count):
         return ProofVerdict.PROVEN

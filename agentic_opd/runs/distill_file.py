@@ -20,7 +20,6 @@ from agentic_opd.core.types import (
     Recording,
     StopReason,
     Trace,
-    TurnOutcome,
     Verification,
     VerifyOutcome,
 )
@@ -37,6 +36,7 @@ from agentic_opd.runs.log_tools import plain_tools
 from agentic_opd.runs.logs import LogNote, read_log
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
+from agentic_opd.wire.counts import outcome_counts
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
@@ -284,11 +284,10 @@ class FileDistiller:
         sources = () if before is None else before.hint_sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
         rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
-        outcomes = Counter(turn.outcome.value for rollout in rollouts for turn in rollout.turns or ())
         metadata = GroupDistillation(
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
-            outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
+            outcomes=outcome_counts(turn.outcome for rollout in rollouts for turn in rollout.turns or ()),
             gap_baseline=config.teacher.gap_baseline,
             hint_sources=sources,
         )

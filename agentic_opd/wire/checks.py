@@ -37,7 +37,6 @@ from agentic_opd.wire.group import (
     HintReading,
     Logprob,
     Problem,
-    ProofRecord,
     ScoredGroup,
     ScoredRollout,
     TurnRecord,
@@ -503,13 +502,14 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
         yield f"evidence: {list(turn.evidence)}, expected each kind once"
     if turn.step_score not in (None, 0, *turn.step_votes):
         yield f"step_score: {turn.step_score}, but no vote gives it"
-    if turn.proof is not None:
-        yield from _proof_problems(turn, turn.proof)
+    yield from _proof_problems(turn)
     yield from _reading_problems(turn)
     yield from _hints_problems(turn)
 
 
-def _proof_problems(turn: TurnRecord, proof: ProofRecord) -> Iterator[str]:
+def _proof_problems(turn: TurnRecord) -> Iterator[str]:
+    if (proof := turn.proof) is None:
+        return
     with_hint, without, verdict = proof.with_hint, proof.without_hint, proof.verdict
     if (with_hint is None) != (verdict is None) or (verdict is not None and not turn.hint):
         yield f"proof: verdict {verdict} with_hint {with_hint}, expected both for a turn with a hint, or none"

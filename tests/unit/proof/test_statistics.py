@@ -94,7 +94,9 @@ def test_a_hint_without_effect_is_rarely_proven_or_refuted(rate: float, shared: 
         assert verdicts.count(wrong) / len(verdicts) <= ERROR_RATE
 
 
-@pytest.mark.parametrize(("rates", "proven", "pairs"), [((1.0, 0.0), 1.0, 4), ((0.95, 0.05), 0.97, 6), ((0.9, 0.3), 0.85, 11)])
+@pytest.mark.parametrize(
+    ("rates", "proven", "pairs"), [((1.0, 0.0), 1.0, 4), ((0.95, 0.05), 0.97, 6), ((0.9, 0.3), 0.85, 11)]
+)
 def test_a_hint_that_helps_is_proven_soon(rates: tuple[float, float], proven: float, pairs: float) -> None:
     random = Random(0)
     results = [played(random, *rates) for _ in range(2000)]

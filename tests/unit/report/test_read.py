@@ -8,7 +8,7 @@ import pytest
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.report.read import read_groups, read_run, report_path, settings_path
 
-from .sample import HINT, TOKENS, group, rollouts, write
+from .sample import HINT, TOKENS, group, rollouts
 
 
 def test_a_rollout_holds_what_the_line_says() -> None:
