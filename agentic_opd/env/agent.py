@@ -31,7 +31,7 @@ from agentic_opd.plugin.info import fetch_info
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import HintInsertion, OnAnswered, run_episode
 from agentic_opd.rollout.renderer import explained_tokenizer_errors
-from agentic_opd.rollout.replay import Continuation, EpisodeReplay, ReplayError
+from agentic_opd.rollout.replay import Continuation, EpisodeReplay, ReplayError, check_replayable
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.metric_log import RunMetrics
@@ -300,10 +300,9 @@ class AgentEnv(BaseEnv):
         Raises:
             NotReplayableError: the world can't replay, or a program holds the conversations.
         """
+        check_replayable(self.world, self.config.world.type, self.config)
         context = min(server.plugin.info.max_model_len for server in self.servers)
-        replay = EpisodeReplay(self.world, self.chat, self.config, self.user_reply, context)
-        replay.check()
-        return replay
+        return EpisodeReplay(self.world, self.chat, self.config, self.user_reply, context)
 
     async def continued(
         self,

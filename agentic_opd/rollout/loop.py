@@ -4,10 +4,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentic_opd.core.concurrency import fair_slot
-from agentic_opd.core.errors import RendererError, SandboxError, ServerError
+from agentic_opd.core.errors import AlignmentError, RendererError, SandboxError, ServerError
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import (
     Episode,
@@ -53,7 +53,13 @@ class HintInsertion:
     token_ids: tuple[int, ...]
 
     def inserted(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Return the prompt with the hint."""
+        """Return the prompt with the hint.
+
+        Raises:
+            AlignmentError: the index is not in the prompt.
+        """
+        if not 0 <= self.insert_at <= len(prompt_ids):
+            raise AlignmentError(f"hint: to be inserted at {self.insert_at} of a prompt of {len(prompt_ids)} tokens")
         return [*prompt_ids[: self.insert_at], *self.token_ids, *prompt_ids[self.insert_at :]]
 
 
@@ -188,7 +194,15 @@ def first_messages(world: World, task: Task) -> list[Message]:
     return [system, *task.examples, {"role": "user", "content": task.prompt}]
 
 
-SessionT = TypeVar("SessionT", bound=WorldSession)
+class FinalState(Protocol):
+    """The end of a session; every `WorldSession` has it."""
+
+    async def collect(self, messages: Sequence[Message] = ()) -> Any:
+        """Return the final state, for the world's `verify`."""
+        ...
+
+
+SessionT = TypeVar("SessionT", bound=FinalState)
 
 
 async def run_episode(

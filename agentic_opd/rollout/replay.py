@@ -6,16 +6,38 @@
 The calls run in `AgentLoop.take`, as in an episode. The recorded ids are the prompts: nothing is rendered again.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile, zip_longest
+from typing import Any
 
-from agentic_opd.core.errors import ConfigError, OPDError
-from agentic_opd.core.types import Episode, Recording, Verification, World
+from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, WorldError
+from agentic_opd.core.types import (
+    Completion,
+    Episode,
+    Message,
+    Recording,
+    StopReason,
+    Task,
+    Turn,
+    Verification,
+    World,
+    shared_length,
+)
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
-from agentic_opd.rollout.loop import AgentLoop, HintInsertion, SamplingPolicy, UserReply
+from agentic_opd.rollout.conversation import Conversation
+from agentic_opd.rollout.loop import (
+    AgentLoop,
+    FirstTurn,
+    HintInsertion,
+    SamplingPolicy,
+    UserReply,
+    limited,
+    verified,
+)
 
 
 class ReplayOutcome(StrEnum):
@@ -52,16 +74,30 @@ class ReplayError(OPDError):
 class ReplayDivergedError(ReplayError):
     """An answer to a recorded turn differs from the recorded one.
 
-    `call` is the number of the turn's call, counted from 0; None: the user's reply, or the end of the episode.
-    `recorded` and `replayed` are the texts, shortened.
+    `call` is the number of the turn's call, counted from 0; None: the turn has no calls, and the user's reply differs.
+    `recorded` and `replayed` are the texts around the first difference; None: there was no answer.
     """
 
-    def __init__(self, turn_index: int, call: int | None, recorded: str, replayed: str) -> None:
+    def __init__(self, turn_index: int, call: int | None, recorded: str | None, replayed: str | None) -> None:
+        self.turn_index, self.call = turn_index, call
+        start = max(shared_length(recorded or "", replayed or "") - _CONTEXT_CHARS, 0)
+        self.recorded, self.replayed = (_excerpt(text, start) for text in (recorded, replayed))
         answer = "the user's reply" if call is None else f"the result of call {call}"
         super().__init__(
-            ReplayOutcome.DIVERGED, f"turn {turn_index}: {answer} is {replayed!r}, recorded is {recorded!r}"
+            ReplayOutcome.DIVERGED,
+            f"turn {turn_index}: {answer} differs: recorded {self.recorded!r}, replayed {self.replayed!r}",
         )
-        self.turn_index, self.call, self.recorded, self.replayed = turn_index, call, recorded, replayed
+
+
+_CONTEXT_CHARS, _EXCERPT_CHARS = 20, 120
+"""Number of equal characters that an excerpt begins with, and its length."""
+
+
+def _excerpt(text: str | None, start: int) -> str | None:
+    if text is None:
+        return None
+    end = start + _EXCERPT_CHARS
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
 
 
 class NotReplayableError(ConfigError):
@@ -109,13 +145,42 @@ class Continuation:
 class ComparedTurns:
     """Result of running all recorded calls of an episode again.
 
-    `equal` turns gave the recorded answers; `error` ended the replay in the turn after these. `total` is the number of
-    recorded turns.
+    Of `total` turns with a recorded answer, the first `equal` gave this answer; `error` ended the replay in the next.
     """
 
     equal: int
     total: int
     error: ReplayError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedSession:
+    """A fresh session in which recorded turns have been answered again."""
+
+    loop: AgentLoop
+    """The episode before the next recorded turn: its conversation's prompt is the recorded ids of this turn."""
+
+    async def collect(self, messages: Sequence[Message] = ()) -> Any:
+        """Return the final state of the episode, for the world's `verify`."""
+        return await self.loop.session.collect(messages)
+
+
+def check_replayable(world: World, world_name: str, config: RolloutConfig) -> None:
+    """Refuse settings whose episodes can't be replayed; nothing is started.
+
+    Raises:
+        NotReplayableError: a program holds the conversations, or the world can't replay.
+    """
+    if config.agent.command is not None:
+        raise NotReplayableError(
+            "env.agent.command: a program holds the conversations, and it can't be started again in the middle of one. "
+            "Replay needs the package's own agent loop"
+        )
+    if not getattr(world, "replayable", False):
+        raise NotReplayableError(
+            f"env.world {world_name}: its episodes can't be replayed, because its sessions can't be started again with "
+            "the same results (replayable is not True, see docs/worlds.md)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +194,33 @@ class EpisodeReplay:
     context: int | None = None
     """Number of tokens that the policy's server reads; None: `max_token_length`."""
 
-    def check(self) -> None:
-        """Raise NotReplayableError if the world can't replay, or a program holds the conversations."""
-        raise NotImplementedError
-
     @asynccontextmanager
-    async def session(self, recording: Recording, turn_index: int) -> AsyncGenerator[AgentLoop]:
-        """Yield a loop in a fresh session, as it was before turn `turn_index`: `run` plays on from there.
-
-        Its conversation's prompt is the recorded ids of this turn.
+    async def session(self, recording: Recording, turn_index: int) -> AsyncGenerator[ReplayedSession]:
+        """Yield a fresh session in which the calls of the turns before `turn_index` have run again.
 
         Raises:
             ReplayDivergedError: a call gave another result than the recorded one.
             ReplayError: the recording can't be replayed for another reason; see `ReplayError.outcome`.
             SandboxError: no sandbox works on this machine.
         """
-        raise NotImplementedError
-        yield
+        task = _task_of(recording)
+        config = limited(self.config, task)
+        if turn_index >= config.max_turns:
+            raise _unreadable(f"turn {turn_index} is beyond env.max_turns {config.max_turns}")
+        conversation = Conversation.before_turn(self.chat.with_tools(task.tools), recording, 0)
+        try:
+            async with AsyncExitStack() as stack:
+                with _typed_failures():
+                    session = await stack.enter_async_context(self.world.session(task))
+                    loop = AgentLoop(task, conversation, session, config, self.user_reply)
+                    for index in range(turn_index):
+                        await self._answer_again(loop, recording, index)
+                    loop.conversation = Conversation.before_turn(conversation.chat, recording, turn_index)
+                yield ReplayedSession(loop)
+        except ReplayError as error:
+            if error.outcome is ReplayOutcome.SANDBOX_FAILED:
+                await self.world.check()  # On a machine where no sandbox works, raise that.
+            raise
 
     async def continued(
         self,
@@ -165,12 +240,100 @@ class EpisodeReplay:
             ServerError: the policy server failed.
             SandboxError: no sandbox works on this machine.
         """
-        raise NotImplementedError
+        loop: AgentLoop | None = None
+
+        async def play(replayed: ReplayedSession) -> Episode:
+            nonlocal loop
+            loop = replayed.loop
+            return await loop.run(policy, first_turn)
+
+        def unfinished(stop: StopReason) -> Episode | None:
+            return loop.episode(stop) if loop is not None and loop.conversation.num_turns > turn_index else None
+
+        read_hint = hint if is_hinted else None
+        try:
+            task = _task_of(recording)
+            config = limited(self.config, task)
+            first_turn = FirstTurn(self._room(config, recording.turns[turn_index], hint), read_hint)
+            scope = self.session(recording, turn_index)
+            episode = await verified(play, unfinished, scope, task, self.world, config)
+        except ReplayError as error:
+            return Continuation(turn_index, error.outcome, hint=read_hint, error=error)
+        except WorldError as error:
+            failure = ReplayError(ReplayOutcome.WORLD_FAILED, str(error))
+            return Continuation(turn_index, failure.outcome, hint=read_hint, error=failure)
+        if episode.error is not None:
+            raise episode.error
+        outcome = ReplayOutcome.PLAYED if episode.no_verdict is None else ReplayOutcome.NO_VERDICT
+        return Continuation(turn_index, outcome, episode, read_hint)
 
     async def compared(self, recording: Recording) -> ComparedTurns:
-        """Run the calls of all recorded turns again, and compare the results.
+        """Run the calls of all recorded turns again, and compare the answers, except after a last turn without any.
 
         Raises:
             SandboxError: no sandbox works on this machine.
         """
-        raise NotImplementedError
+        is_answered = recording.turns[-1].message_index + 1 < len(recording.messages)
+        total, equal = len(recording.turns) - (not is_answered), 0
+        try:
+            async with self.session(recording, 0) as replayed:
+                for index in range(total):
+                    with _typed_failures():
+                        await self._answer_again(replayed.loop, recording, index)
+                    equal += 1
+        except ReplayError as error:
+            return ComparedTurns(equal, total, error)
+        return ComparedTurns(equal, total)
+
+    def _room(self, config: RolloutConfig, turn: Turn, hint: HintInsertion | None) -> int:
+        """Return the token limit of a turn whose prompt may hold the hint."""
+        context = config.max_token_length if self.context is None else self.context
+        room = min(config.max_token_length, context - len(hint.token_ids if hint else ())) - turn.start
+        if room < 1:
+            raise ReplayError(ReplayOutcome.NO_ROOM, f"the turn's prompt of {turn.start} tokens leaves no room")
+        return min(room, config.max_tokens_per_turn)
+
+    async def _answer_again(self, loop: AgentLoop, recording: Recording, turn_index: int) -> None:
+        """Take a recorded turn in the loop, and compare its answers with the recorded ones."""
+        loop.conversation = Conversation.before_turn(loop.conversation.chat, recording, turn_index)
+        trace, turn = [(trace, turn) for trace in recording.traces for turn in trace.turns][turn_index]
+        span = slice(turn.start, turn.end)
+        reason = "length" if turn.truncated else "stop"
+        ids, logprobs = trace.tokens_T[span], trace.logprobs_T[span]
+        stop = await loop.take(Completion(ids, logprobs, reason, turn.weight_version, turn.sampling))
+        message, *replayed = loop.conversation.messages[turn.message_index :]
+        recorded_message, *following = trace.messages[turn.message_index :]
+        recorded = [*takewhile(lambda answer: answer["role"] != "assistant", following)]
+        if message != recorded_message:
+            raise _unreadable(f"the tokens of turn {turn_index} are read as another message than the recorded one")
+        if stop in (StopReason.CONTEXT_FULL, StopReason.RENDER_ERROR) and recorded:
+            raise _unreadable(f"the episode ends as {stop} with turn {turn_index}, the recorded one went on")
+        has_calls = bool(message.get("tool_calls"))
+        compared = self.world.comparable if has_calls else str
+        pairs = zip_longest((answer["content"] for answer in recorded), (answer["content"] for answer in replayed))
+        for number, (old, new) in enumerate(pairs):
+            if old is None or new is None or compared(old) != compared(new):
+                raise ReplayDivergedError(turn_index, number if has_calls else None, old, new)
+
+
+@contextmanager
+def _typed_failures() -> Generator[None]:
+    """Convert a failure of the world while recorded calls run again."""
+    try:
+        yield
+    except SandboxError as error:
+        raise ReplayError(ReplayOutcome.SANDBOX_FAILED, f"the sandbox ended early: {error}") from error
+    except WorldError as error:
+        raise ReplayError(ReplayOutcome.WORLD_FAILED, str(error)) from error
+
+
+def _unreadable(problem: str) -> ReplayError:
+    return ReplayError(
+        ReplayOutcome.UNREADABLE, f"{problem}: replay with the renderer, the tools and the limits of the recording run"
+    )
+
+
+def _task_of(recording: Recording) -> Task:
+    if recording.task is None:
+        raise ReplayError(ReplayOutcome.TASK_MISSING, f"the recording {recording.name!r} has no task")
+    return recording.task

@@ -64,9 +64,12 @@ _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "verify": (("task", "state"), ("files", "messages", "sandbox")),
     "judged": (("state",), ()),
     "user_reply": (("task", "state", "messages"), ()),
+    "comparable": (("text",), ()),
     "close": (("state",), ("files", "sandbox")),
 }
 """Hook -> the parameters that it gets by position, and those that it gets by name if it has them."""
+_PLAIN_HOOKS = ("tasks", "eval_tasks", "tools", "comparable")
+"""Hooks that must not be async."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,9 @@ def tool(hook: HookT) -> HookT:
 class CustomWorld:
     """Base class of custom worlds; `env.world` names a subclass by `FILE.py:CLASS` or `package.module:CLASS`.
 
-    A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks` and `tools` may be async. Other hooks
-    run in worker threads, concurrently with those of other episodes: the subclass must make shared state thread-safe.
+    A subclass needs `tasks` and `verify`. `tasks`, `eval_tasks`, `tools` and `comparable` are plain methods; the other
+    hooks may be async. A plain hook runs in a worker thread, concurrently with those of other episodes: the subclass
+    must make shared state thread-safe.
     The parameters of its constructor are settings, `env.world.NAME`; see `worlds.choose`.
     """
 
@@ -207,7 +211,7 @@ def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
         if name == "call" and _is_defined(hooks, "tools"):
             return "call is not defined, which runs the functions of tools"
         return f"{name} is not defined" if name in ("tasks", "verify") else None
-    if name in ("tasks", "eval_tasks", "tools") and inspect.iscoroutinefunction(hook):
+    if name in _PLAIN_HOOKS and inspect.iscoroutinefunction(hook):
         return f"{name} is async, expected a plain method{where}"
     parameters = inspect.signature(hook).parameters
     names = {optional for optional in by_name if optional in parameters}
@@ -270,8 +274,18 @@ class HookedWorld:
         return self.hooks.replayable
 
     def comparable(self, text: str) -> str:
-        """See `core.types.World`."""
-        return self.hooks.comparable(text)
+        """See `core.types.World`.
+
+        Raises:
+            WorldError: The hook failed, or returned something other than a text.
+        """
+        try:
+            compared: Any = self.hooks.comparable(text)
+        except Exception as error:
+            raise self.raised("comparable", error) from error
+        if not isinstance(compared, str):
+            raise self.failure("comparable", f"comparable gave {type(compared).__name__}, expected text")
+        return compared
 
     @property
     def has_close(self) -> bool:
