@@ -1,7 +1,7 @@
 """`agentic-opd prove GROUPS`: replay hinted turns with and without their hints, and write the effects (I/O).
 
-Settings come from the run's `.run.json` beside GROUPS if there is one, then --config, then flags. Imports for tokenizers
-and servers happen only after the settings are validated.
+Settings come from the run's `.run.json` beside GROUPS if there is one, then --config, then flags. Imports for
+tokenizers and servers happen only after the settings are validated.
 """
 
 import argparse

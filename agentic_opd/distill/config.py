@@ -35,11 +35,16 @@ class ProofConfig(Section):
 
     setting_group: ClassVar = HINT
 
-    type: Literal["none", "replay"] = Field(
-        default="none",
+    type: Any = Field(
         description="Test of a hint before it is scored: none, or replay (the episode starts again at the turn, and "
         "only a hint with which the policy passes more often, beyond chance, is scored; docs/judge.md).",
     )
+
+
+class NoProof(ProofConfig):
+    """Hints are scored as they are."""
+
+    type: Literal["none"] = "none"
 
 
 class ReplayProof(ProofConfig):
@@ -95,7 +100,7 @@ class HintConfig(Section):
         "time, and record the logprobs: neutral (hint.neutral), other (an accepted hint of another task), "
         "or same_task (another accepted hint of this task). The neutral hint is used while none of the others fits.",
     )
-    proof: Annotated[ProofConfig, Kinds.of(none=ProofConfig, replay=ReplayProof)] = ProofConfig()
+    proof: Annotated[ProofConfig, Kinds.of(none=NoProof, replay=ReplayProof)] = NoProof()
     neutral: str = Field(
         default="Take your time and think about the next step.",
         min_length=11,

@@ -1,6 +1,5 @@
 """Turns of a file of groups -> proofs in their records: `agentic-opd prove` (I/O).
-
-groups --turns_of_file--> FileTurn --prove | pass_rate--> Proof --ProofJournal--> records with proofs, a table
+groups -> turns_of_file -> FileTurn -> prove or pass_rate -> Proof -> ProofJournal -> records with proofs; a table
 """
 
 import asyncio
