@@ -121,8 +121,8 @@ async def _prove_turns(env: Any, journal: Any, arguments: argparse.Namespace) ->
     config, path = env.config, arguments.groups
     turns = await asyncio.to_thread(turns_of_file, path, env, again=config.overwrite)
     chosen = turns.chosen(arguments.unhinted, arguments.limit, config.seed)
-    proving = Proving(chosen, env, journal, arguments.pairs, turns.proofs)
     with LiveBar("turns", len(chosen)) as bar:
+        proving = Proving(chosen, env, journal, arguments.pairs, turns.proofs, bar)
         bar.say(f"{path}: {len(chosen)} turns to prove ({sum(turn.hint is not None for turn in chosen)} with a hint)")
         if turns.proofs:
             bar.say(f"proofs of earlier runs: {counts_line(turns.proofs)}")
@@ -133,7 +133,7 @@ async def _prove_turns(env: Any, journal: Any, arguments: argparse.Namespace) ->
         fewest, most = proving.expected
         bar.say(f"expected: {fewest} to {most} continuations, {config.max_concurrent_episodes} at a time")
         # Each turn has at least `2 * FIRST_LOOK` continuations in flight.
-        await proving.run(2 + config.max_concurrent_episodes // 8, bar)
+        await proving.run(2 + config.max_concurrent_episodes // 8)
         if turns.proofs:
             bar.console.print(proof_table(turns.proofs), soft_wrap=True)
         for outcome, count in proving.outcomes.items():

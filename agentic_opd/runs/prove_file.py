@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -40,8 +39,8 @@ from agentic_opd.wire.group import ProofRecord, ScoredGroup, TurnRecord
 
 logger = logging.getLogger(__name__)
 
-_MEASURED_TURNS = 4
-"""Finished turns after which the expected time is said."""
+_MEASURED = 32
+"""Finished continuations after which the expected time is said."""
 
 
 class ReplayEnvironment(Protocol):
@@ -175,10 +174,13 @@ class Proving:
     """Largest number of continuations of each arm."""
     proofs: list[ProofRecord]
     """The proofs of earlier runs; finished ones are added."""
+    bar: LiveBar
     finished: int = 0
     failed: dict[TurnPosition, str] = field(default_factory=dict[TurnPosition, str])
     outcomes: Counter[ReplayOutcome] = field(default_factory=Counter[ReplayOutcome])
+    """Number of finished continuations by result."""
     stopped: BaseException | None = None
+    _start: float = 0.0
     _one_writer: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -187,13 +189,13 @@ class Proving:
         arms = sum(1 if turn.hint is None else 2 for turn in self.turns)
         return arms * min(FIRST_LOOK, self.pairs), arms * self.pairs
 
-    async def run(self, concurrency: int, bar: LiveBar) -> None:
+    async def run(self, concurrency: int) -> None:
         """Prove every turn, at most `concurrency` at a time, and then write the groups.
 
         The failure of a single turn is counted. A dead server or sandbox, a failing disk, or a cancellation stops the
         run; finished proofs are written.
         """
-        queue, start = iter(self.turns), time.monotonic()
+        queue, self._start = iter(self.turns), time.monotonic()
 
         async def work() -> None:
             for turn in queue:
@@ -203,12 +205,10 @@ class Proving:
                     raise
                 except OPDError as error:
                     self.failed[turn.position] = str(error)
-                    bar.say(f"line {turn.position.line}, turn {turn.turn_index + 1} failed: {error}")
+                    self.bar.say(f"line {turn.position.line}, turn {turn.turn_index + 1} failed: {error}")
                     continue
                 await to_its_end(self._keep(turn.position, proof.record))
-                self._count(proof, bar)
-                if self.finished == min(_MEASURED_TURNS, len(self.turns)):
-                    bar.say(self._minutes(time.monotonic() - start))
+                self._show(proof)
 
         try:
             async with asyncio.TaskGroup() as workers:
@@ -225,23 +225,25 @@ class Proving:
             await asyncio.to_thread(self.journal.add, position, proof)
 
     async def _prove(self, turn: FileTurn) -> Proof:
-        play = partial(self.env.continued, turn.recording, turn.turn_index, turn.hint)
+        async def play(*, is_hinted: bool, seed: int) -> Continuation:
+            hint, index = turn.hint, turn.turn_index
+            continuation = await self.env.continued(turn.recording, index, hint, is_hinted=is_hinted, seed=seed)
+            self.outcomes[continuation.outcome] += 1
+            if self.outcomes.total() == _MEASURED:
+                each = (time.monotonic() - self._start) / _MEASURED
+                fewest, most = (math.ceil(count * each / 60) for count in self.expected)
+                self.bar.say(f"{each:.2f} s a continuation so far: {fewest} to {most} minutes in all")
+            return continuation
+
         return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))
 
-    def _count(self, proof: Proof, bar: LiveBar) -> None:
+    def _show(self, proof: Proof) -> None:
         self.finished += 1
         self.proofs.append(proof.record)
-        self.outcomes.update(proof.outcomes)
         counts = counts_line(self.proofs)
-        bar.show(self.finished + len(self.failed), f"{counts}; {self.outcomes.total()} continuations")
-        if not bar.is_live:
-            bar.say(f"turn {self.finished}/{len(self.turns)}: {counts}")
-
-    def _minutes(self, seconds: float) -> str:
-        """Return the expected time, from that of the first turns."""
-        minutes = seconds / self.finished * len(self.turns) / 60
-        each = seconds / max(1, self.outcomes.total())
-        return f"about {max(1, round(minutes))} minutes in all, by the first turns: {each:.2f} s a continuation"
+        self.bar.show(self.finished + len(self.failed), f"{counts}; {self.outcomes.total()} continuations")
+        if not self.bar.is_live:
+            self.bar.say(f"turn {self.finished}/{len(self.turns)}: {counts}")
 
 
 _NOT_REPLAYED, _NO_HINT = "not replayed", "no hint"
