@@ -66,10 +66,10 @@ class ServedPolicy:
     """Seed of the first turn; the turns after it have the following numbers. None: the server draws."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
-        seed = {} if self.seed is None else {"seed": self.seed}
-        (completion,) = await self.server.complete(
-            prompt_ids, weight_version=self.weight_version, **self.params, **seed, max_tokens=max_tokens
-        )
-        self.seed = None if self.seed is None else self.seed + 1
+        params: dict[str, Any] = {**self.params, "max_tokens": max_tokens}
+        if self.seed is not None:
+            params["seed"] = self.seed
+            self.seed += 1
+        (completion,) = await self.server.complete(prompt_ids, weight_version=self.weight_version, **params)
         self.weight_version = completion.weight_version
         return replace(completion, sampling=SamplingDistribution.of_parameters(self.params))
