@@ -37,7 +37,7 @@ class ProofConfig(Section):
 
     type: Any = Field(
         description="Test of a hint before it is scored: none, or replay (the episode starts again at the turn, and "
-        "only a hint with which the policy passes more often, beyond chance, is scored; docs/judge.md).",
+        "only a hint with which the policy passes more often, beyond chance, is scored; docs/proof.md).",
     )
 
 

@@ -9,9 +9,10 @@ of that source, and no judge is asked), step-reward (the judge's second question
 (opd, and no batch is sampled before the one before it is learned), held (opd, while turns without a hint are held at
 the start), live (opd, and the teacher is the policy as it is), live-held (both), ema (opd, and the teacher is the
 policy's moving average, on a third server), contrast and contrast-other (what a neutral or another task's hint explains
-is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other (wrong hints, with that contrast), bf16
-(opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the teacher is the policy itself, or its
-moving average). First a sweep with another seed chooses the learning rate, the batch size and the divergence's weight
+is taken out of the target), proof and wrong-hint-proof (opd and wrong-hint, but only hints are scored with which the
+policy passes more often when it plays on from their turn), wrong-hint-contrast and wrong-hint-contrast-other (wrong
+hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the
+teacher is the policy itself, or its moving average). First a sweep with another seed chooses the learning rate, the batch size and the divergence's weight
 of each mode; a control uses opd's, so that it differs only in its hints. Then every seed trains. Along the way
 `evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. costs.json
 lists the judged turns and scored tokens of each curve.

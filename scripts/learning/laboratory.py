@@ -113,6 +113,11 @@ USUAL_OBJECTIVES = ("opd", "reward", "combined", "rlsd", "overlap-sequence", "rl
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
 MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"judge.step_votes": 1}}}
+_PROOF = {"hint.proof.type": "replay", "hint.proof.pairs": 8, "hint.proof.rollouts": 48}
+MODES |= {
+    "proof": {"loss": {"forward_kl": 1.0}, "env": _PROOF},
+    "wrong-hint-proof": {"loss": {"forward_kl": 1.0}, "env": {**_PROOF, "hint.source": WRONG_HINT}},
+}
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
@@ -126,6 +131,8 @@ batch."""
 TUNED_AS = {
     "wrong-hint": "opd",
     "no-hint": "opd",
+    "proof": "opd",
+    "wrong-hint-proof": "opd",
     "next-state": "opd",
     "feedback": "opd",
     "sibling": "opd",

@@ -218,7 +218,9 @@ def test_a_result_that_a_clock_is_in_ends_the_replay_with_turn_call_and_texts(to
     assert isinstance(error, ReplayDivergedError)
     assert (error.turn_index, error.call) == (1, 1)
     assert (error.recorded, error.replayed) == ("...s late. It is late. 1 s", "...s late. It is late. 3 s")
-    assert str(error).startswith("turn 1: the result of call 1 differs: recorded '...s late. It is late. 1 s', replayed")
+    assert str(error).startswith(
+        "turn 1: the result of call 1 differs: recorded '...s late. It is late. 1 s', replayed"
+    )
     assert scene.continued(episode, 1, ReadingPolicy(tokenizer, "Done.", "Done.")).outcome is ReplayOutcome.PLAYED
     compared = asyncio.run(scene.replay.compared(episode.recording))
     assert (compared.equal, compared.total) == (1, 3)
