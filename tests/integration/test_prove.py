@@ -13,6 +13,7 @@ from agentic_opd.runs.prove_file import counts_line
 from agentic_opd.wire.group import ScoredGroup
 from tests.support import commands
 from tests.support.environment import command, read_lines
+from tests.support.waiting import until
 
 from .conftest import DemoRun
 
@@ -39,14 +40,16 @@ def test_a_killed_command_goes_on_and_the_file_has_every_proof(
     groups: Path, vllm_server: LocalServer, tmp_path: Path
 ) -> None:
     hinted = sum(record.hint is not None for record in records(groups))
-    with commands.started(*argv(groups, vllm_server, "--pairs", "4")) as running:
-        commands.until(lambda: groups.with_suffix(".proofs.jsonl").exists(), 300, running)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+    running = commands.start(*argv(groups, vllm_server, "--pairs", "4"), stderr=commands.PIPE)
+    until(groups.with_suffix(".proofs.jsonl").exists, 300, running)
+    running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=60)
     journal = groups.with_suffix(".proofs.jsonl").read_bytes().split(b"\n")
     done = commands.run(*argv(groups, vllm_server, "--pairs", "4", "--unhinted", "3"), timeout_s=600)
     assert done.returncode == 0, done.stderr
-    assert "proofs of earlier runs" in done.stderr or len(journal) < 3
+    assert ("proofs of earlier runs" in done.stderr) == (len(journal) > 2), (
+        "a header, proofs, and nothing or a torn line"
+    )
     proofs = [record.proof for record in records(groups) if record.proof is not None]
     assert sum(proof.verdict is not None for proof in proofs) == hinted
     assert sum(proof.verdict is None for proof in proofs) == 3
