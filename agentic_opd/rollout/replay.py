@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import takewhile, zip_longest
 from typing import Any
 
-from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, WorldError
+from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, SandboxError, WorldError
 from agentic_opd.core.types import (
     Completion,
     Episode,
@@ -54,7 +54,7 @@ class ReplayOutcome(StrEnum):
     SANDBOX_FAILED = "sandbox_failed"
     """The sandbox ended early while the recorded calls ran again."""
     WORLD_FAILED = "world_failed"
-    """A hook of the world raised."""
+    """A hook of the world raised, or the task's data can't be used."""
     UNREADABLE = "unreadable"
     """The recording can't be replayed with these settings: another renderer, other limits, or pictures."""
     TASK_MISSING = "task_missing"
@@ -259,7 +259,7 @@ class EpisodeReplay:
             episode = await verified(play, unfinished, scope, task, self.world, config)
         except ReplayError as error:
             return Continuation(turn_index, error.outcome, hint=read_hint, error=error)
-        except WorldError as error:
+        except (WorldError, DatasetError) as error:
             failure = ReplayError(ReplayOutcome.WORLD_FAILED, str(error))
             return Continuation(turn_index, failure.outcome, hint=read_hint, error=failure)
         if episode.error is not None:
@@ -323,7 +323,7 @@ def _typed_failures() -> Generator[None]:
         yield
     except SandboxError as error:
         raise ReplayError(ReplayOutcome.SANDBOX_FAILED, f"the sandbox ended early: {error}") from error
-    except WorldError as error:
+    except (WorldError, DatasetError) as error:
         raise ReplayError(ReplayOutcome.WORLD_FAILED, str(error)) from error
 
 
