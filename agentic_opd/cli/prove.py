@@ -130,8 +130,8 @@ async def _prove_turns(env: Any, journal: Any, arguments: argparse.Namespace) ->
             bar.say(f"left out: {count} {reason}")
         if (warning := version_warning(chosen, await env.policy_versions())) is not None:
             bar.say(f"warning: {warning}")
-        fewest, most = proving.expected
-        bar.say(f"expected: {fewest} to {most} continuations, {config.max_concurrent_episodes} at a time")
+        smallest, largest = proving.expected
+        bar.say(f"expected: {smallest} to {largest} continuations, {config.max_concurrent_episodes} at a time")
         # Each turn has at least `2 * FIRST_LOOK` continuations in flight.
         await proving.run(2 + config.max_concurrent_episodes // 8)
         if turns.proofs:

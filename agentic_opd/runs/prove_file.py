@@ -153,12 +153,12 @@ def _add(
 
 def version_warning(turns: Sequence[FileTurn], versions: Sequence[int]) -> str | None:
     """Return a warning if other weights than those that the servers have sampled some turns; None if not."""
-    others = Counter(turn.weight_version for turn in turns if turn.weight_version not in (None, *versions))
-    if not versions or not others:
+    changed = Counter(turn.weight_version for turn in turns if turn.weight_version not in (None, *versions))
+    if not versions or not changed:
         return None
-    sampled = ", ".join(f"{count} by version {version}" for version, count in sorted(others.items()))
+    sampled = ", ".join(f"{count} by version {version}" for version, count in sorted(changed.items()))
     return (
-        f"other weights sampled {others.total()} of {len(turns)} turns ({sampled}): their proofs are about the policy "
+        f"other weights sampled {changed.total()} of {len(turns)} turns ({sampled}): their proofs are about the policy "
         f"as it is now, version {', '.join(map(str, sorted(set(versions))))}, and say so"
     )
 
@@ -230,9 +230,9 @@ class Proving:
             continuation = await self.env.continued(turn.recording, index, hint, is_hinted=is_hinted, seed=seed)
             self.outcomes[continuation.outcome] += 1
             if self.outcomes.total() == _MEASURED:
-                each = (time.monotonic() - self._start) / _MEASURED
-                fewest, most = (math.ceil(count * each / 60) for count in self.expected)
-                self.bar.say(f"{each:.2f} s a continuation so far: {fewest} to {most} minutes in all")
+                seconds = (time.monotonic() - self._start) / _MEASURED
+                smallest, largest = (math.ceil(count * seconds / 60) for count in self.expected)
+                self.bar.say(f"{seconds:.2f} s a continuation so far: {smallest} to {largest} minutes in all")
             return continuation
 
         return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))

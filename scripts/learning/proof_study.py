@@ -187,10 +187,12 @@ async def compare_calls(env: Any, groups: Path, path: Path) -> None:
         async with slots:
             return await env.replay().compared(recording)
 
-    results = await gather_all(compared(one.recording) for one in episodes if not isinstance(one, ReplayError))
+    results = await gather_all(
+        compared(episode.recording) for episode in episodes if not isinstance(episode, ReplayError)
+    )
     rest = [str(result.error) for result in results if result.error is not None]
     counts = {"equal": sum(result.equal for result in results), "total": sum(result.total for result in results)}
-    turns = sum(len(one.recording.turns) for one in episodes if not isinstance(one, ReplayError))
+    turns = sum(len(episode.recording.turns) for episode in episodes if not isinstance(episode, ReplayError))
     path.write_text(json.dumps({**counts, "turns": turns, "different": [*rest, *unread]}) + "\n")
 
 
@@ -208,21 +210,26 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
     finished = {read_json(line)["key"] for line, _ in whole_lines(path)} if path.exists() else set[str]()
     turns = await asyncio.to_thread(turns_of_file, groups, env, again=True)
     both = sorted([*turns.hinted, *turns.unhinted], key=lambda turn: turn.position)
-    plants = [one for one in planted_hints(name, both, count) if one.key not in finished]
+    plants = [plant for plant in planted_hints(name, both, count) if plant.key not in finished]
     encoder, lines = HintEncoder(env.chat.renderer, env.tokenizer), JsonLines(path, is_continued=path.exists())
     queue = iter(plants)
     with LiveBar("planted hints", len(plants)) as bar:
 
         async def work() -> None:
-            for one in queue:
-                trace, turn = located(one.turn)
+            for planted in queue:
+                trace, turn = located(planted.turn)
                 position = hint_place(trace, turn, "end")
-                ids = encoder.encode(one.hint, as_message=position.as_message)
-                proof = await prove(played(env, one.turn, HintInsertion(position.insert_at, ids)), pairs)
+                ids = encoder.encode(planted.hint, as_message=position.as_message)
+                proof = await prove(played(env, planted.turn, HintInsertion(position.insert_at, ids)), pairs)
                 record = proof.record
-                row = {"key": one.key, "right": one.is_right, "verdict": record.verdict, "rollouts": proof.rollouts}
-                lines.write({**row, "with": record.with_hint, "without": record.without_hint, "hint": one.hint})
-                bar.say(f"{one.key}: {record.verdict} {record.with_hint} {record.without_hint}")
+                row = {
+                    "key": planted.key,
+                    "right": planted.is_right,
+                    "verdict": record.verdict,
+                    "rollouts": proof.rollouts,
+                }
+                lines.write({**row, "with": record.with_hint, "without": record.without_hint, "hint": planted.hint})
+                bar.say(f"{planted.key}: {record.verdict} {record.with_hint} {record.without_hint}")
 
         await gather_all(work() for _ in range(8))
     lines.close()
@@ -237,7 +244,7 @@ def played(env: Any, turn: FileTurn, hint: HintInsertion) -> Callable[..., Await
 
 def located(turn: FileTurn) -> tuple[Any, Turn]:
     """Return the trace and the turn of a turn of a file."""
-    return [(trace, one) for trace in turn.recording.traces for one in trace.turns][turn.turn_index]
+    return [(trace, recorded) for trace in turn.recording.traces for recorded in trace.turns][turn.turn_index]
 
 
 def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[Plant]:
@@ -248,12 +255,12 @@ def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[
     for turn, hints in faulty[:count]:
         key = "/".join(map(str, turn.position))
         yield Plant(f"{key}/right", turn, hints[0], is_right=True)
-        others = [
+        foreign = [
             other_hints[0]
-            for other, other_hints in faulty
-            if other.recording.name != turn.recording.name and other_hints[0] != hints[0]
+            for faulty_turn, other_hints in faulty
+            if faulty_turn.recording.name != turn.recording.name and other_hints[0] != hints[0]
         ]
-        yield Plant(f"{key}/other", turn, random.choice(others), is_right=False)
+        yield Plant(f"{key}/other", turn, random.choice(foreign), is_right=False)
 
 
 def fault_hints(name: str, turn: FileTurn) -> Sequence[str]:
@@ -466,9 +473,9 @@ def tables(results: Mapping[str, Any]) -> Iterator[str]:
     for name, equal in results["equal"].items():
         hints = results["hints"][name]
         count = sum(hints[verdict.value] for verdict in ProofVerdict)
-        each = hints["continuations"] / max(1, count)
+        per_hint = hints["continuations"] / max(1, count)
         verdicts = " | ".join(str(hints[verdict]) for verdict in ("proven", "refuted", "open"))
-        yield f"| {name} | {equal['turns']} | {equal['share']:.2%} | {verdicts} | {each:.1f} |"
+        yield f"| {name} | {equal['turns']} | {equal['share']:.2%} | {verdicts} | {per_hint:.1f} |"
     yield from ("", "| planted hint | world | n | proven | refuted |", "|-" * 5 + "|")
     for kind, by_world in results["planted"].items():
         for name, shares in by_world.items():
