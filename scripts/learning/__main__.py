@@ -12,10 +12,10 @@ policy's moving average, on a third server), contrast and contrast-other (what a
 is taken out of the target), proof and wrong-hint-proof (opd and wrong-hint, but only hints are scored with which the
 policy passes more often when it plays on from their turn), wrong-hint-contrast and wrong-hint-contrast-other (wrong
 hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the
-teacher is the policy itself, or its moving average). First a sweep with another seed chooses the learning rate, the batch size and the divergence's weight
-of each mode; a control uses opd's, so that it differs only in its hints. Then every seed trains. Along the way
-`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. costs.json
-lists the judged turns and scored tokens of each curve.
+teacher is the policy itself, or its moving average). First a sweep with another seed chooses the learning rate, the
+batch size and the divergence's weight of each mode; a control uses opd's, so that it differs only in its hints. Then
+every seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1, and how many of its
+first solutions pass. costs.json lists the judged turns and scored tokens of each curve.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five

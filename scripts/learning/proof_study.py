@@ -187,12 +187,11 @@ async def compare_calls(env: Any, groups: Path, path: Path) -> None:
         async with slots:
             return await env.replay().compared(recording)
 
-    results = await gather_all(
-        compared(episode.recording) for episode in episodes if not isinstance(episode, ReplayError)
-    )
+    recordings = [episode.recording for episode in episodes if not isinstance(episode, ReplayError)]
+    results = await gather_all(map(compared, recordings))
     rest = [str(result.error) for result in results if result.error is not None]
     counts = {"equal": sum(result.equal for result in results), "total": sum(result.total for result in results)}
-    turns = sum(len(episode.recording.turns) for episode in episodes if not isinstance(episode, ReplayError))
+    turns = sum(len(recording.turns) for recording in recordings)
     path.write_text(json.dumps({**counts, "turns": turns, "different": [*rest, *unread]}) + "\n")
 
 
