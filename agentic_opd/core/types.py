@@ -691,15 +691,6 @@ class World(Protocol):
         """Tool specifications in OpenAI's format, for the chat template."""
         ...
 
-    @property
-    def replayable(self) -> bool:
-        """Whether the calls of a recorded episode give the same results in a fresh session; see `rollout.replay`."""
-        ...
-
-    def comparable(self, text: str) -> str:
-        """Return a tool result without what differs between two runs of the same call, such as a duration."""
-        ...
-
     def session(self, task: Task) -> AbstractAsyncContextManager[WorldSession]:
         """Return a fresh session in the task's initial state; leaving the context deletes it."""
         ...
@@ -722,6 +713,19 @@ class World(Protocol):
 
     async def check(self) -> None:
         """Check that sessions work on this machine; otherwise raise SandboxError with the cause and the remedy."""
+        ...
+
+
+class ReplayableWorld(World, Protocol):
+    """A world whose recorded episodes can be replayed, if `replayable` is True; see `rollout.replay`."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the calls of a recorded episode give the same results in a fresh session; see `rollout.replay`."""
+        ...
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call, such as a duration."""
         ...
 
 

@@ -300,9 +300,9 @@ class AgentEnv(BaseEnv):
         Raises:
             NotReplayableError: the world can't replay, or a program holds the conversations.
         """
-        check_replayable(self.world, self.config.world.type, self.config)
+        world = check_replayable(self.world, self.config.world.type, self.config)
         context = min(server.plugin.info.max_model_len for server in self.servers)
-        return EpisodeReplay(self.world, self.chat, self.config, self.user_reply, context)
+        return EpisodeReplay(world, self.chat, self.config, self.user_reply, context)
 
     async def continued(
         self,

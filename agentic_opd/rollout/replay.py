@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile, zip_longest
-from typing import Any
+from typing import Any, cast
 
 from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, SandboxError, WorldError
 from agentic_opd.core.types import (
@@ -19,6 +19,7 @@ from agentic_opd.core.types import (
     Episode,
     Message,
     Recording,
+    ReplayableWorld,
     StopReason,
     Task,
     Turn,
@@ -165,8 +166,8 @@ class ReplayedSession:
         return await self.loop.session.collect(messages)
 
 
-def check_replayable(world: World, world_name: str, config: RolloutConfig) -> None:
-    """Refuse settings whose episodes can't be replayed; nothing is started.
+def check_replayable(world: World, world_name: str, config: RolloutConfig) -> ReplayableWorld:
+    """Return the world if episodes of these settings can be replayed; nothing is started.
 
     Raises:
         NotReplayableError: a program holds the conversations, or the world can't replay.
@@ -176,18 +177,19 @@ def check_replayable(world: World, world_name: str, config: RolloutConfig) -> No
             "env.agent.command: a program holds the conversations, and it can't be started again in the middle of one. "
             "Replay needs the package's own agent loop"
         )
-    if not getattr(world, "replayable", False):
+    if not getattr(world, "replayable", False) or not hasattr(world, "comparable"):
         raise NotReplayableError(
             f"env.world {world_name}: its episodes can't be replayed, because its sessions can't be started again with "
-            "the same results (replayable is not True, see docs/worlds.md)"
+            "the same results (replayable is not True, or it has no comparable; see docs/worlds.md)"
         )
+    return cast(ReplayableWorld, world)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReplay:
     """Replays recorded episodes of a world; `config` holds the limits and rewards of an episode, as in the run."""
 
-    world: World
+    world: ReplayableWorld
     chat: ChatFormat
     config: RolloutConfig
     user_reply: UserReply | None = None

@@ -270,11 +270,11 @@ class HookedWorld:
 
     @property
     def replayable(self) -> bool:
-        """See `core.types.World`."""
+        """See `core.types.ReplayableWorld`."""
         return self.hooks.replayable
 
     def comparable(self, text: str) -> str:
-        """See `core.types.World`.
+        """See `core.types.ReplayableWorld`.
 
         Raises:
             WorldError: The hook failed, or returned something other than a text.

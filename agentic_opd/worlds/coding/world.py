@@ -15,6 +15,7 @@ from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.authors import Authors
+from agentic_opd.worlds.coding.comparable import comparable
 from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
@@ -141,8 +142,8 @@ class CodingWorld:
             yield CodingSession(sandbox, self._config, task)
 
     def comparable(self, text: str) -> str:
-        """Return a tool result without what differs between two runs of the same call."""
-        return text
+        """See `core.types.ReplayableWorld` and `worlds.coding.comparable`."""
+        return comparable(text)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""

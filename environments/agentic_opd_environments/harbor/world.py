@@ -29,6 +29,7 @@ from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
 from agentic_opd.sandboxes.workdir import unpacked
+from agentic_opd.worlds.coding.comparable import comparable
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
 from agentic_opd.worlds.config import WorldConfig
@@ -191,8 +192,8 @@ class HarborWorld:
         self._tasks: list[Task] = []
 
     def comparable(self, text: str) -> str:
-        """Return a tool result without what differs between two runs of the same call."""
-        return text
+        """See `core.types.ReplayableWorld` and `worlds.coding.comparable`."""
+        return comparable(text)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train and to evaluate on.

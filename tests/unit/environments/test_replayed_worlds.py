@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.types import Episode, Task, World
+from agentic_opd.core.types import Episode, ReplayableWorld, Task
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode
@@ -34,7 +34,7 @@ BROKEN = "<tool_call>\n{}\n</tool_call>"
 class Stage:
     """Episodes of a task in a world."""
 
-    def __init__(self, tokenizer: Any, world: World, task: Task) -> None:
+    def __init__(self, tokenizer: Any, world: ReplayableWorld, task: Task) -> None:
         self.tokenizer, self.world, self.task = tokenizer, world, task
         chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
         self.replay = EpisodeReplay(world, chat, RolloutConfig(max_turns=16, max_token_length=16384))
