@@ -261,7 +261,10 @@ class AgentEnv(BaseEnv):
         write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
         if distilled is None:
             return [write(trace) for trace in episode.traces]
-        return [write(sequence.trace, rows=sequence.arrays, turns=sequence.records) for sequence in distilled.traces]
+        return [
+            write(sequence.trace, rows=sequence.arrays, turns=sequence.records, trajectory=sequence.trajectory)
+            for sequence in distilled.traces
+        ]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:

@@ -29,6 +29,7 @@ _LOST_FOR = {
     TurnOutcome.LEAKED: "their hints repeated hidden test code",
     TurnOutcome.REFUTED: "the policy passes less often with their hints",
     TurnOutcome.UNPROVEN: "replays did not show that their hints help",
+    TurnOutcome.NOT_JUDGED: "their rollouts did not fail, and the judge reads failed ones only",
 }
 
 

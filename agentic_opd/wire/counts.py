@@ -8,15 +8,6 @@ from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import IGNORED, TurnOutcome
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
-_ONLY_IF_ANY = frozenset({TurnOutcome.REFUTED, TurnOutcome.UNPROVEN})
-"""Outcomes of settings that are off by default."""
-
-
-def outcome_counts(outcomes: Iterable[TurnOutcome]) -> dict[str, int]:
-    """Return the number of turns by outcome, those of optional settings only if there are any."""
-    counts = Counter(outcomes)
-    return {outcome.value: counts[outcome] for outcome in TurnOutcome if counts[outcome] or outcome not in _ONLY_IF_ANY}
-
 
 @dataclass(slots=True)
 class TurnCounts:

@@ -16,6 +16,7 @@ const WHY = {
   scoring_error: 'The teacher gave no rows, or rows that do not fit the turn.',
   refuted: 'Replayed from here, the policy passes less often with the hint.',
   unproven: 'Replays from here did not show that the hint helps.',
+  not_judged: 'The rollout did not fail, and the judge reads failed ones only.',
 };
 const EVIDENCE = { tool: 'tool results', user: 'the user’s reply', later: 'what showed later', verdict: 'the hidden tests’ verdict' };
 const STEP = { 1: 'did what was wanted', 0: 'can’t be told', '-1': 'did not do what was wanted' };
