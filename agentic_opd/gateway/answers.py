@@ -200,21 +200,23 @@ _ITEM_DELTAS = {
 
 def _responses_body(events: Iterator[Body]) -> Body:
     body: Body = {}
-    begun: dict[int, Body] = {}
-    done: dict[int, Body] = {}
+    started_items: dict[int, Body] = {}
+    finished_items: dict[int, Body] = {}
     texts = _Texts()
     for event in events:
         kind, index = event.get("type"), event.get("output_index")
         if isinstance(event.get("response"), Mapping):
             body |= {name: value for name, value in event["response"].items() if value is not None}
         elif kind == "response.output_item.added":
-            begun[event["output_index"]] = event["item"]
+            started_items[event["output_index"]] = event["item"]
         elif kind == "response.output_item.done":
-            done[event["output_index"]] = event["item"]
+            finished_items[event["output_index"]] = event["item"]
         elif kind in _ITEM_DELTAS:
             texts.add(event.get("delta"), index, *_ITEM_DELTAS[kind])
-    broken = {index: _broken_item(item, index, texts) for index, item in begun.items() if index not in done}
-    items = [item for _, item in sorted((broken | done).items()) if item is not None]
+    broken = {
+        index: _broken_item(item, index, texts) for index, item in started_items.items() if index not in finished_items
+    }
+    items = [item for _, item in sorted((broken | finished_items).items()) if item is not None]
     # Some servers leave the items out of the last event.
     return {**body, "output": body.get("output") or items}
 

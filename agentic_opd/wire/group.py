@@ -38,6 +38,7 @@ from agentic_opd.core.types import (
     Episode,
     EvidenceKind,
     Index,
+    JudgeTokens,
     Message,
     PlacedImage,
     ProgramRun,
@@ -206,6 +207,8 @@ class JudgedWindow:
     """The judge's user message, verbatim."""
     votes: tuple[TrajectoryVote, ...] = ()
     """Empty if the judge failed."""
+    judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
+    """Tokens of the answers, as in `TurnRecord`."""
 
     def __post_init__(self) -> None:
         named = [number for vote in self.votes for number in vote.turns]
@@ -269,6 +272,9 @@ class TurnRecord:
     """Choice of the rows' tokens; None: the teacher's most likely."""
     proof: Annotated[ProofRecord | None, _IF_KNOWN] = None
     """Effect of the hint on the episode's end, if it was measured."""
+    judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
+    """Tokens of the judge's answers to `question`, and to an earlier one without all evidence; None if its endpoint
+    does not count them."""
 
     def __post_init__(self) -> None:
         lengths = {
