@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.core.errors import ConfigError, TrainingError
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import TrainerConfig, custom_name
 from agentic_opd.training.distributed import DistContext
@@ -24,6 +24,7 @@ from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, fit_memor
 from agentic_opd.training.push import Probe
 from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
+from agentic_opd.training.sources import check_can_read_pictures
 from agentic_opd.training.step import (
     SKIPPED,
     mean_metrics,
@@ -75,21 +76,20 @@ class Learner:
 
         Raises:
             AlignmentError: a group is misaligned.
-            TrainingError: a group has pictures.
+            ConfigError: a group has pictures, and the settings name no folder of them, or the model's family does not
+                take them.
+            PlaceError: the file of a picture is missing or has changed.
         """
         start_s = time.monotonic()
         config = self.config.model_copy(update={"loss": self.weights.at_step(step)})
-        if any(rollout.images for group in groups for rollout in group.rollouts):
-            raise TrainingError(
-                "a group has pictures, and this trainer gives the policy token ids only; train on it with "
-                "agentic_opd.training.collate in a loop that gives the model its pictures (docs/trainers.md)"
-            )
         batch = make_batch(
             groups,
             contrast=config.loss.contrast,
             special_ids=self.special_ids,
             temperature=config.loss.temperature,
         )
+        if batch.images_B is not None:
+            check_can_read_pictures(config, self.world)
         lr, gauges = config.lr_at(step), batch_gauges(batch)
         gauges |= self.sampling_notes.check(groups, config.loss.temperature)
         gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
