@@ -4,6 +4,7 @@ A conversation in text has the form `{"messages": [...], "tools": [...]}`. Each 
 counted as unmatched (its messages do not render to its tokens) or failed and not written.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from agentic_opd.runs.logs import LogNote, read_log
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
+from agentic_opd.wire.images import ImageFolder
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
@@ -189,19 +191,32 @@ def _fits(logprobs: Any, masks: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileDistiller:
-    """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge."""
+    """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge.
+
+    Pictures are copied beside the file that groups are `written_to`; None: they are written to no file.
+    """
 
     by: PolicyDistiller
     tools: Sequence[dict[str, Any]] = ()
     keep_hints: bool = False
+    written_to: Path | None = None
 
     async def distill(self, line: Line) -> DistilledLine:
         """Distill one line.
 
         Raises:
             AlignmentError: the line's contents can't be scored.
+            PlaceError: a picture is missing, or can't be copied.
             ServerError: a server failed.
         """
+        distilled = await self._distilled(line)
+        folder = self.by.policy.images
+        if distilled.group is not None and distilled.result != "unmatched" and folder and self.written_to:
+            digests = [image.digest for rollout in distilled.group.rollouts for image in rollout.images]
+            await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, folder)
+        return distilled
+
+    async def _distilled(self, line: Line) -> DistilledLine:
         if "tokens" not in line.fields:
             return await self._messages(line)
         group = replace(ScoredGroup.from_wire(_as_read(line.fields)), item_id=line.item_id)

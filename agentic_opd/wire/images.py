@@ -101,10 +101,10 @@ class ImageFolder:
         except OSError:
             return False
 
-    def copy(self, digests: Iterable[str], target: "ImageFolder") -> None:
-        """Add pictures of this folder to `target`; raises as `read` and `add`."""
+    def copy(self, digests: Iterable[str], source: "ImageFolder | ImageFolders") -> None:
+        """Add pictures of another folder to this one; raises as `read` and `add`."""
         for digest in dict.fromkeys(digests):
-            target.add(self.read(digest))
+            self.add(source.read(digest))
 
     def _path_of(self, digest: str) -> Path:
         if re.fullmatch("[0-9a-f]{64}", digest) is None:
