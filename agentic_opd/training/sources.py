@@ -250,6 +250,8 @@ class GroupFiles:
                     self._names |= names
                     sequences = len(line.group.rollouts)
                     location = _GroupLine(path, file, line.number, line.offset, line.size, line.digest, sequences)
+                    if not line.violations:
+                        self._check_pictures(location, line.group)
                     self._add(location, line.group, is_repeated=not names.isdisjoint(earlier))
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
@@ -278,7 +280,6 @@ class GroupFiles:
         return file
 
     def _add(self, location: _GroupLine, group: ScoredGroup, *, is_repeated: bool) -> None:
-        self._check_pictures(location, group)
         if is_repeated:
             self._left_out["duplicates"] += 1
         elif max(len(rollout.tokens_T) for rollout in group.rollouts) > self._config.max_token_len:

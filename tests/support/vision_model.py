@@ -58,7 +58,9 @@ def save_vision_model(folder: Path, family: str = "idefics3") -> Path:
         torch.manual_seed(0)
         if family == "llava":
             vision = CLIPVisionConfig(**sizes, **pixels)
-            llava = LlavaConfig(vision, text, image_token_index=image_token, tie_word_embeddings=False)
+            llava = LlavaConfig(
+                vision_config=vision, text_config=text, image_token_index=image_token, tie_word_embeddings=False
+            )
             LlavaForConditionalGeneration(llava).save_pretrained(folder)
         else:
             config = Idefics3Config(

@@ -27,6 +27,8 @@ from tests.support.pictures import png
 from tests.support.training import make_config
 from tests.support.vision_model import picture_ids, reading, save_vision_model
 
+from .test_logits_loss import BLOCKS
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 WIDE, SQUARE, OTHER = png(64, 32), png(40, 40, shade=90), png(64, 32, shade=120)
@@ -90,7 +92,8 @@ class Vision(NamedTuple):
         """Return a group of these sequences as a file has it."""
         columns = [self.sequence(*pieces) for pieces in sequences]
         group = {name: [column[name] for column in columns] for name in columns[0]}
-        return {**group, "scores": [float(index) for index in range(len(columns))]}
+        overrides = {"group_overrides": {"opd": {"distill_topk": 2}}}
+        return {**group, **overrides, "scores": [float(index) for index in range(len(columns))]}
 
     def config(self, **changes: Any) -> TrainerConfig:
         return make_config(**{"model": str(self.folder), "image_folders": [self.images.path], **changes})
@@ -221,12 +224,24 @@ def test_other_trainers_get_the_models_arguments(vision: Vision, mixed: dict[str
     loss = opd_loss(policy.model(**arguments, use_cache=False).logits, collated, config.loss)
     optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.0)
     expected = train_step(policy, optimizer, batch_of(mixed), config, WORLD)["loss"]
-    assert float(loss) == pytest.approx(expected, abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
     packed = collate([mixed], config.loss, pictures=vision.reader(), packed=True)
     assert torch.equal(packed["pixel_values"], collated["pixel_values"])
     with pytest.raises(ConfigError, match="the groups have pictures: collate"):
         collate([mixed], config.loss)
     assert "pixel_values" not in collate([vision.group(PLAIN)])
+
+
+def test_the_pages_loop_computes_the_loss(
+    vision: Vision, mixed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vision.file(tmp_path, mixed)
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in BLOCKS if "PictureReader" in block)
+    policy = load_policy(vision.config(), WORLD)
+    names: dict[str, Any] = {"MODEL": str(vision.folder), "groups": [mixed], "model": policy.model}
+    exec(block, {**names, "collate": collate, "opd_loss": opd_loss}, names)
+    assert float(names["loss"].detach()) > 0
 
 
 def test_files_of_groups_are_checked_at_the_start(
