@@ -3,8 +3,8 @@
     recorded    u <fake> <image> <image> <fake> u s s     ids that vLLM read; the picture is placed at 1, of length 4
     processor       <fake> <image> <image> <fake>         what the model's processor writes for the picture's file
 
-The processor must write the recorded ids, token by token: then its pixels belong to the same tokens as vLLM's.
-`FAMILIES` are the models for which a test has shown that log-probabilities agree; others are refused by name.
+The processor must write the recorded ids, token by token: then its pixels belong to the same tokens as vLLM's. Models
+that are not of `FAMILIES` are refused by name.
 """
 
 import logging
