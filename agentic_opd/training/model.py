@@ -95,6 +95,9 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False, is
         is_path = config.model.startswith(("/", ".", "~")) or config.model.count("/") > 1
         if is_path and not Path(config.model).is_dir():
             problem = f"there is no such folder (the current one is {Path.cwd()})"
+        if problem.startswith("Unrecognized configuration class"):  # A list of all others follows.
+            family = AutoConfig.from_pretrained(config.model).model_type
+            problem = f"its family {family!r} is not trained here; of those that read pictures: {', '.join(FAMILIES)}"
         raise ConfigError(f"the model {config.model!r} can't be loaded: {problem}") from error
     recompute_cheap_parts(model)
     if reads_pictures:
