@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,7 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False, is
     return (model if is_empty else model.to(device)).train()
 
 
-def _with_adapters(model: Any, rank: int, matrices: Sequence[str] | str) -> Any:
+def _with_adapters(model: Any, rank: int, matrices: list[str] | str) -> Any:
     try:
         from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
     except ImportError as error:

@@ -214,7 +214,11 @@ def embedded_as(model: Any, tokens_BT: Tensor) -> Generator[None]:
     A transformers model puts pixels in the place of every placeholder among its `input_ids`; vLLM only in the places
     of pictures, and embeds the others as tokens.
     """
-    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: (tokens_BT,))
+
+    def replace_ids(_module: torch.nn.Module, _inputs: object) -> tuple[Tensor]:
+        return (tokens_BT,)
+
+    hook = model.get_input_embeddings().register_forward_pre_hook(replace_ids)
     try:
         yield
     finally:
