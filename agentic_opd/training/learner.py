@@ -75,7 +75,7 @@ class Learner:
         """Make all updates of a step, counted from 0, on its batch.
 
         Raises:
-            AlignmentError: a group is misaligned.
+            AlignmentError: a group is misaligned, or the model's processor does not write the ids of its pictures.
             ConfigError: a group has pictures, and the settings name no folder of them, or the model's family does not
                 take them.
             PlaceError: the file of a picture is missing or has changed.
@@ -90,6 +90,8 @@ class Learner:
         )
         if batch.images_B is not None:
             check_can_read_pictures(config, self.world)
+            if not config.groups:  # Files were checked at the start.
+                self._check_pictures(groups)
         lr, gauges = config.lr_at(step), batch_gauges(batch)
         gauges |= self.sampling_notes.check(groups, config.loss.temperature)
         gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
@@ -117,6 +119,14 @@ class Learner:
         metrics |= self.weights.passed(groups) | self.alarm.check(metrics)
         metrics["step_s"] = time.monotonic() - start_s
         return TrainedBatch(metrics, Probe.of(batch) if is_updated else None)
+
+    def _check_pictures(self, groups: Sequence[ScoredGroup]) -> None:
+        """Check that the model's processor writes the ids of the groups' pictures; see `PictureReader.check`."""
+        assert self.policy.pictures is not None
+        for number, group in enumerate(groups):
+            for index, rollout in enumerate(group.rollouts):
+                name = f"group {number} of the batch, sequence {index}"
+                self.policy.pictures.check(name, rollout.tokens_T, rollout.images)
 
     async def _epoch(self, batch: TrainBatch, order: torch.Generator, config: TrainerConfig) -> dict[str, float]:
         """Make one pass over the batch, with one update for each minibatch."""

@@ -150,11 +150,7 @@ class PictureReader:
                 )
 
     def inputs(
-        self,
-        tokens_BT: Tensor,
-        attended_BT: Tensor,
-        images_B: Sequence[Sequence[PlacedImage]],
-        names: Sequence[str] = (),
+        self, tokens_BT: Tensor, attended_BT: Tensor, images_B: Sequence[Sequence[PlacedImage]]
     ) -> PictureInputs:
         """Return the inputs of padded sequences with at least one picture, on the tokens' device.
 
@@ -164,7 +160,7 @@ class PictureReader:
         pictures = list[_ReadPicture]()
         is_picture_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
         for i, (row, images) in enumerate(zip(tokens_BT.tolist(), images_B, strict=True)):
-            self.check(names[i] if names else f"sequence {i}", row, images)
+            self.check(f"sequence {i}", row, images)
             pictures += [self._picture(image.digest) for image in images]
             for image in images:
                 is_picture_BT[i, image.offset : image.end] = True

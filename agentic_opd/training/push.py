@@ -46,10 +46,15 @@ class Probe:
 
     @classmethod
     def of(cls, batch: TrainBatch) -> "Probe":
-        """Take the first tokens of the batch's longest sequence, at most `_PROBE_TOKENS`, and its first picture."""
-        longest = int(batch.attended_BT.sum(-1).argmax())
+        """Take the first tokens of the batch's longest sequence, of those with pictures if there are any.
+
+        There are `_PROBE_TOKENS` at most, or more up to the end of the first picture.
+        """
+        lengths: list[int] = batch.attended_BT.sum(-1).tolist()
+        images_B = batch.images_B or ((),) * len(lengths)
+        longest = max(range(len(lengths)), key=lambda index: (bool(images_B[index]), lengths[index]))
         tokens: list[int] = batch.tokens_BT[longest][batch.attended_BT[longest]].tolist()
-        images = batch.images_B[longest] if batch.images_B else ()
+        images = images_B[longest]
         end = max(_PROBE_TOKENS, images[0].end + 1 if images else 0)
         end = next((image.offset for image in images if image.offset < end < image.end), end)
         return cls(tuple(tokens[:end]), tuple(image for image in images if image.offset < end))

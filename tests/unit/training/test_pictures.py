@@ -290,9 +290,12 @@ def test_a_processor_that_writes_other_ids_is_refused(vision: Vision, mixed: dic
     file = folder / f"{name}_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     config = vision.config(model=str(folder), groups=[vision.file(tmp_path, mixed)], image_folders=[])
-    says = rf"line 1, sequence 0, position {position}: the processor of {vision.family} writes {written} tokens"
-    with pytest.raises(AlignmentError, match=says):
+    says = rf"sequence 0, position {position}: the processor of {vision.family} writes {written} tokens"
+    with pytest.raises(AlignmentError, match=f"groups.jsonl', line 1, {says}"):
         GroupFiles(config)
+    learner = load_learner(vision.config(model=str(folder)), WORLD)
+    with pytest.raises(AlignmentError, match=f"group 0 of the batch, {says}"):
+        asyncio.run(learner.train([ScoredGroup.from_wire(mixed)], 0))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llama", "pixtral"])
@@ -327,8 +330,8 @@ def test_groups_of_the_api_need_a_folder_of_pictures(vision: Vision, mixed: dict
 
 
 def test_a_probe_ends_outside_of_pictures(monkeypatch: pytest.MonkeyPatch, vision: Vision) -> None:
-    batch = batch_of(vision.group(TWO_TURNS))
-    first, second = (batch.images_B or ())[0]
+    batch = batch_of(vision.group((Text([*range(400, 500)]), FIRST), TWO_TURNS))
+    first, second = (batch.images_B or ())[1]
     for tokens, end in ((1, first.end + 1), (second.offset + 5, second.offset), (second.end, second.end)):
         monkeypatch.setattr("agentic_opd.training.push._PROBE_TOKENS", tokens)
         probe = Probe.of(batch)
