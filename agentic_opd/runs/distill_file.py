@@ -210,10 +210,10 @@ class FileDistiller:
             ServerError: a server failed.
         """
         distilled = await self._distilled(line)
-        folder = self.by.policy.images
-        if distilled.group is not None and distilled.result != "unmatched" and folder and self.written_to:
+        if self.written_to is not None and distilled.group is not None and distilled.result != "unmatched":
             digests = [image.digest for rollout in distilled.group.rollouts for image in rollout.images]
-            await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, folder)
+            if digests and self.by.policy.images is not None:
+                await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, self.by.policy.images)
         return distilled
 
     async def _distilled(self, line: Line) -> DistilledLine:
