@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
-from agentic_opd.core.console import LiveBar, set_up_logging
+from agentic_opd.core.console import LiveBar, log_console, set_up_logging
 from agentic_opd.core.errors import (
     AlignmentError,
     ConfigError,
@@ -30,6 +30,7 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.recorded import is_journal, read_recorded
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
@@ -55,14 +56,15 @@ def build_parser() -> SettingsParser:
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
         description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
         "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
-        'conversations in text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered '
+        'conversations in text, one per line: {"messages": [...], "tools": [...]}, or the journal of a gateway that '
+        "recorded a foreign model (--env.upstream). The turns of a group are recovered "
         "by rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL (.gz is unpacked), or a gateway's journal")
     parser.add_argument("--out", type=Path, metavar="OUT", help="output file (default: FILE's name.distilled.jsonl)")
     parser.add_argument(
         "--keep-hints", action="store_true", help="score the hints in FILE again, without asking a judge"
@@ -106,7 +108,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     path, out = _paths(arguments)
     check_place(out, resume=config.resume, overwrite=config.overwrite, setting="--out")
     try:
-        lines = list(read_lines(path))
+        lines = _recorded_lines(path) if is_journal(path) else list(read_lines(path))
     except (OSError, EOFError, zlib.error) as error:
         raise PlaceError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     tools = _tools(arguments.tools, path, config)
@@ -131,6 +133,18 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
             return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:
             groups.close()
+
+
+def _recorded_lines(path: Path) -> "list[Line]":
+    """Return the conversations of a recording gateway's journal as lines."""
+    from agentic_opd.runs.distill_file import Line
+
+    log = read_recorded(path)
+    if not log.sessions:
+        raise PlaceError(f"{str(path)!r} holds no session that agentic-opd gateway --env.upstream URL recorded")
+    log_console().print(f"{path}: {log.text()}", markup=False, highlight=False, soft_wrap=True)
+    conversations = enumerate(log.conversations, start=1)
+    return [Line(number, conversation.fields, conversation.name) for number, conversation in conversations]
 
 
 async def _probe(config: Any, server: Any) -> None:
@@ -187,7 +201,7 @@ async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "G
 
 def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
     path: Path = arguments.file
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json").removesuffix(".sqlite")
     out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
     if out.resolve() == path.resolve():
         raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")

@@ -141,11 +141,11 @@ class PictureReader:
             written = self._picture(image.digest).token_ids
             if recorded != written:
                 shared = shared_length(recorded, written)
-                here, there = (ids[shared] if shared < len(ids) else "none" for ids in (written, recorded))
+                token, of_server = (ids[shared] if shared < len(ids) else "none" for ids in (written, recorded))
                 raise AlignmentError(
                     f"{name}, position {image.offset + shared}: the processor of {self.family} writes "
                     f"{len(written)} tokens for the picture {image.digest} and vLLM wrote {len(recorded)}; token "
-                    f"{shared} is {here} here and {there} there. Was the server started with other settings of the "
+                    f"{shared} is {token} here and {of_server} there. Was the server started with other settings of the "
                     "processor (--mm-processor-kwargs), or with another model?"
                 )
 
@@ -165,15 +165,15 @@ class PictureReader:
             for image in images:
                 is_picture_BT[i, image.offset : image.end] = True
         placeholder, device = self._processor.image_token_id, tokens_BT.device
-        other = 0 if placeholder else 1
-        input_ids_BT = torch.where(attended_BT, tokens_BT, other)
+        neutral = 0 if placeholder else 1
+        input_ids_BT = torch.where(attended_BT, tokens_BT, neutral)
         stray_BT = (input_ids_BT == placeholder) & ~is_picture_BT.to(device)
         dimension = FAMILIES[self.family].dimension
         pixels = {
             name: torch.cat([picture.pixels[name] for picture in pictures], dimension).to(device)
             for name in pictures[0].pixels
         }
-        return PictureInputs(torch.where(stray_BT, other, input_ids_BT), pixels, stray_BT)
+        return PictureInputs(torch.where(stray_BT, neutral, input_ids_BT), pixels, stray_BT)
 
     def _picture(self, digest: str) -> _ReadPicture:
         """Return a picture as the processor reads it."""
@@ -194,13 +194,13 @@ class PictureReader:
             raise PlaceError(f"the picture {digest}: {error.message}") from error
         text = FAMILIES[self.family].placeholder
         try:
-            made = processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
+            features = processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
             raise AlignmentError(
                 f"the processor of {self.family} does not take the picture {digest}: {error}"
             ) from error
-        pixels = {name: tensor for name, tensor in made.items() if name not in _OF_TOKENS}
-        return _ReadPicture(tuple(made["input_ids"][0].tolist()), pixels)
+        pixels = {name: tensor for name, tensor in features.items() if name not in _OF_TOKENS}
+        return _ReadPicture(tuple(features["input_ids"][0].tolist()), pixels)
 
 
 @contextmanager
