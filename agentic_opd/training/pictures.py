@@ -145,8 +145,8 @@ class PictureReader:
                 raise AlignmentError(
                     f"{name}, position {image.offset + shared}: the processor of {self.family} writes "
                     f"{len(written)} tokens for the picture {image.digest} and vLLM wrote {len(recorded)}; token "
-                    f"{shared} is {token} here and {of_server} there. Was the server started with other settings of the "
-                    "processor (--mm-processor-kwargs), or with another model?"
+                    f"{shared} is {token} here and {of_server} there. Was the server started with other settings of "
+                    "the processor (--mm-processor-kwargs), or with another model?"
                 )
 
     def inputs(
