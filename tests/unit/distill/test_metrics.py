@@ -73,6 +73,8 @@ def test_metrics_of_two_episodes() -> None:
             "opd/outcome/leaked": 1,
             "opd/outcome/too_long": 1,
             "opd/outcome/scoring_error": 0,
+            "opd/outcome/not_judged": 0,
+            "opd/judged_share": 1.0,
             "opd/total_hints": 3,
             "opd/total_scored_turns": 2,
             "opd/mean_hints_per_rollout": 1.5,
@@ -110,7 +112,8 @@ def test_metrics_of_two_episodes() -> None:
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
-    assert metrics.keys() == described - of_thinking - of_overlap - of_steps, (
+    of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
+    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_trajectories, (
         "what is logged is described, and nothing else"
     )
 
