@@ -19,6 +19,7 @@ from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
     HindsightPair,
+    JudgeTokens,
     Recording,
     TeacherRows,
     Trace,
@@ -110,6 +111,14 @@ class DistilledTurn:
         """Whether `pair` has the same text and evidence, so that the result is still valid."""
         return replace(self.pair, turn_index=pair.turn_index) == pair
 
+    def with_tokens_of(self, before: "DistilledTurn") -> "DistilledTurn":
+        """Return the turn with the judge's tokens of an earlier result too, which lacked evidence."""
+        record, record_before = self.stats.record, before.stats.record
+        if record.question is None or record_before.question is None:
+            return self
+        tokens = JudgeTokens.total((record.judge_tokens, record_before.judge_tokens))
+        return replace(self, stats=replace(self.stats, record=replace(record, judge_tokens=tokens)))
+
     def has_rows_of(self, pair: HindsightPair) -> bool:
         """Whether the turn of `pair` was scored, with whatever evidence."""
         return self.rows is not None and self.pair.turn_text == pair.turn_text
@@ -178,6 +187,7 @@ def distilled_turn(
         hint_source=hint.source if isinstance(hint, Hint) else None,
         reasoning_tokens=turn.reasoning_tokens,
         scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
+        judge_tokens=judgement.tokens,
     )
     if not isinstance(result, Scored):
         return DistilledTurn(context.pair, TurnStats(record, judgement.seconds))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ServerError, ServerUnreachableError
 from agentic_opd.core.text import cut_middle
-from agentic_opd.core.types import Recording, TrajectoryVote, TrajectoryVoteKind, TurnOutcome, Vote
+from agentic_opd.core.types import JudgeTokens, Recording, TrajectoryVote, TrajectoryVoteKind, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import ConversationTurn, TurnContext, WholeRollout, whole_rollout
 from agentic_opd.distill.hints import (
@@ -368,6 +368,7 @@ class _AnsweredWindow(NamedTuple):
     window: Window
     answers: tuple[ParsedAnswer, ...] = ()
     seconds: float | None = None
+    tokens: JudgeTokens | None = None
     error: ServerError | None = None
 
 
@@ -403,12 +404,13 @@ class TrajectoryJudge:
         return JudgedTrajectory(
             tuple(
                 JudgedWindow(
-                    first=window.turns.start,
-                    last=window.turns.stop - 1,
-                    question=window.question,
-                    votes=tuple(answer.vote for answer in window_answers),
+                    first=answered.window.turns.start,
+                    last=answered.window.turns.stop - 1,
+                    question=answered.window.question,
+                    votes=tuple(answer.vote for answer in answered.answers),
+                    judge_tokens=answered.tokens,
                 )
-                for window, window_answers, _, _ in self._answered_windows
+                for answered in self._answered_windows
             )
         )
 
@@ -421,12 +423,15 @@ class TrajectoryJudge:
         """Ask about each window; if the judge refuses one as too long, ask about windows of half the length."""
         rollout = whole_rollout(self._recording, self._config)
         max_chars = question_chars(self._config, self._judge.context)
+        dropped_tokens = list[JudgeTokens | None]()
         while True:
             windows = await asyncio.to_thread(windows_of, rollout, self._judge.questions, max_chars)
             answered_windows = await gather_all(map(self._ask_about, windows))
             is_too_long = any(window.error is not None and refuses_length(window.error) for window in answered_windows)
             if not is_too_long or max_chars <= LEAST_QUESTION_CHARS:
-                return answered_windows
+                first, *others = answered_windows
+                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *others]
+            dropped_tokens += [window.tokens for window in answered_windows if window.error is None]
             longest = max(len(window.question) for window in windows)
             max_chars = max(LEAST_QUESTION_CHARS, min(max_chars, longest) // 2)
 
@@ -440,4 +445,4 @@ class TrajectoryJudge:
                 raise
             return _AnsweredWindow(window, error=error)
         parsed = tuple(parse_answer(text, window, config.judge.max_turns) for text in reply.texts)
-        return _AnsweredWindow(window, parsed, reply.latency_s)
+        return _AnsweredWindow(window, parsed, reply.latency_s, reply.tokens)

@@ -42,12 +42,12 @@ from agentic_opd.distill.records import (
     build_arrays,
 )
 from agentic_opd.distill.rows import rounded
+from agentic_opd.logs.messages import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.wire.images import ImageFolder

@@ -87,6 +87,7 @@ class Learner:
             contrast=config.loss.contrast,
             special_ids=self.special_ids,
             temperature=config.loss.temperature,
+            turn_weight_source=config.loss.weighs_turns_by,
         )
         if batch.images_B is not None:
             check_can_read_pictures(config, self.world)

@@ -36,7 +36,7 @@ def collate(
     packed: bool = False,
     pictures: PictureReader | None = None,
 ) -> dict[str, Any]:
-    """Build a batch of whole groups; `contrast`, `mean` and `temperature` of `config` decide what it holds.
+    """Build a batch of whole groups; `config` decides what it holds: `contrast`, `mean`, `temperature`, `turn_weights`.
 
     `pictures` makes the model's inputs for the pictures of groups.
 
@@ -60,7 +60,7 @@ def collate(
     origins = [f"group {number} of the batch" for number in range(len(groups))]
     checked = [checked_group(unpacked(group, origin), origin) for group, origin in zip(groups, origins, strict=True)]
     _notes.check(checked, config.temperature)
-    batch = padded(checked, config.contrast, special_ids, config.temperature)
+    batch = padded(checked, config.contrast, special_ids, config.temperature, config.weighs_turns_by)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)
     pixels = {} if batch.images_B is None else _pixels(batch, pictures)

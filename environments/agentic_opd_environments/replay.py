@@ -58,6 +58,7 @@ class Replay(CustomWorld):
     """Replays recorded turns that somebody or something replied to; its tasks are for `evaluate` alone."""
 
     system_prompt = ""
+    replayable = False
 
     def __init__(self, config: Any, journal: str, turns: int = 64) -> None:
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.

@@ -36,6 +36,7 @@ from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.distill.trajectory import Window, parse_answer
 from agentic_opd.gateway.answers import UnreadableError, read_answers
 from agentic_opd.gateway.choice import held_back
+from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
 from agentic_opd.worlds.authors import Authors
@@ -445,6 +446,8 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "cut_middle": (lambda text: core_text.cut_middle(text, 99), ()),
     "text_lines": (core_text.text_lines, ()),
     "control tokens": (lambda text: core_text.without_control_tokens(CONTROL, text), ()),
+    "secrets": (mask_secrets, ()),
+    "secrets: a value": (lambda text: mask_secrets(f"API_KEY={text} https://a:{text}@b sk-{text}"), ()),
     "vote": (parse_vote, ()),
     "answer about a trajectory": (_answer, ()),
     "answer about a trajectory: a hint": (lambda text: _answer(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),

@@ -11,7 +11,16 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import ContextTurn, DistillArrays, Message, Recording, StopReason, TeacherRequest, Trace
+from agentic_opd.core.types import (
+    ContextTurn,
+    DistillArrays,
+    JudgeTokens,
+    Message,
+    Recording,
+    StopReason,
+    TeacherRequest,
+    Trace,
+)
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
@@ -185,6 +194,24 @@ class TwoQuestions(ScriptedJudge):
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         whole = "\n".join(message["content"] for message in messages)
         return await super().ask([{"role": "user", "content": whole}], num_votes)
+
+
+class CountingJudge(TwoQuestions):
+    """Counts the tokens of its answers as its endpoint would, but those of one question."""
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        reply = await super().ask(messages, num_votes)
+        is_counted = FIRST in messages[-1]["content"] or "if it shows neither" in messages[0]["content"]
+        return reply._replace(tokens=JudgeTokens(100, 7 * num_votes) if is_counted else None)
+
+
+def test_the_record_of_a_turn_has_the_tokens_of_its_answers() -> None:
+    deps = by_judge(CountingJudge({**STEP, FIRST: YES, LAST: NO}))
+    assert [record.judge_tokens for record in run(deps).records] == [JudgeTokens(100, 21), None]
+    both = run(deps, judge={"step_votes": 3}).records
+    assert [record.judge_tokens for record in both] == [JudgeTokens(200, 42), None], "half a sum is no sum"
+    refused = run(by_judge(CountingJudge({**STEP, FIRST: REFUSED, LAST: NO}))).records
+    assert [record.judge_tokens for record in refused] == [None, None]
 
 
 def test_the_second_question_gives_a_turn_its_score() -> None:
@@ -804,6 +831,23 @@ def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_i
     assert fresh.records == reused.records == asked_again.records
     assert arrays_of(fresh) == arrays_of(reused)
     assert asked == [0, 1]
+
+
+def test_the_tokens_of_a_question_that_lacked_evidence_are_counted_too() -> None:
+    whole = make_trace()
+    other_result = (*whole.messages[:3], {**whole.messages[3], "content": "disk full"})
+    so_far = Trace(other_result, TOKENS[:8], whole.masks_T[:8], whole.logprobs_T[:8], whole.turns[:1])
+
+    async def run() -> list[JudgeTokens | None]:
+        distiller = TurnDistiller(by_judge(CountingJudge({FIRST: YES, LAST: YES})), CONFIG, HintPool())
+        (context,) = turn_contexts(make_recording(verification=None, trace=so_far), CONFIG)
+        by_turn = {0: await distiller.distill(context)}
+        recording = make_recording(verification=None)
+        (same, _) = turn_contexts(recording, CONFIG)
+        reused = await distiller.distill_all(recording, {0: await distiller.distill(same)})
+        return [done.records[0].judge_tokens for done in (await distiller.distill_all(recording, by_turn), reused)]
+
+    assert asyncio.run(run()) == [JudgeTokens(200, 42), JudgeTokens(100, 21)]
 
 
 def test_pending_turns_are_known_when_all_are_done_without_those_that_failed() -> None:

@@ -14,10 +14,10 @@ from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.recorded import RecordedLog, is_journal, read_recorded
 from agentic_opd.gateway.sessions import Sessions
+from agentic_opd.logs.messages import read_log
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import rendered_log
-from agentic_opd.runs.logs import read_log
 
 from .fakes import AGAIN, MORE, TOOL, USER
 from .foreign import Recording, call, chat_answer, recording_gateway, sessions_in
