@@ -67,14 +67,16 @@ class World(NamedTuple):
     groups: int = 64
 
 
+_LESSONS = f"{ROOT}/scripts/demo_policy/sql_world.py:Lessons"
+_BY_TRAJECTORY = {"judge.scope": "trajectory"}
 WORLDS = {
     "coding": World("demo.yaml", "scripts/demo_policy/policy"),
     "coding without examples": World(
         "demo.yaml", "scripts/demo_policy/policy", {"world.builtin_examples": "false"}, groups=96
     ),
-    "sql": World(
-        "sql.yaml", "scripts/demo_policy/sql_policy", {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Lessons"}, 80
-    ),
+    "sql": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS}, 80),
+    "coding by trajectory": World("demo.yaml", "scripts/demo_policy/policy", _BY_TRAJECTORY, 48),
+    "sql by trajectory": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS, **_BY_TRAJECTORY}, 48),
 }
 
 
@@ -266,7 +268,7 @@ def fault_hints(name: str, turn: FileTurn) -> Sequence[str]:
     """Return the hints that fit a turn's fault; empty if the turn has no fault that the demo policy was taught."""
     _, recorded = located(turn)
     texts = written(turn.recording.messages[recorded.message_index])
-    if name == "sql":
+    if name.startswith("sql"):
         question = sql_questions().get(turn.recording.name)
         wrong = [mistake_of(question.query, text) for text in texts] if question else []
         return next((mistake.hints for mistake in wrong if mistake is not None), ())
@@ -367,7 +369,7 @@ def largest(value: Callable[[JudgedTurn], float]) -> Signal:
 
 
 SIGNALS: dict[str, Signal] = {
-    "blame by turn: all hinted": lambda turns: [turn for turn in turns if turn.record.hint is not None],
+    "blame: all hinted turns": lambda turns: [turn for turn in turns if turn.record.hint is not None],
     "vote share": largest(lambda turn: turn.votes),
     "gap size": largest(lambda turn: turn.gap),
     "length": largest(lambda turn: turn.tokens),
