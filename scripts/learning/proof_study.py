@@ -6,14 +6,16 @@ matter.
 For each world it serves the demo policy on this machine, makes groups (`process`), and replays them: the recorded calls
 of all episodes (do they give the recorded results?); continuations with and without the hint from each hinted turn, and
 without a hint from each turn of a failed episode, as `agentic-opd prove` does; and continuations of turns with a known
-fault, with the hint that fits it planted, and with one of another task. Started again, it goes on. `results.json`, and
-`tables.md` for the page docs/learning/proof/README.md, are written after each world.
+fault, with the hint that fits it planted, and with one of another task. Started again, it goes on. `results.json` is
+written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
+is run.
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
 import argparse
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -88,8 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=8, help="continuations of each arm at most: %(default)s")
     parser.add_argument("--planted", type=int, default=30, help="right and other hints planted a world: %(default)s")
     parser.add_argument("--planted-pairs", type=int, default=32, help="--pairs of planted hints: %(default)s")
+    parser.add_argument("--page", type=Path, help="folder of the page whose tables are to be renewed from --out")
     args = parser.parse_args(argv)
     set_up_logging(verbose=False)
+    if args.page is not None:
+        write_results(args.out)
+        write_page(args.out / "results.json", args.page)
+        return 0
     for name in args.worlds:
         folder = args.out / name.replace(" ", "_")
         folder.mkdir(parents=True, exist_ok=True)
@@ -420,7 +427,7 @@ def rounded(share: Estimate) -> list[float]:
 
 
 def write_results(out: Path) -> None:
-    """Write results.json and README.md from what the worlds' folders hold."""
+    """Write results.json from what the worlds' folders hold."""
     results: dict[str, Any] = {"turns": 0, "equal": {}, "signals": {}, "planted": {}, "hints": {}, "costs": {}}
     planted: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name in WORLDS:
@@ -444,7 +451,20 @@ def write_results(out: Path) -> None:
     for kind, rows in planted.items():
         results["planted"][kind]["all"] = verdict_shares(rows)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "tables.md").write_text("\n".join(tables(results)) + "\n")
+
+
+_TABLES = re.compile(r"(?s)(<!-- tables -->\n).*(<!-- end of tables -->)")
+
+
+def write_page(path: Path, page: Path) -> None:
+    """Copy results.json to the page's folder, keep the `learning` that is there, and renew the page's tables."""
+    results, target = read_json(path.read_text()), page / "results.json"
+    if target.exists():
+        results["learning"] = read_json(target.read_text()).get("learning", {})
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    text = "\n".join(tables(results))
+    readme = page / "README.md"
+    readme.write_text(_TABLES.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", readme.read_text()))
 
 
 def verdict_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
