@@ -25,6 +25,7 @@ from typing import NamedTuple
 import yaml
 from agents.demo_gateway import gateway
 from bench.local_server import LocalServer, child_process
+from demo_policy import TRAJECTORY_JUDGES
 from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -40,6 +41,8 @@ from learning.talk import TalkFailedError, User, WireProtocol, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
+TRAJECTORY_JUDGE, JUDGE_RANK = "trajectory", 32
+"""Name and rank of the adapter that judges whole trajectories, on the expert's server."""
 SOURCES_FILE = Path(__file__).with_name("hint_sources.py")
 WRONG_HINT, NO_HINT = f"{SOURCES_FILE}:wrong_hint", f"{SOURCES_FILE}:no_hint"
 MODES: dict[str, dict[str, dict[str, object]]] = {
@@ -112,6 +115,13 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
 USUAL_OBJECTIVES = ("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "rejection")
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
+MODES |= {
+    "trajectory": {"loss": {"forward_kl": 1.0}, "env": {"judge.scope": "trajectory"}},
+    "trajectory-failed": {
+        "loss": {"forward_kl": 1.0},
+        "env": {"judge.scope": "trajectory", "judge.when": "failed"},
+    },
+}
 MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"judge.step_votes": 1}}}
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
@@ -136,6 +146,8 @@ TUNED_AS = {
     "live-held": "opd",
     "ema": "opd",
     "opd-judge": "opd",
+    "trajectory": "opd",
+    "trajectory-failed": "opd",
     "bf16": "opd",
     "lora-live": "lora",
     "lora-ema": "lora",
@@ -165,6 +177,8 @@ class Subject(NamedTuple):
     """Settings of the loss beside the weight of a divergence."""
     measured: str = "pass rate without hints, temperature 1"
     """What a point of a curve is."""
+    trajectory_judge: Path | None = None
+    """The adapter that judges whole trajectories, on the expert's server; None: its weights do."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
 
@@ -172,6 +186,10 @@ class Subject(NamedTuple):
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
         is_frozen = self.distilling(mode).get("teacher.weights") == "frozen"
         return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
+
+    def judge_adapter(self, mode: str) -> Path | None:
+        """Return the adapter that a mode's judge is; None if its server's weights are."""
+        return self.trajectory_judge if self.distilling(mode).get("judge.scope") == "trajectory" else None
 
     def needs_teacher(self, mode: str) -> bool:
         """Return whether a mode is taught by a third server, which receives the moving average of whole weights."""
@@ -205,7 +223,9 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
-    "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
+    "coding": Subject(
+        "demo.yaml", "scripts/demo_policy/policy", {}, {}, 8, trajectory_judge=TRAJECTORY_JUDGES["coding"]
+    ),
     # What is measured is never trained on: other schemas, other combinations.
     "sql": Subject(
         "sql.yaml",
@@ -213,6 +233,7 @@ SUBJECTS = {
         {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Lessons"},
         {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Exam"},
         192,
+        trajectory_judge=TRAJECTORY_JUDGES["sql"],
     ),
     # What is measured shares no function and no question with what is trained on. The teacher of adapters is the same
     # server without them; that of whole weights is a second server.
@@ -560,6 +581,8 @@ class Laboratory:
             "judge.base_url": f"{self.judge_url or self.expert_url}/v1",
             "judge.model_name": "verbatim" if is_scripted else self.model,
         }
+        if self.subject.judge_adapter(run.mode) is not None:
+            settings["judge.model_name"] = TRAJECTORY_JUDGE
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher.base_url"] = f"{self.average.base_url}/v1"
         elif of_mode.get("teacher.weights") != "frozen":

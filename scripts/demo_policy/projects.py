@@ -1,0 +1,165 @@
+"""Tasks of several functions, written a turn each, whose tests run turns later: mistakes in a turn that is known.
+
+    write a  ->  append b  ->  append c  ->  [look]  ->  run all examples  ->  [repair, run]  ->  end, verdict
+
+In: the variants of two or three functions and a random generator. Out: a task and its `Step`s; a step with hints holds
+a planted mistake. Which functions a task has decides whether it is one to train on or one to measure.
+"""
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import combinations
+from random import Random
+
+from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
+from agentic_opd.worlds.authors import Authors
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, builtin_file
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
+from agentic_opd.worlds.coding.world import LeftFiles
+from demo_policy.episodes import RememberingSession, RememberingWorld
+from demo_policy.script import RUN, State, Step, write_call
+from demo_policy.variants import Fault, TaskVariants, load_variants
+
+FUNCTIONS = (2, 3)
+"""Functions of a task."""
+HELD_OUT_SHARE = 5
+"""Of so many combinations of functions one is never trained on."""
+_LOOKS = (("read_file", {"path": SOLUTION_FILE}), ("terminal", {"command": "ls"}))
+_WRITING_TEXTS = ("First {}.", "I begin with {}.", "Now {}.", "Next is {}.")
+_REPAIR_TEXTS = ("Some examples fail, so I mend the solution.", "I see the fault and fix it.")
+_RIGHT_TEXTS = ("All functions are written.", "solution.py holds all functions.", "Done, every function is written.")
+_WRONG_TEXTS = ("Some examples still fail, I stop here.", "I could not make all examples pass.")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRates:
+    """How often the scripted agent does what; probabilities in [0, 1]."""
+
+    right: float = 0.25
+    """No function has a mistake."""
+    both: float = 0.2
+    """A second function has a mistake too."""
+    look: float = 0.3
+    """A turn that only looks comes before the tests."""
+    repair: float = 0.35
+    """What failed is mended, and the tests run again."""
+    text: float = 0.3
+    """A turn that writes says so."""
+
+
+def combinations_of(*, held_out: bool) -> list[tuple[str, ...]]:
+    """Return the combinations of functions to train on, or those that are held out, in a fixed order."""
+    names = sorted(load_variants())
+    return [
+        combination
+        for size in FUNCTIONS
+        for combination in combinations(names, size)
+        if (blake2b(" ".join(combination).encode()).digest()[0] % HELD_OUT_SHARE == 0) is held_out
+    ]
+
+
+def project_task(entry_points: Sequence[str], *, examples: bool) -> Task:
+    """Return the task to write these functions of the built-in tasks into one file, in this order."""
+    tasks = {task.entry_point: task for task in builtin_tasks()}
+    chosen = [tasks[name] for name in entry_points]
+    statements = [task.prompt.partition("\n\nExamples (")[0] for task in chosen]
+    lines = [line for task in chosen for line in task.prompt.partition("):\n")[2].split("\n")]
+    names = ", ".join(entry_points)
+    checks = "\n".join((task.hidden_tests or "").partition("\n\n")[2] for task in chosen)
+    shown = f"\n\nExamples ({TEST_FILE} runs them):\n" + "\n".join(lines) if examples else ""
+    return Task(
+        task_id=f"project/{'+'.join(entry_points)}",
+        prompt="\n".join(statements) + shown,
+        hidden_tests=f"from solution import {names}\n\n{checks}",
+        files={TEST_FILE: builtin_file(names, lines)} if examples else {},
+        reference_solution="\n\n".join(task.reference_solution or "" for task in chosen),
+    )
+
+
+def plan_project(functions: Sequence[TaskVariants], rng: Random, rates: ProjectRates, *, examples: bool) -> list[Step]:
+    """Draw the turns of an episode; a step's hints are those of the mistake that it makes."""
+    faults = _draw_faults(functions, rng, rates, examples=examples)
+    steps: list[Step] = []
+    state = State(examples=examples)
+    for number, function in enumerate(functions):
+        fault = faults.get(number)
+        source = fault.solution if fault else rng.choice(function.correct)
+        text = rng.choice(_WRITING_TEXTS[:2] if number == 0 else _WRITING_TEXTS[2:]).format(function.entry_point)
+        written = replace(state, solution=f"{state.solution}\n\n{source}" if state.solution else source)
+        call = write_call(source) if number == 0 else ("terminal", {"command": append_command(source)})
+        said = text if rng.random() < rates.text else ""
+        steps.append(Step(state, written, said, (call,), fault.hints if fault else ()))
+        state = written
+    if rng.random() < rates.look:
+        steps.append(Step(state, state, "", (rng.choice(_LOOKS),), kind="read"))
+    if examples:
+        steps.append(Step(state, replace(state, tested=True), "", (RUN,), kind="run"))
+    is_wrong = any(not fault.hidden for fault in faults.values()) and examples
+    patches = _repairs(state.solution or "", faults.values()) if is_wrong else []
+    if patches and rng.random() < rates.repair:
+        steps.append(Step(state, state, rng.choice(("", *_REPAIR_TEXTS)), (*patches, RUN), kind="repair"))
+        is_wrong = False
+    steps.append(Step(state, state, rng.choice(_WRONG_TEXTS if is_wrong else _RIGHT_TEXTS), (), kind="final"))
+    return steps
+
+
+def append_command(source: str) -> str:
+    """Return the command that appends a function to the solution."""
+    return f"cat >> {SOLUTION_FILE} <<'EOF'\n\n\n{source.rstrip()}\nEOF"
+
+
+def _draw_faults(
+    functions: Sequence[TaskVariants], rng: Random, rates: ProjectRates, *, examples: bool
+) -> dict[int, Fault]:
+    """Return the mistakes by the number of their function; with examples, those that an example shows."""
+    if rng.random() < rates.right:
+        return {}
+    count = 2 if rng.random() < rates.both else 1
+    numbers = sorted(rng.sample(range(len(functions)), count))
+    return {
+        number: rng.choice(functions[number].visible if examples else functions[number].faults) for number in numbers
+    }
+
+
+def _repairs(solution: str, faults: Iterable[Fault]) -> list[tuple[str, dict[str, str]]]:
+    """Return the patches of all mistakes; none if a text to replace occurs more than once in the solution."""
+    faults = list(faults)
+    if any(solution.count(fault.bad) != 1 for fault in faults):
+        return []
+    return [("patch", {"path": SOLUTION_FILE, "old": fault.bad, "new": fault.good}) for fault in faults]
+
+
+class ProjectWorld(RememberingWorld):
+    """Remembers as `RememberingWorld`, and which changes are left in the solution, as the coding world does."""
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator["ProjectSession"]:
+        """See `core.types.World`."""
+        yield ProjectSession(self, task, authors=Authors(task.prompt))
+
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
+        """See `core.types.World`."""
+        verification = await super().verify(task, dict(left or {}))
+        return replace(verification, made_by=left.made_by) if isinstance(left, LeftFiles) else verification
+
+
+@dataclass(kw_only=True)
+class ProjectSession(RememberingSession):
+    """One episode in a `ProjectWorld`."""
+
+    authors: Authors
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call, or return its remembered result."""
+        result = await super().run_tool(call)
+        self.authors.changed({} if self.solution is None else {SOLUTION_FILE: self.solution.encode()})
+        return result
+
+    async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:
+        """The solution, if there is one, and the changes that are left in it."""
+        left = LeftFiles(await super().collect(messages))
+        left.made_by = self.authors.left()
+        return left
