@@ -103,7 +103,8 @@ async def judge_all(episodes: Sequence[JudgedEpisode], config: DistillConfig, to
         ServerError: the judge does not answer.
     """
     settings = config.judge
-    assert settings.base_url is not None and settings.model_name is not None
+    assert settings.base_url is not None
+    assert settings.model_name is not None
     client = OpenAIJudge(settings.base_url, settings.model_name, settings.api_key, settings)
     judge, slots = JudgedBy(client, questions_of(config, tokenizer), is_policy=False), asyncio.Semaphore(_AT_ONCE)
 

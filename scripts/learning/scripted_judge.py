@@ -5,8 +5,8 @@
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
 `words` is a sentence that says what to do; `person` is what the person replied; `reader` names the function of a failed
-example, for the turn that wrote it. Asked how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory,
-it names the first turns that it has a hint for.
+example, for the turn that wrote it. Asked how good a turn was, it says 1 or -1 likewise. Asked about a whole
+trajectory, it names the first turns that it has a hint for.
 """
 
 import re
