@@ -220,6 +220,10 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
     "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
     "opd-full": {"trainer": _WHOLE_WEIGHTS, "env": {"hint.source": "judge"}},
+    **{
+        mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}}
+        for mode in ("trajectory", "trajectory-failed")
+    },
 }
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
