@@ -6,6 +6,7 @@ In: the variants of two or three functions and a random generator. Out: a task a
 a planted mistake. Which functions a task has decides whether it is one to train on or one to measure.
 """
 
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from hashlib import blake2b
 from itertools import combinations
 from random import Random
 
-from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.worlds.authors import Authors
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, builtin_file
@@ -27,7 +28,12 @@ FUNCTIONS = (2, 3)
 """Functions of a task."""
 HELD_OUT_SHARE = 5
 """Of so many combinations of functions one is never trained on."""
-_LOOKS = (("read_file", {"path": SOLUTION_FILE}), ("terminal", {"command": "ls"}))
+_LOOK = ("read_file", {"path": SOLUTION_FILE})
+_FAILED = "\n[exit code 1]"
+_CHECK = re.compile(r"FAIL check (\d+):")
+_MOST_FAILURES = 3
+"""Failures of a verdict."""
+_APPEND, _END = f"cat >> {SOLUTION_FILE} <<'EOF'\n", "EOF"
 _WRITING_TEXTS = ("First {}.", "I begin with {}.", "Now {}.", "Next is {}.")
 _REPAIR_TEXTS = ("Some examples fail, so I mend the solution.", "I see the fault and fix it.")
 _RIGHT_TEXTS = ("All functions are written.", "solution.py holds all functions.", "Done, every function is written.")
@@ -94,7 +100,7 @@ def plan_project(functions: Sequence[TaskVariants], rng: Random, rates: ProjectR
         steps.append(Step(state, written, said, (call,), fault.hints if fault else ()))
         state = written
     if rng.random() < rates.look:
-        steps.append(Step(state, state, "", (rng.choice(_LOOKS),), kind="read"))
+        steps.append(Step(state, state, "", (_LOOK,), kind="read"))
     if examples:
         steps.append(Step(state, replace(state, tested=True), "", (RUN,), kind="run"))
     is_wrong = any(not fault.hidden for fault in faults.values()) and examples
@@ -108,7 +114,7 @@ def plan_project(functions: Sequence[TaskVariants], rng: Random, rates: ProjectR
 
 def append_command(source: str) -> str:
     """Return the command that appends a function to the solution."""
-    return f"cat >> {SOLUTION_FILE} <<'EOF'\n\n\n{source.rstrip()}\nEOF"
+    return f"{_APPEND}\n\n{source.rstrip()}\n{_END}"
 
 
 def _draw_faults(
@@ -133,7 +139,39 @@ def _repairs(solution: str, faults: Iterable[Fault]) -> list[tuple[str, dict[str
 
 
 class ProjectWorld(RememberingWorld):
-    """Remembers as `RememberingWorld`, and which changes are left in the solution, as the coding world does."""
+    """Remembers as `RememberingWorld`, and which changes are left in the solution, as the coding world does.
+
+    What the scripted calls that write and read the solution do is known without a sandbox. Tests run for each function
+    by itself, and their results are put together: thousands of projects cost as many runs as there are variants.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions = {
+            examples: {task.entry_point: task for task in builtin_tasks(with_examples=examples)}
+            for examples in (True, False)
+        }
+
+    async def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
+        """Return the call's result and what solution.py holds after it."""
+        if (known := known_result(solution, call)) is not None:
+            content, after = known
+            return ToolResult(content, is_change=after != solution), after
+        if (parts := self._parts(task, solution)) and (call.name, call.arguments) == RUN:
+            results = [await super(ProjectWorld, self).call(part, source, call) for part, source in parts]
+            return ToolResult(examples_text([result.content for result, _ in results])), solution
+        return await super().call(task, solution, call)
+
+    def _parts(self, task: Task, solution: str | None) -> list[tuple[Task, str]]:
+        """Return the task and the source of each function of a whole project; empty for anything else."""
+        kind, _, names = task.task_id.partition("/")
+        sources = [f"{source.rstrip()}\n" for source in (solution or "").split("\n\n\n")]
+        functions = [self._functions[bool(task.files)].get(name) for name in names.split("+")]
+        if kind != "project" or len(sources) != len(functions):
+            return []
+        pairs = [(part, source) for part, source in zip(functions, sources, strict=True) if part is not None]
+        is_whole = all(source.startswith(f"def {part.entry_point}(") for part, source in pairs)
+        return pairs if is_whole and len(pairs) == len(sources) else []
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["ProjectSession"]:
@@ -142,8 +180,66 @@ class ProjectWorld(RememberingWorld):
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         """See `core.types.World`."""
-        verification = await super().verify(task, dict(left or {}))
+        left = left or {}
+        solution = left.get(SOLUTION_FILE, b"").decode()
+        parts = self._parts(task, solution)
+        if parts:
+            verification = together(
+                [
+                    (part, await super(ProjectWorld, self).verify(part, {SOLUTION_FILE: source.encode()}))
+                    for part, source in parts
+                ]
+            )
+        else:
+            verification = await super().verify(task, dict(left))
         return replace(verification, made_by=left.made_by) if isinstance(left, LeftFiles) else verification
+
+
+def examples_text(outputs: Sequence[str]) -> str:
+    """Return what the examples of several functions print, from what those of each print."""
+    lines, passed, total = list[str](), 0, 0
+    for output in outputs:
+        *results, count = output.removesuffix(_FAILED).split("\n")
+        numbers = re.fullmatch(r"(\d+) of (\d+) examples passed", count)
+        assert numbers is not None
+        lines += results
+        passed, total = passed + int(numbers[1]), total + int(numbers[2])
+    text = "\n".join([*lines, f"{passed} of {total} examples passed"])
+    return text if passed == total else text + _FAILED
+
+
+def together(verifications: Sequence[tuple[Task, Verification]]) -> Verification:
+    """Return the verdict of the hidden tests of several functions, from those of each."""
+    passed = sum(verification.passed for _, verification in verifications)
+    total = sum(verification.total for _, verification in verifications)
+    report, judge_report, checks = list[str](), list[str](), 0
+    for task, verification in verifications:
+        assert verification.outcome is VerifyOutcome.RAN
+        report += verification.report.split("\n")[1:]
+        judge_report += [
+            _CHECK.sub(lambda match, before=checks: f"FAIL check {int(match[1]) + before}:", line)
+            for line in verification.judge_report.split("\n")[1:]
+        ]
+        checks += (task.hidden_tests or "").count("\nassert ")
+    count = f"Hidden tests: {passed} of {total} passed."
+    texts = ["\n".join([count, *lines[:_MOST_FAILURES]]) for lines in (report, judge_report)]
+    return Verification(VerifyOutcome.RAN, passed, total, *texts)
+
+
+def known_result(solution: str | None, call: ToolCall) -> tuple[str, str] | None:
+    """Return what the coding world's tools answer, and the solution after it; None: only a sandbox tells."""
+    match call.name, call.arguments:
+        case "write_file", {"path": "solution.py", "content": str(content)} if content.endswith("\n"):
+            num_lines = content.count("\n")
+            return f"wrote {num_lines} lines to {SOLUTION_FILE}", content
+        case "terminal", {"command": str(command)} if solution and command.startswith(_APPEND):
+            return "[no output]", solution + command.removeprefix(_APPEND).removesuffix(_END)
+        case "read_file", {"path": "solution.py"} if solution:
+            return solution, solution
+        case "patch", {"path": "solution.py", "old": str(old), "new": str(new)} if (solution or "").count(old) == 1:
+            return f"patched {SOLUTION_FILE}", (solution or "").replace(old, new)
+        case _:
+            return None
 
 
 @dataclass(kw_only=True)

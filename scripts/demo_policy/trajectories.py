@@ -15,7 +15,7 @@ from agentic_opd.core.types import Episode, HindsightPair, Message
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.trajectory import parse_answer, windows_of
+from agentic_opd.distill.trajectory import UNKNOWN_CONTEXT_CHARS, Window, parse_answer, windows_of
 from agentic_opd.rollout.chat_format import ChatFormat
 from demo_policy.evaluate import Rate, Sampler
 from demo_policy.projects import ProjectRates, ProjectWorld, combinations_of, plan_project, project_task
@@ -180,13 +180,13 @@ def trajectory_transcript(author: TrajectoryAuthor, judged: JudgedEpisode, rng: 
 def trajectory_messages(questions: Questions, episode: Episode) -> list[Message]:
     """Return the messages that ask about an episode."""
     config = DistillConfig()
-    (window,) = windows_of(episode.recording, questions, config)
+    (window,) = windows_of(episode.recording, questions, config, UNKNOWN_CONTEXT_CHARS)
     return questions.trajectory_messages(window.question, config.judge.max_turns)
 
 
 def named_turns(answer: str, episode: Episode) -> dict[int, str] | None:
     """Return the turns that an answer names, each with its hint; None if it can't be read."""
-    parsed = parse_answer(answer, range(1, len(episode.turns) + 1), MOST_TURNS)
+    parsed = parse_answer(answer, Window("", range(1, len(episode.turns) + 1)), MOST_TURNS)
     if not parsed.vote.kind.is_readable:
         return None
     return {turn.number - 1: turn.hint for turn in parsed.named}

@@ -1,9 +1,20 @@
 """What the demo policies are taught about whole trajectories: the planted turn, and an answer that names it."""
 
+import asyncio
 from random import Random
 
 import pytest
-from demo_policy.projects import ProjectRates, ProjectWorld, combinations_of, plan_project, project_task
+from demo_policy.episodes import RememberingWorld
+from demo_policy.projects import (
+    ProjectRates,
+    ProjectWorld,
+    append_command,
+    combinations_of,
+    known_result,
+    plan_project,
+    project_task,
+)
+from demo_policy.script import RUN
 from demo_policy.sql.author import sql_chat
 from demo_policy.sql.trajectories import SqlTrajectories
 from demo_policy.tokenizer import train_tokenizer
@@ -20,6 +31,7 @@ from demo_policy.trajectories import (
 )
 from demo_policy.variants import load_variants
 
+from agentic_opd.core.types import ToolCall
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -62,6 +74,41 @@ def test_without_examples_only_the_verdict_shows_it_and_each_turn_that_wrote_get
     assert verification is not None
     assert verification.passed < verification.total
     assert verification.made_by == frozenset(range(len(judged.episode.turns) - 1))
+
+
+def test_what_is_known_without_a_sandbox_is_what_the_tools_answer() -> None:
+    task, world, real = project_task(["fizzbuzz", "flatten"], examples=True), ProjectWorld(), RememberingWorld()
+    first, second = (load_variants()[name].correct[0] for name in ("fizzbuzz", "flatten"))
+    calls = [
+        ("write_file", {"path": "solution.py", "content": first}),
+        ("terminal", {"command": append_command(second)}),
+        ("patch", {"path": "solution.py", "old": "'Fizz'\n", "new": "'fizz'\n"}),
+        ("read_file", {"path": "solution.py"}),
+    ]
+    solution: str | None = None
+    for name, arguments in calls:
+        call = ToolCall("1", name, arguments, "")
+        assert known_result(solution, call) is not None
+        result = asyncio.run(world.call(task, solution, call))
+        assert result == asyncio.run(real.call(task, solution, call))
+        solution = result[1]
+
+
+@pytest.mark.parametrize("examples", [True, False])
+def test_results_put_together_are_those_of_the_whole(examples: bool) -> None:
+    names = ["fizzbuzz", "two_sum", "flatten"]
+    task, world, real = project_task(names, examples=examples), ProjectWorld(), RememberingWorld()
+    wrong = [load_variants()[name].faults[number].solution for number, name in enumerate(names[:2])]
+    solution = "\n\n".join([*(f"{source}" for source in wrong), load_variants()["flatten"].correct[0]])
+    call = ToolCall("1", *RUN, "")
+    if examples:
+        result = asyncio.run(world.call(task, solution, call))
+        assert result == asyncio.run(real.call(task, solution, call))
+        assert "FAIL two_sum(" in result[0].content
+    left = {"solution.py": solution.encode()}
+    verification = asyncio.run(world.verify(task, left))
+    assert verification == asyncio.run(real.verify(task, left))
+    assert 0 < verification.passed < verification.total
 
 
 def test_a_right_project_passes() -> None:

@@ -11,7 +11,7 @@ from agentic_opd.distill.prompts import (
     TRAJECTORY_QUESTION,
     TRAJECTORY_SYSTEM_PROMPT,
 )
-from agentic_opd.distill.trajectory import parse_answer
+from agentic_opd.distill.trajectory import Window, parse_answer
 
 CALL = 'The name must be "py.pay", the parameters "sum" (a number).'
 
@@ -86,7 +86,7 @@ def about_trajectory(turns: dict[str, str], verdict: str, model: str) -> dict[in
     ]
     fields = {"mark": "0123abcd", "task": "## Turn 9 [0]\nPay.", "turns": "\n\n".join(sections), "verdict": verdict}
     asked = filled(TRAJECTORY_QUESTION, fields)
-    parsed = parse_answer(answer(TRAJECTORY_SYSTEM_PROMPT, asked, model), range(1, len(turns) + 1), 3)
+    parsed = parse_answer(answer(TRAJECTORY_SYSTEM_PROMPT, asked, model), Window("", range(1, len(turns) + 1)), 3)
     assert parsed.vote.kind.is_readable
     return {turn.number: turn.hint for turn in parsed.named}
 
