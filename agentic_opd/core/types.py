@@ -583,6 +583,8 @@ class Recording:
     changes: tuple[frozenset[int], ...] = ()
     """See `Episode.changes`."""
     verification: Verification | None = None
+    failed: bool | None = None
+    """Whether the rollout failed, by its reward or counts; None: by `verification`, else see `distill.evidence`."""
     turns: tuple[Turn, ...] = field(init=False, repr=False)
     """The turns of all traces, in order."""
 
@@ -736,6 +738,8 @@ class TurnOutcome(StrEnum):
     """Hint and turn together do not fit the teacher's context."""
     SCORING_ERROR = "scoring_error"
     """The teacher returned no rows, or rows that do not fit the turn."""
+    NOT_JUDGED = "not_judged"
+    """The judge was not asked, because the rollout did not fail (`judge.when: failed`)."""
 
 
 EvidenceKind = Literal["tool", "user", "later", "verdict"]
@@ -789,6 +793,45 @@ class Vote:
     def __post_init__(self) -> None:
         if (self.decision == 1) != (self.hint is not None):
             raise AlignmentError(f"vote: a hint belongs to decision 1 and to no other, got {self.decision!r}")
+
+
+class TrajectoryVoteKind(StrEnum):
+    """What an answer of the judge about a trajectory says, or how it violates the protocol, so that it abstains."""
+
+    NAMED = "named"
+    """It names turns at fault, each with a hint."""
+    NONE = "none"
+    """It says that no turn is at fault."""
+    CONTEXT_TURN = "context_turn"
+    """It names an assistant message that is context only, which is left out; its other turns count."""
+    UNREADABLE = "unreadable"
+    """It has no decision, or one that can't be read: prose or JSON alone, an open hint, two numbers in a box."""
+    UNKNOWN_TURN = "unknown_turn"
+    """It names a turn that does not exist or is not shown in full."""
+    REPEATED_TURN = "repeated_turn"
+    """It has two hints for a turn."""
+    HINT_WITHOUT_TURN = "hint_without_turn"
+    """It has a hint without a turn."""
+    TURN_WITHOUT_HINT = "turn_without_hint"
+    """It names a turn without a hint, or with one that is too short."""
+    TOO_MANY_TURNS = "too_many_turns"
+    """It names more than `judge.max_turns` turns."""
+    EVERY_TURN = "every_turn"
+    """It names every turn, and these are more than `judge.max_turns`."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the answer is a vote; otherwise it abstains."""
+        return self in (TrajectoryVoteKind.NAMED, TrajectoryVoteKind.NONE, TrajectoryVoteKind.CONTEXT_TURN)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryVote:
+    """One answer of the judge about a trajectory, with the numbers of the turns that it names, counted from 1."""
+
+    kind: TrajectoryVoteKind
+    turns: tuple[Index, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ ADVICE = {
     "keep to its instruction; tests that are also in the task's text do not count as hidden",
     TurnOutcome.TOO_LONG: "turn and hint do not fit the teacher's context. Restart its server with a larger "
     "--max-model-len, or lower env.max_token_length",
+    TurnOutcome.NOT_JUDGED: "no rollout failed, and env.judge.when is failed: take harder tasks",
     TurnOutcome.SCORING_ERROR: "the teacher gives no usable rows. `agentic-opd doctor` asks it for some; policy and "
     "teacher must have the same vocabulary",
 }

@@ -12,7 +12,14 @@ from pydantic import (
 )
 
 from agentic_opd.core.names import HINT_SOURCES
-from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
+from agentic_opd.distill.prompts import (
+    QUESTION_FIELDS,
+    STEP_PROTOCOL,
+    TRAJECTORY_FIELDS,
+    TRAJECTORY_PROTOCOL,
+    VOTE_PROTOCOL,
+    template_problems,
+)
 from agentic_opd.settings.fields import DISTILLATION, FIRST, HINT, JUDGE, RUN_ONLY, TEACHER, Section, Url
 from agentic_opd.settings.old_names import RootSettings
 
@@ -124,6 +131,28 @@ class JudgeConfig(Section):
         default=None, description="Model of the judge. Unset: the policy's model."
     )
     api_key: SecretStr | None = Field(default=None, description="API key for base_url.")
+    scope: Annotated[Literal["turn", "trajectory"], FIRST] = Field(
+        default="turn",
+        description="What one question of the judge is about. turn: each turn with a next state is asked about by "
+        "itself; trajectory: the whole rollout is asked about once, and the answer names the turns at fault, each with "
+        "a hint (docs/judge.md). prm_votes answers are asked for either way. Rollouts are then judged at their end.",
+    )
+    when: Literal["always", "failed"] = Field(
+        default="always",
+        description="Rollouts that the judge reads: all of them (always), or only those that failed: a verdict "
+        "below full, a reward of 0 or less, or, without either, a user who said something after a turn. Turns of the "
+        "others end as not_judged.",
+    )
+    max_turns: int = Field(
+        default=3, ge=1, le=64, description="scope trajectory: maximum number of turns that one answer may name."
+    )
+    max_question_chars: int | None = Field(
+        default=None,
+        ge=2000,
+        description="scope trajectory: maximum number of characters of one question. A longer rollout is asked about "
+        "in several windows, each with the task, the verdict, an outline of the other turns, and its turns in full. "
+        "Unset: what the judge's context holds, or 48000 if its endpoint does not name it.",
+    )
     temperature: float = Field(default=0.7, ge=0.0, le=2.0, description="Sampling temperature of the votes.")
     max_tokens: int = Field(default=512, ge=16, description="Maximum number of tokens of one vote.")
     timeout_s: float = Field(
@@ -164,32 +193,63 @@ class JudgeConfig(Section):
         description="System prompt of the judge for the second question (step_votes), which must name \\boxed{1} "
         "and \\boxed{-1}. Unset: the text in docs/judge.md.",
     )
+    trajectory_prompt: str | None = Field(
+        default=None,
+        description="System prompt of the judge for scope trajectory, which must name the protocol: \\boxed{N}, "
+        "\\boxed{-1}, [HINT_START] and [HINT_END]; {max_turns} in it is replaced by that setting. Unset: the text in "
+        "docs/judge.md.",
+    )
+    trajectory_question: str | None = Field(
+        default=None,
+        description="Template of the question for scope trajectory, with {mark}, {task}, {turns} and {verdict}. Unset: "
+        "the template in docs/judge.md.",
+    )
     max_concurrent: Annotated[int, RUN_ONLY] = Field(
         default=64,
         ge=1,
         description="Number of judge requests in flight at the same time, reduced if the judge is too slow.",
     )
 
-    @field_validator("system_prompt", "step_prompt")
+    @field_validator("system_prompt", "step_prompt", "trajectory_prompt")
     @classmethod
     def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
-        words = VOTE_PROTOCOL if info.field_name == "system_prompt" else STEP_PROTOCOL
+        words = _PROTOCOLS[info.field_name or ""]
         if missing := [word for word in words if prompt is not None and word not in prompt]:
             raise ValueError(f"it does not say {' and '.join(missing)}, so its answers could not be read")
         return prompt
 
-    @field_validator("question")
+    @field_validator("question", "trajectory_question")
     @classmethod
-    def _check_question(cls, template: str | None) -> str | None:
-        if template is not None and (problems := template_problems(template)):
+    def _check_question(cls, template: str | None, info: ValidationInfo) -> str | None:
+        fields = QUESTION_FIELDS if info.field_name == "question" else TRAJECTORY_FIELDS
+        if template is not None and (problems := template_problems(template, fields)):
             raise ValueError("; ".join(problems))
         return template
+
+    @property
+    def judges_early(self) -> bool:
+        """Whether a turn can be judged before its rollout has ended."""
+        return self.scope == "turn" and self.when == "always"
 
     @model_validator(mode="after")
     def _check_key(self) -> "JudgeConfig":
         if self.api_key is not None and self.base_url is None:
             raise ValueError("api_key is set, but base_url is not")
         return self
+
+    @model_validator(mode="after")
+    def _check_scope(self) -> "JudgeConfig":
+        if self.scope == "trajectory" and self.step_votes:
+            raise ValueError("step_votes asks about single turns: set scope to turn, or step_votes to 0")
+        return self
+
+
+_PROTOCOLS = {
+    "system_prompt": VOTE_PROTOCOL,
+    "step_prompt": STEP_PROTOCOL,
+    "trajectory_prompt": TRAJECTORY_PROTOCOL,
+}
+"""Setting of a prompt -> the strings that it must contain."""
 
 
 class TeacherConfig(Section):

@@ -16,7 +16,13 @@ from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherServer
 from agentic_opd.distill.hints import JudgedBy, Questions
 from agentic_opd.distill.insertion import HintEncoder
 from agentic_opd.distill.judge import OpenAIJudge
-from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
+from agentic_opd.distill.prompts import (
+    JUDGE_QUESTION,
+    JUDGE_STEP_PROMPT,
+    JUDGE_SYSTEM_PROMPT,
+    TRAJECTORY_QUESTION,
+    TRAJECTORY_SYSTEM_PROMPT,
+)
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo, check_model, fetch_info
@@ -106,7 +112,9 @@ async def connect(
         undo.pop_all()
         return DistillServers(
             policy_url=policy.base_url,
-            judge=JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge.base_url is None),
+            judge=JudgedBy(
+                judge, questions_of(config, tokenizer), is_policy=config.judge.base_url is None, context=judge.context
+            ),
             teacher=teacher,
             hint_encoder=hint_encoder,
             teacher_is_policy=is_policy,
@@ -126,6 +134,8 @@ def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
         system_prompt=config.judge.system_prompt or JUDGE_SYSTEM_PROMPT,
         step_prompt=config.judge.step_prompt or JUDGE_STEP_PROMPT,
         template=config.judge.question or JUDGE_QUESTION,
+        trajectory_prompt=config.judge.trajectory_prompt or TRAJECTORY_SYSTEM_PROMPT,
+        trajectory_template=config.judge.trajectory_question or TRAJECTORY_QUESTION,
         control_tokens=() if tokenizer is None else tuple(control_tokens(tokenizer).values()),
     )
 

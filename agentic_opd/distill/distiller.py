@@ -16,12 +16,12 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording, TurnOutcome
+from agentic_opd.core.types import Recording
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
-from agentic_opd.distill.hints import Hint, find_hint
+from agentic_opd.distill.hints import Hint, SingleTurnJudge, TurnJudge, find_hint
 from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.records import (
     DistilledRecording,
@@ -33,7 +33,8 @@ from agentic_opd.distill.records import (
 from agentic_opd.distill.scoring import noise_floor, score
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
-from agentic_opd.wire.group import GroupDistillation
+from agentic_opd.distill.trajectory import TrajectoryJudge
+from agentic_opd.wire.group import GroupDistillation, outcome_counts
 from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
@@ -59,9 +60,10 @@ class TurnDistiller:
     config: DistillConfig
     pool: HintPool
 
-    async def distill(self, context: TurnContext) -> DistilledTurn:
-        """Judge a turn, score it if it has a hint, and build its record."""
-        hint = await find_hint(context, self.servers.judge, self.config, self.pool)
+    async def distill(self, context: TurnContext, judge: TurnJudge | None = None) -> DistilledTurn:
+        """Judge a turn, score it if it has a hint, and build its record; without `judge` it is judged by itself."""
+        judge = judge or SingleTurnJudge(self.servers.judge, self.config)
+        hint = await find_hint(context, judge, self.config, self.pool)
         result = None
         if isinstance(hint, Hint):
             result = await score(context, hint, self.servers, self.config, self.pool)
@@ -72,14 +74,19 @@ class TurnDistiller:
         self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
     ) -> DistilledRecording:
         """Distill all turns of a finished conversation concurrently; see `Distiller.distill`."""
+        of_all = self.config.judge.scope == "trajectory"
+        judge = TrajectoryJudge(recording, self.servers.judge, self.config) if of_all else None
 
         async def distilled(context: TurnContext) -> DistilledTurn:
             before = by_turn.get(context.pair.turn_index)
-            return before if before is not None and before.is_of(context.pair) else await self.distill(context)
+            if before is not None and (before.has_rows_of(context.pair) if judge else before.is_of(context.pair)):
+                return before
+            return await self.distill(context, judge)
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
         async with fair_slot():
-            return distilled_recording(recording, turns, self.servers.policy_url, self.config)
+            result = distilled_recording(recording, turns, self.servers.policy_url, self.config)
+            return result if judge is None else result.with_trajectory(judge.judged, judge.seconds)
 
 
 class PendingTurns:
@@ -192,7 +199,8 @@ class Distiller:
     ) -> DistilledRecording:
         """Distill a finished conversation; soon after its end, its context is still in the policy server's cache.
 
-        `by_turn` holds results of `distill_turn` by turn index; one is reused if the turn's evidence has not changed.
+        `by_turn` holds earlier results by turn index; one is reused if the turn's evidence has not changed, or with
+        `judge.scope: trajectory` if the turn was scored.
         `siblings` are the other rollouts of the group, for the hint source of that name.
 
         Raises:
@@ -218,13 +226,15 @@ class Distiller:
         metadata = GroupDistillation(
             distill_topk=self.config.distill_topk,
             hint_placement=self.config.hint.placement,
-            outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
+            outcomes=outcome_counts(outcomes),
             gap_baseline=self.config.teacher.gap_baseline,
             hint_sources=tuple(map(source_name, self.config.hint.source)),
             noise_floor=noise and noise.largest,
             noise_rms=noise and noise.rms,
             precision=servers.teacher.info.dtype,
             teacher=kind if kind in self.config.teacher.by_kind else None,
+            judge_scope="trajectory" if self.config.judge.scope == "trajectory" else None,
+            judge_when="failed" if self.config.judge.when == "failed" else None,
         )
         return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
 

@@ -35,14 +35,16 @@ class TurnContext:
     """All text that the agent read or wrote; see `shown_text`."""
     siblings: Sequence[Recording] = ()
     """The other rollouts of the group."""
+    failed: bool = True
+    """Whether the rollout failed; see `has_failed`."""
 
 
 def turn_contexts(recording: Recording, config: DistillConfig, siblings: Sequence[Recording] = ()) -> list[TurnContext]:
     """Return one context for each of `recording.turns`, in order."""
     turns_in_traces = [(trace, turn) for trace in recording.traces for turn in trace.turns]
-    public_text = shown_text(recording)
+    public_text, failed = shown_text(recording), has_failed(recording)
     return [
-        TurnContext(recording, pair, trace, turn, public_text, siblings)
+        TurnContext(recording, pair, trace, turn, public_text, siblings, failed)
         for pair, (trace, turn) in zip(hindsight_pairs(recording, config), turns_in_traces, strict=True)
     ]
 
@@ -53,7 +55,7 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
     A next state, a verdict and a reasoning are cut in the middle to `hint_max_next_state_chars`.
     """
     max_chars = config.hint_max_next_state_chars
-    task_text = _task_text(recording)
+    text_of_task = task_text(recording)
     verdicts = _verdicts(recording, config)
     pairs: list[HindsightPair] = []
     for index, turn in enumerate(recording.turns):
@@ -63,21 +65,87 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
             evidence += _later(recording, index, config.hindsight.max_turns, config.hindsight.max_chars)
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
-        text = turn_text(message)
-        reasoning = (message.get("reasoning_content") or "").strip() if config.judge.reads_reasoning else ""
-        if reasoning:
-            text = f"[reasoning]\n{cut_middle(reasoning, max_chars)}\n\n[answer]\n{text}"
-        pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
+        text = _judged_text(message, config)
+        pairs.append(HindsightPair(index, text_of_task, text, tuple(evidence)))
     return pairs
 
 
-def _task_text(recording: Recording) -> str:
+def has_failed(recording: Recording) -> bool:
+    """Return whether a rollout failed: by its own `failed`, else by its verdict.
+
+    Without either, it counts as failed if a user said something after a turn: only the judge can tell a complaint.
+    """
+    if recording.failed is not None:
+        return recording.failed
+    if recording.verification is not None:
+        return not recording.verification.all_passed
+    return any(_user_text(recording.messages, turn.message_index).strip() for turn in recording.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """An assistant message and what answered it, as text for the judge."""
+
+    turn_index: int | None
+    """Index in `Recording.turns`; None: the message is context only."""
+    text: str
+    tool: str
+    """Results of its calls."""
+    user: str
+    """The user's reply."""
+
+
+def conversation_turns(recording: Recording, config: DistillConfig) -> list[ConversationTurn]:
+    """Return all assistant messages behind the task's examples, in order.
+
+    Results, replies and a reasoning are cut in the middle to `hint_max_next_state_chars`.
+    """
+    messages, max_chars = recording.messages, config.hint_max_next_state_chars
+    index_of = {turn.message_index: index for index, turn in enumerate(recording.turns)}
+    first = min([_task_position(recording) or 0, *index_of])
+    return [
+        ConversationTurn(
+            turn_index=index_of.get(position),
+            text=_judged_text(message, config),
+            tool=cut_middle(_tool_text(messages, position), max_chars),
+            user=cut_middle(_user_text(messages, position), max_chars),
+        )
+        for position, message in enumerate(messages)
+        if position >= first and message["role"] == "assistant"
+    ]
+
+
+def verdict_text(recording: Recording, config: DistillConfig) -> str | None:
+    """Return the verdict on a rollout, cut in the middle; None if there is none."""
+    verification = recording.verification
+    return None if verification is None else cut_middle(verification.judge_report, config.hint_max_next_state_chars)
+
+
+def task_text(recording: Recording) -> str:
     """Return the first user message behind the task's examples; without one, or with own messages, its prompt."""
+    position = _task_position(recording)
+    if position is not None:
+        return message_text(recording.messages[position])
+    return recording.task.prompt if recording.task else ""
+
+
+def _task_position(recording: Recording) -> int | None:
+    """Return the index of the first user message behind the task's examples; None without one or with own messages."""
     task = recording.task
-    texts = [message_text(message) for message in recording.messages if message["role"] == "user"]
+    if task and task.messages:
+        return None
+    users = [index for index, message in enumerate(recording.messages) if message["role"] == "user"]
     num_examples = sum(message["role"] == "user" for message in task.examples) if task else 0
-    has_request = len(texts) > num_examples and not (task and task.messages)
-    return texts[num_examples] if has_request else (task.prompt if task else "")
+    return users[num_examples] if len(users) > num_examples else None
+
+
+def _judged_text(message: Message, config: DistillConfig) -> str:
+    """Return an assistant message as text for the judge, with its reasoning if that is read."""
+    text = turn_text(message)
+    reasoning = (message.get("reasoning_content") or "").strip() if config.judge.reads_reasoning else ""
+    if not reasoning:
+        return text
+    return f"[reasoning]\n{cut_middle(reasoning, config.hint_max_next_state_chars)}\n\n[answer]\n{text}"
 
 
 def turn_text(message: Message) -> str:
@@ -133,8 +201,8 @@ def changing_calls(recording: Recording) -> list[str]:
 def _next_state(recording: Recording, index: int, max_chars: int) -> list[Evidence]:
     """Return the tool results and the user's reply between the turn and the next assistant message."""
     texts: list[tuple[EvidenceKind, str]] = [
-        ("tool", _tool_text(recording, index)),
-        ("user", _user_text(recording, index)),
+        ("tool", _tool_text(recording.messages, recording.turns[index].message_index)),
+        ("user", _user_text(recording.messages, recording.turns[index].message_index)),
     ]
     return [Evidence(kind, cut_middle(text, max_chars)) for kind, text in texts if text.strip()]
 
@@ -145,9 +213,10 @@ def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> 
     if not _changes(recording, index):
         return evidence
     for later in range(index + 1, len(recording.turns)):
-        changed = _changes(recording, later)
-        text = _tool_text(recording, later, before=min(changed, default=None))
-        text = "\n\n".join(part for part in (text, "" if changed else _user_text(recording, later)) if part.strip())
+        changed, position = _changes(recording, later), recording.turns[later].message_index
+        text = _tool_text(recording.messages, position, before=min(changed, default=None))
+        said = "" if changed else _user_text(recording.messages, position)
+        text = "\n\n".join(part for part in (text, said) if part.strip())
         if text and max_chars > 0 and len(evidence) < max_turns:
             evidence.append(Evidence("later", cut_middle(text, max_chars), later))
             max_chars -= len(text)
@@ -182,22 +251,21 @@ def _calls(recording: Recording, index: int) -> Sequence[dict[str, Any]]:
     return recording.messages[recording.turns[index].message_index].get("tool_calls") or ()
 
 
-def _answers(recording: Recording, index: int, role: str) -> list[Message]:
-    """Return the messages of `role` between a turn and the next assistant message."""
-    messages = recording.messages
-    behind = (messages[position] for position in range(recording.turns[index].message_index + 1, len(messages)))
+def _answers(messages: Sequence[Message], position: int, role: str) -> list[Message]:
+    """Return the messages of `role` between an assistant message and the next one."""
+    behind = (messages[index] for index in range(position + 1, len(messages)))
     following = takewhile(lambda message: message["role"] != "assistant", behind)
     return [message for message in following if message["role"] == role]
 
 
-def _user_text(recording: Recording, index: int) -> str:
-    return "\n\n".join(message_text(m) for m in _answers(recording, index, "user"))
+def _user_text(messages: Sequence[Message], position: int) -> str:
+    return "\n\n".join(message_text(m) for m in _answers(messages, position, "user"))
 
 
-def _tool_text(recording: Recording, index: int, before: int | None = None) -> str:
+def _tool_text(messages: Sequence[Message], position: int, before: int | None = None) -> str:
     """Return a turn's first `before` tool results as text, each under its tool's name if the turn has several."""
-    results = _answers(recording, index, "tool")
-    calls = _calls(recording, index)
+    results = _answers(messages, position, "tool")
+    calls = messages[position].get("tool_calls") or ()
     names = {call.get("id"): call.get("function", {}).get("name") or "broken tool call" for call in calls}
     texts = [message_text(m) for m in results][:before]
     if len(results) == 1 or not any(texts):

@@ -9,11 +9,11 @@ With `hint.selection: overlap` a Hint has all accepted texts without such data, 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from typing import Literal
+from typing import Literal, Protocol
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
@@ -24,7 +24,14 @@ from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.pool import AcceptedHint, HintPool
-from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
+from agentic_opd.distill.prompts import (
+    JUDGE_QUESTION,
+    JUDGE_STEP_PROMPT,
+    JUDGE_SYSTEM_PROMPT,
+    PLACEHOLDER,
+    TRAJECTORY_QUESTION,
+    TRAJECTORY_SYSTEM_PROMPT,
+)
 from agentic_opd.distill.reasoning import answers
 from agentic_opd.distill.sources import SourceTurn, hints_of, source_name
 
@@ -54,7 +61,10 @@ _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1, "\N{MIN
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judge's votes on a turn; without a question if it was not asked, without votes if it failed."""
+    """The judge's votes on a turn; without a question if it was not asked about the turn by itself.
+
+    Without votes it failed, or no answer about the trajectory names the turn.
+    """
 
     question: str | None = None
     votes: tuple[Vote, ...] = ()
@@ -111,6 +121,8 @@ class Questions:
     system_prompt: str = JUDGE_SYSTEM_PROMPT
     step_prompt: str = JUDGE_STEP_PROMPT
     template: str = JUDGE_QUESTION
+    trajectory_prompt: str = TRAJECTORY_SYSTEM_PROMPT
+    trajectory_template: str = TRAJECTORY_QUESTION
     control_tokens: Collection[str] = ()
 
     def question(self, pair: HindsightPair) -> str:
@@ -121,20 +133,24 @@ class Questions:
         """
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
-        mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
+        mark = self.mark(pair.task_text)
         sections: list[str] = []
         for part in pair.evidence:
             title = _EVIDENCE_NAMES.get(part.kind, "Later")
             if part.later_turn is not None:
                 title = f"Later: result of turn {part.later_turn + 1}"
-            sections.append(f"## {title} [{mark}]\n{self._as_data(part.text)}")
+            sections.append(f"## {title} [{mark}]\n{self.as_data(part.text)}")
         fields = {
             "mark": mark,
-            "task": self._as_data(pair.task_text),
-            "turn": self._as_data(pair.turn_text),
+            "task": self.as_data(pair.task_text),
+            "turn": self.as_data(pair.turn_text),
             "evidence": "\n\n".join(sections),
         }
-        return PLACEHOLDER.sub(lambda match: fields.get(match[1], match[0]), self.template)
+        return filled(self.template, fields)
+
+    def mark(self, task_text: str) -> str:
+        """Return the mark of the headings in questions about a task."""
+        return blake2b(task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
 
     def hint_messages(self, question: str) -> list[Message]:
         """Return the messages that ask for a vote and a hint."""
@@ -144,10 +160,20 @@ class Questions:
         """Return the messages that ask whether the turn did what was wanted."""
         return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
 
-    def _as_data(self, text: str) -> str:
+    def trajectory_messages(self, question: str, max_turns: int) -> list[Message]:
+        """Return the messages that ask which turns of a rollout are at fault, at most `max_turns`."""
+        system = filled(self.trajectory_prompt, {"max_turns": str(max_turns)})
+        return [{"role": "system", "content": system}, {"role": "user", "content": question}]
+
+    def as_data(self, text: str) -> str:
         """Return `text` with a space inserted into each string that could end its section or answer the question."""
         spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
         return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """Return a template with its placeholders replaced by `fields`, in one pass; others stay as they are."""
+    return PLACEHOLDER.sub(lambda match: fields.get(match[1], match[0]), template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +183,26 @@ class JudgedBy:
     client: OpenAIJudge
     questions: Questions
     is_policy: bool
+    context: int | None = None
+    """Tokens of the judge's context; None: not known."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the step
 
 
-async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
+class TurnJudge(Protocol):
+    """Asks the judge about turns; a test may take its place."""
+
+    async def judge_turn(self, context: TurnContext) -> tuple[Judgement, tuple[str, ...] | NoHint]:
+        """Return the votes on a turn, and the hints that they accept, the best first, or why there is none.
+
+        Raises:
+            ServerUnreachableError: the judge is the policy's server, and is unreachable.
+        """
+        ...
+
+
+async def find_hint(context: TurnContext, judge: TurnJudge, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
     """Return the hint of the first source that has one, and add all its accepted hints to `pool`."""
     if not context.pair.evidence:
         return NoHint(TurnOutcome.NO_NEXT_STATE)
@@ -205,17 +245,21 @@ class _Judging:
     """Asks the judge about a turn, at most once."""
 
     context: TurnContext
-    judge: JudgedBy
+    judge: TurnJudge
     config: DistillConfig
     pool: HintPool
+    is_asked: bool = False
     judgement: Judgement = Judgement()
     accepted: tuple[AcceptedHint, ...] = ()
     failure: NoHint | None = None
 
     async def accepted_hints(self) -> tuple[AcceptedHint, ...]:
         """Return the hints that the judge accepts, the best first; if none, `failure` says why."""
-        if self.judgement.question is None:
-            self.judgement, result = await _judge_hint(self.context, self.judge, self.config)
+        if self.config.judge.when == "failed" and not self.context.failed:
+            self.failure = NoHint(TurnOutcome.NOT_JUDGED)
+        elif not self.is_asked:
+            self.is_asked = True
+            self.judgement, result = await self.judge.judge_turn(self.context)
             if isinstance(result, NoHint):
                 self.failure = result
             else:
@@ -225,7 +269,7 @@ class _Judging:
         return self.accepted
 
 
-_GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED)
+_GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.NOT_JUDGED, TurnOutcome.VOTE_FAILED)
 """If all sources fail, the first of these outcomes is recorded, so that a failing judge stays visible."""
 
 
@@ -240,23 +284,30 @@ def _clean(texts: Iterable[str], context: TurnContext, limit: int) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ the votes
 
 
-async def _judge_hint(
-    context: TurnContext, judge: JudgedBy, config: DistillConfig
-) -> tuple[Judgement, tuple[str, ...] | NoHint]:
-    question = judge.questions.question(context.pair)
-    requests = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
-    if config.judge.step_votes:
-        requests.append(judge.client.ask(judge.questions.step_messages(question), config.judge.step_votes))
-    try:
-        hints, *steps = await gather_all(requests)
-    except ServerError as error:
-        if isinstance(error, ServerUnreachableError) and judge.is_policy:
-            raise
-        return Judgement(question), NoHint(TurnOutcome.JUDGE_ERROR, str(error))
-    votes = tuple(parse_vote(text) for text in hints.texts)
-    step_votes = tuple[StepScore | None, ...](parse_step_vote(text) for step in steps for text in step.texts)
-    judgement = Judgement(question, votes, step_votes, hints.latency_s)
-    return judgement, await asyncio.to_thread(accepted_hints, votes, context, config)
+@dataclass(frozen=True, slots=True)
+class SingleTurnJudge:
+    """Asks the judge about each turn by itself (`judge.scope: turn`)."""
+
+    judge: JudgedBy
+    config: DistillConfig
+
+    async def judge_turn(self, context: TurnContext) -> tuple[Judgement, tuple[str, ...] | NoHint]:
+        """See `TurnJudge`."""
+        judge, config = self.judge, self.config
+        question = judge.questions.question(context.pair)
+        requests = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
+        if config.judge.step_votes:
+            requests.append(judge.client.ask(judge.questions.step_messages(question), config.judge.step_votes))
+        try:
+            hints, *steps = await gather_all(requests)
+        except ServerError as error:
+            if isinstance(error, ServerUnreachableError) and judge.is_policy:
+                raise
+            return Judgement(question), NoHint(TurnOutcome.JUDGE_ERROR, str(error))
+        votes = tuple(parse_vote(text) for text in hints.texts)
+        step_votes = tuple[StepScore | None, ...](parse_step_vote(text) for step in steps for text in step.texts)
+        judgement = Judgement(question, votes, step_votes, hints.latency_s)
+        return judgement, await asyncio.to_thread(accepted_hints, votes, context, config)
 
 
 def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> tuple[str, ...] | NoHint:
@@ -323,6 +374,13 @@ def _only_hint(answer: str) -> str | None:
         return None
     if (match := _MARKED.search(answer)) is None:
         return None
-    # Judges also write **[HINT_START]** ... **[HINT_END]**.
-    hint = match[2].strip().removeprefix(match[1]).removesuffix(match[1]).strip()
+    return hint_between_marks(match[2], match[1])
+
+
+def hint_between_marks(text: str, markup: str) -> str | None:
+    """Return the hint in the text between its marks; None if it is too short.
+
+    `markup` is the Markdown before the first mark: judges also write **[HINT_START]** ... **[HINT_END]**.
+    """
+    hint = text.strip().removeprefix(markup).removesuffix(markup).strip()
     return hint if len(hint) > MIN_HINT_CHARS else None

@@ -133,6 +133,8 @@ class OpenAIJudge:
         self._refusal: EndpointRefusedError | None = None
         self._next_question_at = float("-inf")
         self._takes_n, self._form, self._has_answered = True, _Form(), False
+        self.context: int | None = None
+        """Tokens of the model's context; None before `check`, and if the endpoint does not list it."""
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         """Return exactly `num_votes` independently sampled answers; "" replaces one that the endpoint did not return.
@@ -172,6 +174,7 @@ class OpenAIJudge:
         try:
             listed = await self._paced(lambda: self._retried("GET", "/models", timeout_s=self._pace.patience_s))
             names = _names_of(listed.get("data"))
+            self.context = _context_of(self.model, listed.get("data"))
             if names and self.model not in names:
                 await self._request([{"role": "user", "content": "Hello"}], 1)
         except ServerRequestError as error:
@@ -366,6 +369,22 @@ class OpenAIJudge:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def refuses_length(error: ServerError) -> bool:
+    """Return whether an endpoint refused a request because of its length."""
+    if not isinstance(error, ServerRequestError) or isinstance(error, EndpointRefusedError):
+        return False
+    return error.status == 413 or (error.status in (400, 422) and _TOO_LONG.search(error.answer) is not None)
+
+
+def _context_of(model: str, models: object) -> int | None:
+    """Return the context of a model in an endpoint's list, as vLLM and OpenRouter name it; None if it has none."""
+    for entry in models if isinstance(models, list) else ():
+        if isinstance(entry, dict) and entry.get("id") == model:
+            lengths = (entry.get(name) for name in ("max_model_len", "context_length"))
+            return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return None
 
 
 def _names_of(models: object) -> list[str]:

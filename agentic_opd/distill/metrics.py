@@ -4,6 +4,7 @@
 rather than set to 0.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
-from agentic_opd.core.types import TurnOutcome, Vote
+from agentic_opd.core.types import TrajectoryVoteKind, TurnOutcome
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
 from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import GroupDistillation, TurnRecord
@@ -24,6 +25,19 @@ _OUTCOMES = {
     TurnOutcome.LEAKED: "turns whose hint was dropped because it repeated hidden test code",
     TurnOutcome.TOO_LONG: "turns that exceed the teacher's context together with their hint",
     TurnOutcome.SCORING_ERROR: "turns with a hint for which the teacher returned no usable rows",
+    TurnOutcome.NOT_JUDGED: "turns of rollouts that did not fail, with judge.when: failed",
+}
+_VOTE_KINDS = {
+    TrajectoryVoteKind.NAMED: "names turns at fault, each with a hint",
+    TrajectoryVoteKind.NONE: "says that no turn is at fault",
+    TrajectoryVoteKind.CONTEXT_TURN: "names a message that is context only, which is left out; its other turns count",
+    TrajectoryVoteKind.UNREADABLE: "has no decision that can be read, and abstains",
+    TrajectoryVoteKind.UNKNOWN_TURN: "names a turn that does not exist or is not shown in full, and abstains",
+    TrajectoryVoteKind.REPEATED_TURN: "has two hints for one turn, and abstains",
+    TrajectoryVoteKind.HINT_WITHOUT_TURN: "has a hint without a turn, and abstains",
+    TrajectoryVoteKind.TURN_WITHOUT_HINT: "names a turn without a hint, and abstains",
+    TrajectoryVoteKind.TOO_MANY_TURNS: "names more than judge.max_turns turns, and abstains",
+    TrajectoryVoteKind.EVERY_TURN: "names every turn, more than judge.max_turns, and abstains",
 }
 
 OPD_METRICS = (
@@ -35,12 +49,29 @@ OPD_METRICS = (
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
     Metric("opd/mean_turns_scored", "turns", "scored turns per episode"),
     Metric("opd/hint_rate", "share", "turns with an accepted hint, of all turns"),
+    Metric(
+        "opd/judged_share",
+        "share",
+        "turns about which the judge was asked, by themselves or with their rollout, of all turns: judge.when: failed "
+        "lowers it. Left out if no source asks the judge",
+    ),
+    *(
+        Metric(f"opd/trajectory_vote/{kind.value}", "votes", f"answers about a trajectory of which each {text}")
+        for kind, text in _VOTE_KINDS.items()
+    ),
+    Metric(
+        "opd/trajectory_windows",
+        "questions",
+        "mean number of questions about a judged rollout, above 1 if rollouts exceed the judge's context. Left out, "
+        "like opd/trajectory_vote/*, with judge.scope: turn",
+    ),
     Metric("opd/hint_chars", "characters", "mean length of an accepted hint"),
     Metric(
         "opd/vote_agreement",
         "share",
         "share of a judged turn's readable votes that agree with their majority, mean over the turns with a "
-        "readable vote. 1: all agree; 0.5: the votes are split evenly",
+        "readable vote, with judge.scope: trajectory over those that a vote names. 1: all agree; 0.5: the votes are "
+        "split evenly",
     ),
     Metric("opd/votes_readable", "share", "readable votes, of all votes received"),
     Metric(
@@ -118,7 +149,10 @@ OPD_METRICS = (
         "whole distribution's entropy",
     ),
     Metric("opd/teacher_topk_mass", "share", "mean total probability of a scored row's entries"),
-    *(Metric(f"opd/judge_s_p{q}", "seconds", f"time for one turn's votes, {q}th percentile") for q in (50, 95)),
+    *(
+        Metric(f"opd/judge_s_p{q}", "seconds", f"time for the votes on one question, {q}th percentile")
+        for q in (50, 95)
+    ),
     *(Metric(f"opd/score_s_p{q}", "seconds", f"time for one turn's teacher rows, {q}th percentile") for q in (50, 95)),
     Metric(
         "opd/scored_tokens_per_s",
@@ -154,26 +188,50 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
         metrics["opd/noise_floor"] = max(floors)
     if squares:
         metrics["opd/noise_rms"] = root_mean_square(squares)
-    metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
+    metrics |= _judge_metrics(episodes)
     metrics |= _step_metrics([turn.record for turn in turns])
     if counts.scored:
         rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
         metrics["opd/rebased_share"] = rebased / counts.scored
     if compared := [len(turn.record.hints) for turn in turns if turn.record.hints]:
         metrics["opd/hints_compared"] = fmean(compared)
-    metrics |= percentiles("opd/judge_s", [turn.judge_s for turn in turns if turn.judge_s is not None])
+    seconds = [turn.judge_s for turn in turns if turn.judge_s is not None]
+    metrics |= percentiles("opd/judge_s", [*seconds, *(value for episode in episodes for value in episode.judge_s)])
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
     return metrics | _score_metrics(scored, sampled)
 
 
-def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
-    """Return the vote metrics; `judged` has one sequence of votes per judged turn."""
-    decisions = [[vote.decision for vote in votes if vote.decision is not None] for votes in judged]
+def _judge_metrics(episodes: Sequence[EpisodeStats]) -> dict[str, float]:
+    """Return the share of judged turns, and the metrics of the votes on single turns and on trajectories."""
+    by_turn = [episode for episode in episodes if episode.trajectory is None]
+    records = [turn.record for episode in by_turn for turn in episode.turns]
+    trajectories = [episode.trajectory for episode in episodes if episode.trajectory is not None]
+    windows = [window for trajectory in trajectories for window in trajectory.windows]
+    judged = sum(bool(record.question or record.votes) for record in records)
+    judged += sum(window.last - window.first + 1 for window in windows)
+    num_turns = sum(len(episode.turns) for episode in episodes)
+    metrics: dict[str, float] = {}
+    if judged or any(record.outcome is TurnOutcome.NOT_JUDGED for record in records):
+        metrics["opd/judged_share"] = judged / num_turns
+
+    decisions = [[vote.decision for vote in record.votes if vote.decision is not None] for record in records]
     agreements = [max(row.count(1), row.count(-1)) / len(row) for row in decisions if row]
-    num_votes = sum(map(len, judged))
-    metrics = {"opd/vote_agreement": fmean(agreements)} if agreements else {}
-    return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / num_votes} if num_votes else {})
+    votes = [vote for window in windows for vote in window.votes]
+    for window in windows:
+        readable = [vote.turns for vote in window.votes if vote.kind.is_readable]
+        counts = Counter(number for turns in readable for number in turns)
+        agreements += [max(count, len(readable) - count) / len(readable) for count in counts.values()]
+    if agreements:
+        metrics["opd/vote_agreement"] = fmean(agreements)
+    if num_votes := sum(len(record.votes) for record in records) + len(votes):
+        num_readable = sum(map(len, decisions)) + sum(vote.kind.is_readable for vote in votes)
+        metrics["opd/votes_readable"] = num_readable / num_votes
+    if trajectories:
+        kinds = Counter(vote.kind for vote in votes)
+        metrics |= {f"opd/trajectory_vote/{kind.value}": kinds[kind] for kind in TrajectoryVoteKind}
+        metrics["opd/trajectory_windows"] = len(windows) / len(trajectories)
+    return metrics
 
 
 def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:

@@ -5,6 +5,7 @@ channels, Granite's `Here is my response:`.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 
 _MARK = re.compile(
@@ -40,20 +41,25 @@ _ANSWER = re.compile(
     r"[ *_]{0,4}[:\n]",
     re.IGNORECASE | re.MULTILINE,
 )
+_HINT_MARK = re.compile(r"\[HINT_(?:START|END)\]")
 _BLOCK = re.compile(r"\s*(?:<([\w:.\-]{1,48})>|\[([\w:.\-]{1,48})\])")
 
 
 def answers(text: str) -> Iterator[str]:
     r"""Yield the readings of a judge's text, the most likely first; none if it is reasoning without an end.
 
-    1. What follows the last mark that ends reasoning, or the whole text without one. Marks inside of the last hint
-       belong to the hint.
+    1. What follows the last mark that ends reasoning, or the whole text without one. Marks inside of a hint belong to
+       the hint.
     2. That without the blocks of any name before it (`<musing>...</musing>`).
     3. What follows the last mark or heading of an answer in it, such as `<answer>` or `Final answer:`.
     """
-    hint_end = text.rfind("[HINT_END]")
-    hint_start = text.rfind("[HINT_START]", 0, max(hint_end, 0))
-    ends = [end for end in _reasoning_ends(text) if not 0 <= hint_start < end <= hint_end]
+    starts, hint_ends = _hint_spans(text)
+
+    def is_in_hint(position: int) -> bool:
+        index = bisect_left(starts, position) - 1
+        return index >= 0 and position <= hint_ends[index]
+
+    ends = [end for end in _reasoning_ends(text) if not is_in_hint(end)]
     if not ends and _begins_reasoning(text):
         return
     answer = text[max(ends, default=0) :]
@@ -64,6 +70,19 @@ def answers(text: str) -> Iterator[str]:
     answer_starts = [match.end() for match in _ANSWER.finditer(without_blocks)]
     if answer_starts:
         yield without_blocks[answer_starts[-1] :]
+
+
+def _hint_spans(text: str) -> tuple[list[int], list[int]]:
+    """Return the positions of the marks around the hints in a text: the starts, and the ends."""
+    starts, ends, start = list[int](), list[int](), -1
+    for match in _HINT_MARK.finditer(text):
+        if match[0] == "[HINT_START]":
+            start = match.start()
+        elif start >= 0:
+            starts.append(start)
+            ends.append(match.start())
+            start = -1
+    return starts, ends
 
 
 def _reasoning_ends(text: str) -> list[int]:

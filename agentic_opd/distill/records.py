@@ -30,7 +30,7 @@ from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
 from agentic_opd.distill.rows import ComparedHint, known_logprobs, rounded, sampled_of
 from agentic_opd.distill.scoring import NotScored, Scored, gaps, scored_from
-from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
+from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, JudgedTrajectory, TurnRecord
 
 FIGURE_DECIMALS = 6
 """Decimals of the figures of a record's `hints`."""
@@ -82,6 +82,10 @@ class TurnStats:
 class EpisodeStats:
     sampled_tokens: int
     turns: tuple[TurnStats, ...]
+    trajectory: JudgedTrajectory | None = None
+    """The questions about the whole rollout; None if it was judged by turn or not at all."""
+    judge_s: tuple[float, ...] = ()
+    """Time for the votes on each window of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,10 @@ class DistilledTurn:
         """Whether `pair` has the same text and evidence, so that the result is still valid."""
         return replace(self.pair, turn_index=pair.turn_index) == pair
 
+    def has_rows_of(self, pair: HindsightPair) -> bool:
+        """Whether the turn of `pair` was scored, with whatever evidence."""
+        return self.rows is not None and self.pair.turn_text == pair.turn_text
+
 
 @dataclass(frozen=True, slots=True)
 class DistilledTrace:
@@ -114,6 +122,8 @@ class DistilledTrace:
     trace: Trace
     arrays: DistillArrays
     records: tuple[TurnRecord, ...]
+    trajectory: JudgedTrajectory | None = None
+    """The questions about the whole conversation, in its first sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,14 @@ class DistilledRecording:
     @property
     def records(self) -> tuple[TurnRecord, ...]:
         return tuple(record for trace in self.traces for record in trace.records)
+
+    def with_trajectory(self, trajectory: JudgedTrajectory | None, judge_s: tuple[float, ...]) -> "DistilledRecording":
+        """Return the conversation with the judge's questions about it as a whole, and the seconds for each."""
+        if trajectory is None:
+            return self
+        first, *others = self.traces
+        stats = replace(self.stats, trajectory=trajectory, judge_s=judge_s)
+        return replace(self, traces=(replace(first, trajectory=trajectory), *others), stats=stats)
 
 
 # ---------------------------------------------------------------------------------------------------------- one turn

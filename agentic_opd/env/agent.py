@@ -218,8 +218,9 @@ class AgentEnv(BaseEnv):
             policy_url = server.client.base_url
             async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
-                is_next_state = self.distiller.config.hindsight.evidence == "next_state"
-                episode = await self._sampled(task, server, turns.begin if is_next_state else None)
+                settings = self.distiller.config
+                is_early = settings.hindsight.evidence == "next_state" and settings.judge.judges_early
+                episode = await self._sampled(task, server, turns.begin if is_early else None)
                 if episode.no_verdict is not None:
                     return episode, None
                 await stack.aclose()  # The next episode begins while this one is judged and scored.
@@ -260,7 +261,10 @@ class AgentEnv(BaseEnv):
         write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
         if distilled is None:
             return [write(trace) for trace in episode.traces]
-        return [write(sequence.trace, rows=sequence.arrays, turns=sequence.records) for sequence in distilled.traces]
+        return [
+            write(sequence.trace, rows=sequence.arrays, turns=sequence.records, trajectory=sequence.trajectory)
+            for sequence in distilled.traces
+        ]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:

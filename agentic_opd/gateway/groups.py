@@ -128,6 +128,8 @@ class GroupWriter:
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
         if self._distiller is None or not config.judge_at_once or not is_learned:
             return None
+        if not self._distiller.config.judge.judges_early:
+            return None
         recording = Recording(session.session_id, (answered(path, new),))
         judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))
         self._judging.add(judging)
@@ -322,7 +324,9 @@ class GroupWriter:
         if distiller is not None:
             judged_turns = [await _judged_turns(branch, session.judged) for session, branch in pairs]
             recordings = await gather_all(
-                distiller.distill(Recording(session.row.session_id, (branch.trace,)), session.row.server, turns)
+                distiller.distill(
+                    Recording(session.row.session_id, (branch.trace,), failed=branch.failed), session.row.server, turns
+                )
                 for (session, branch), turns in zip(pairs, judged_turns, strict=True)
             )
             distillation = (await distiller.close_group(recordings)).metadata
@@ -344,6 +348,7 @@ class GroupWriter:
                     given_reward=branch.reward,
                     rows=recording and recording.traces[0].arrays,
                     turns=recording and recording.records,
+                    trajectory=recording and recording.traces[0].trajectory,
                     session_id=wire_names[session.row.session_id] if is_named else None,
                 )
                 for (session, branch), recording in zip(pairs, distilled, strict=True)

@@ -216,6 +216,9 @@ class Branch:
     """Ids of the trace's turns."""
     reward: float | None = None
     """The session's reward unless the branch was abandoned; else the last one that the client gave for a turn of it."""
+    failed: bool | None = None
+    """Whether the client gave it or a turn of it a reward of 0 or less, or a turn of it a text without a reward; None:
+    neither these nor a reward."""
 
 
 def branches(
@@ -273,7 +276,10 @@ def branches(
         comments = [comment for turn_id in ids for comment in (of_turns or {}).get(turn_id, ())]
         turn_rewards = [comment.reward for comment in comments if comment.reward is not None]
         branch_reward = reward if ids[-1] in rewarded else turn_rewards[-1] if turn_rewards else None
-        learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward))
+        complaints = [comment.reward is None or comment.reward <= 0 for comment in comments]
+        complaints += [] if branch_reward is None else [branch_reward <= 0]
+        failed = any(complaints) if complaints else None
+        learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward, failed))
     # The first branch tells the session's reward to its group.
     return sorted(learned_branches, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
 

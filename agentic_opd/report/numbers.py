@@ -94,7 +94,7 @@ _LIMITS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 
 _STAGES: tuple[tuple[str, tuple[TurnOutcome, ...]], ...] = (
     ("with a next state", (TurnOutcome.NO_NEXT_STATE,)),
-    ("voted on", (TurnOutcome.JUDGE_ERROR,)),
+    ("voted on", (TurnOutcome.NOT_JUDGED, TurnOutcome.JUDGE_ERROR)),
     ("with a hint", (TurnOutcome.VOTE_FAILED, TurnOutcome.LEAKED)),
     ("scored", (TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR)),
 )

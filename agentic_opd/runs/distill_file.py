@@ -20,7 +20,6 @@ from agentic_opd.core.types import (
     Recording,
     StopReason,
     Trace,
-    TurnOutcome,
     Verification,
     VerifyOutcome,
 )
@@ -37,7 +36,7 @@ from agentic_opd.runs.log_tools import plain_tools
 from agentic_opd.runs.logs import LogNote, read_log
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
-from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
@@ -226,7 +225,12 @@ class FileDistiller:
         metadata = (await self.by.distiller.close_group([distilled])).metadata
         rollouts = tuple(
             ScoredRollout.of_conversation(
-                sequence.trace, StopReason.CLOSED, given_reward=None, rows=sequence.arrays, turns=sequence.records
+                sequence.trace,
+                StopReason.CLOSED,
+                given_reward=None,
+                rows=sequence.arrays,
+                turns=sequence.records,
+                trajectory=sequence.trajectory,
             )
             for sequence in distilled.traces
         )
@@ -253,11 +257,15 @@ class FileDistiller:
         marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
         extra_overrides = {**group.extra_overrides, **marked}
         if not traces:
-            bare = tuple(replace(rollout, rows=None, turns=None) for rollout in rollouts)
+            bare = tuple(replace(rollout, rows=None, turns=None, trajectory=None) for rollout in rollouts)
             group = replace(group, rollouts=bare, distillation=None, extra_overrides=extra_overrides)
             return DistilledLine("unmatched", group, tuple(unmatched))
         recordings = await gather_all(
-            self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
+            self.by.distill(
+                Recording(
+                    task_id, (trace,), verification=_verdict(rollouts[index]), failed=_has_failed(rollouts[index])
+                )
+            )
             for index, trace in traces.items()
         )
         metadata = (await self.by.distiller.close_group(recordings)).metadata
@@ -267,12 +275,13 @@ class FileDistiller:
                 rollout,
                 rows=by_index[index].arrays,
                 turns=by_index[index].records,
+                trajectory=by_index[index].trajectory,
                 messages=traces[index].messages,
                 context_turns=traces[index].context_turns,
                 extra=rollout.extra if has_messages(rollout) else {**rollout.extra, FROM_TOKENS: True},
             )
             if index in by_index
-            else replace(rollout, rows=arrays_of(rollout, (), metadata.distill_topk), turns=None)
+            else replace(rollout, rows=arrays_of(rollout, (), metadata.distill_topk), turns=None, trajectory=None)
             for index, rollout in enumerate(rollouts)
         )
         return _written(
@@ -284,13 +293,15 @@ class FileDistiller:
         sources = () if before is None else before.hint_sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
         rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
-        outcomes = Counter(turn.outcome.value for rollout in rollouts for turn in rollout.turns or ())
+        outcomes = (turn.outcome for rollout in rollouts for turn in rollout.turns or ())
         metadata = GroupDistillation(
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
-            outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
+            outcomes=outcome_counts(outcomes),
             gap_baseline=config.teacher.gap_baseline,
             hint_sources=sources,
+            judge_scope=None if before is None else before.judge_scope,
+            judge_when=None if before is None else before.judge_when,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=metadata))
 
@@ -301,6 +312,13 @@ def _verdict(rollout: ScoredRollout) -> Verification | None:
     if not isinstance(text, str) or not text.strip():
         return None
     return Verification(VerifyOutcome.RAN, 0, 1, text, text)
+
+
+def _has_failed(rollout: ScoredRollout) -> bool | None:
+    """Return whether a rollout failed: by its counts of checks, else by its reward; None if it has neither."""
+    if rollout.checks is not None:
+        return not rollout.checks.all_passed
+    return rollout.score <= 0 if rollout.is_rewarded else None
 
 
 def _written(group: ScoredGroup, unmatched: tuple[str, ...] = ()) -> DistilledLine:

@@ -206,6 +206,9 @@ class GroupChecker:
         if rollout.turns is not None:
             self.counts["turns"] += len(rollout.turns)
             self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
+        if rollout.trajectory is not None:
+            self.counts["judged trajectories"] += 1
+            self.counts["  windows"] += len(rollout.trajectory.windows)
         if rollout.rows is not None:
             yield from self._rows(rollout, top_k)
         elif rollout.scored_positions:

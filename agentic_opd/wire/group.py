@@ -46,6 +46,7 @@ from agentic_opd.core.types import (
     StopReason,
     Task,
     Trace,
+    TrajectoryVote,
     TurnOutcome,
     Vote,
     check_lengths,
@@ -164,6 +165,33 @@ class HintReading:
     """Teacher with this hint minus the gap's baseline, in nats."""
     entropy: Number
     """Entropy of the teacher's rows in nats, with one tail bin."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedWindow:
+    """A question about a trajectory, and the answers; it shows the turns `first` to `last`, counted from 1, in full."""
+
+    first: Index
+    last: Index
+    question: str
+    """The judge's user message, verbatim."""
+    votes: tuple[TrajectoryVote, ...] = ()
+    """Empty if the judge failed."""
+
+    def __post_init__(self) -> None:
+        named = [number for vote in self.votes for number in vote.turns]
+        if not 0 < self.first <= min(named, default=self.last) or self.last < max(named, default=self.first):
+            raise AlignmentError(f"trajectory: turns {self.first} to {self.last}, but votes name {sorted({*named})}")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTrajectory:
+    """The judge's questions about a whole rollout (`judge.scope: trajectory`), in the rollout's first sequence.
+
+    A window's turns are counted over the records of all sequences of the rollout.
+    """
+
+    windows: tuple[JudgedWindow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +338,8 @@ class ScoredRollout:
     """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
     sampling: tuple[SamplingDistribution, ...] = ()
     """The distribution of each turn, a run of sampled positions, or of all turns; empty: not known."""
+    trajectory: JudgedTrajectory | None = None
+    """None: the judge was asked about single turns or not at all, or another sequence of the rollout has it."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
@@ -377,6 +407,7 @@ class ScoredRollout:
         include_messages: bool,
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
+        trajectory: JudgedTrajectory | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
         """Build the rollout of one trace of a verified and rewarded episode; see `of_conversation`.
@@ -388,7 +419,13 @@ class ScoredRollout:
         if reward is None or verification is None or not trace.tokens_T:
             raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens, no verdict or no reward")
         plain = cls.of_conversation(
-            trace, episode.stop_reason, given_reward=reward.total, rows=rows, turns=turns, session_id=session_id
+            trace,
+            episode.stop_reason,
+            given_reward=reward.total,
+            rows=rows,
+            turns=turns,
+            trajectory=trajectory,
+            session_id=session_id,
         )
         return replace(
             plain,
@@ -409,6 +446,7 @@ class ScoredRollout:
         given_reward: float | None,
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
+        trajectory: JudgedTrajectory | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
         """Build the rollout of one sequence of a recorded conversation, which was not verified.
@@ -432,12 +470,18 @@ class ScoredRollout:
             session_id=session_id,
             images=trace.images,
             sampling=_sampling_of(trace),
+            trajectory=trajectory,
         )
 
     def overrides(self) -> dict[str, Any]:
         """Return the sequence's entry of `overrides`, without fields that are None."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
-        rest = _SequenceOpd(context_turns=self.context_turns, images=self.images, sampling=self.sampling)
+        rest = _SequenceOpd(
+            context_turns=self.context_turns,
+            images=self.images,
+            sampling=self.sampling,
+            trajectory=self.trajectory,
+        )
         opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
         fields = _SEQUENCE_OVERRIDES.to_wire(self, opd or None)
         return {**fields, **({} if self.is_rewarded else {"reward": None}), **self.extra}
@@ -449,6 +493,16 @@ def _sampling_of(trace: Trace) -> tuple[SamplingDistribution, ...]:
     if len(distributions) < len(trace.turns):
         return ()
     return tuple(distributions[:1] if len({*distributions}) == 1 else distributions)
+
+
+def outcome_counts(outcomes: Iterable[TurnOutcome]) -> dict[str, int]:
+    """Return the number of turns with each outcome, by its value; `not_judged` is left out if no turn has it."""
+    counts = Counter(outcomes)
+    return {
+        outcome.value: counts[outcome]
+        for outcome in TurnOutcome
+        if counts[outcome] or outcome is not TurnOutcome.NOT_JUDGED
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +530,10 @@ class GroupDistillation:
     """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
     precision: Annotated[str | None, _IF_KNOWN] = None
     """Torch dtype of the teacher, such as `bfloat16`; None if its server does not report one."""
+    judge_scope: Annotated[Literal["trajectory"] | None, _IF_KNOWN] = None
+    """`trajectory` if the judge read whole rollouts; None: it read turns."""
+    judge_when: Annotated[Literal["failed"] | None, _IF_KNOWN] = None
+    """`failed` if the judge read failed rollouts only; None: it read all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,6 +687,7 @@ class _SequenceOpd:
     sampling: Annotated[
         tuple[SamplingDistribution, ...], Field(exclude_if=not_), BeforeValidator(_distributions), _AS_ONE
     ] = ()
+    trajectory: Annotated[JudgedTrajectory | None, _IF_KNOWN] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -799,7 +858,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
     """Read a sequence from its entries of the columns; None if it has problems, which are added to `problems`."""
     where, overrides = f"sequence {index}", _object(line.overrides and line.overrides[index])
     opd: _SequenceOpd | None = _SequenceOpd()
-    if {"turns", "context_turns", "images", "sampling"} & _object(overrides.get("opd")).keys():
+    if _SequenceOpd.__dataclass_fields__.keys() & _object(overrides.get("opd")).keys():
         opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
     if opd is None:
         return None
@@ -820,6 +879,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             context_turns=opd.context_turns,
             images=opd.images,
             sampling=opd.sampling,
+            trajectory=opd.trajectory,
             **fields,
             extra=overrides,
         )

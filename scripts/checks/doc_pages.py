@@ -4,16 +4,36 @@
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.precision import TOLERANCES
-from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.core.types import (
+    IGNORED,
+    PROMPT_LOGPROB,
+    Evidence,
+    HindsightPair,
+    Recording,
+    Trace,
+    Turn,
+    Verification,
+    VerifyOutcome,
+)
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.metrics import OPD_METRICS
-from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
+from agentic_opd.distill.prompts import (
+    JUDGE_QUESTION,
+    JUDGE_STEP_PROMPT,
+    JUDGE_SYSTEM_PROMPT,
+    TRAJECTORY_QUESTION,
+    TRAJECTORY_SYSTEM_PROMPT,
+)
+from agentic_opd.distill.trajectory import UNKNOWN_CONTEXT_CHARS, windows_of
 from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.metrics import TRAIN_METRICS
@@ -174,6 +194,69 @@ again.
 
 The instruction of the second question:"""
 
+_JUDGE_TRAJECTORY = """\
+## Whole rollouts
+
+With `judge.scope: trajectory` the judge reads a whole rollout when it has ended: the task, the numbered turns with
+the results of their calls and the user's words behind each, and the verdict. It is asked for `prm_votes` answers.
+Each names at most `judge.max_turns` turns, each with a hint, or says that no turn is at fault. Only these turns can
+get a hint, so a rollout costs one question in place of one for each turn.
+
+A hint is accepted for a turn by the same rule, counted by turn: more than half of the answers that were asked for
+name it (`hint.vote_rule`, `hint.selection` and the filter of hidden tests as above). Turns without enough of them end
+as `vote_failed`, and those that nothing followed as `no_next_state`. `hint.source` takes `judge` and sources of your
+own as above: `turn.judged()` gives what the answers accept for the turn. `judge.step_votes` asks about single turns
+and is refused.
+
+The judge is told (`judge.trajectory_prompt`, where `{max_turns}` is replaced by that setting):"""
+
+_TRAJECTORY_QUESTION = """\
+And asked (`judge.trajectory_question`); an assistant message that is context only, for example because the client
+wrote it, has a label in place of a number (`Turn C1`):"""
+
+_TRAJECTORY_EXAMPLE = """\
+Headings, protocol words and control tokens in the sections are broken as above. For example:"""
+
+_TRAJECTORY_REST = """\
+An answer is read without its reasoning and with any Markdown or prose around the words of the protocol. What violates
+the protocol abstains as a whole, and is counted by its kind: no part of it is used, and no turn is guessed.
+
+| `opd/trajectory_vote/` | the answer |
+|---|---|
+| `named` | names turns, each with a hint of more than 10 characters behind its `\\boxed{N}` |
+| `none` | says `\\boxed{-1}`, and has no hint |
+| `context_turn` | also names a message that is context only. That name is left out, the others count |
+| `unreadable` | has no box and hint that can be read: prose or JSON alone, a hint that does not end, two numbers in a \
+box, `\\boxed{-1}` beside a turn. Abstains, as all below |
+| `unknown_turn` | names a turn that does not exist, or that its window does not show in full |
+| `repeated_turn` | has two hints for a turn |
+| `hint_without_turn` | has a hint without a box before it |
+| `turn_without_hint` | names a turn without a hint, or with one that is too short |
+| `too_many_turns` | names more than `judge.max_turns` |
+| `every_turn` | names all, and these are more than `judge.max_turns` |
+
+If a rollout is longer than the judge's context (`judge.max_question_chars`), it is asked about in several windows.
+Each has the task, the verdict, some turns in full, and an outline of the others with one line for each; `prm_votes`
+answers are asked for each. What is still too long is cut in the middle, and the cut says how many characters are
+missing. The record of the rollout holds the question of each window with its answers
+([wire_format.md](wire_format.md#a-judged-trajectory)).
+
+## Failed rollouts only
+
+With `judge.when: failed` the judge reads only rollouts that failed, for either `judge.scope`; the turns of the others
+end as `not_judged`. `opd/judged_share` is the share of turns that are judged. Turns are then judged at the end of
+their rollout. What counts as failed:
+
+| where | failed if |
+|---|---|
+| worlds with hidden tests or another verdict | not all checks passed |
+| a [gateway](gateway.md)'s session | the client gave a reward of 0 or less to it or to one of its turns, or commented \
+on a turn without a reward. Without any reward and comment: if the user said something after a turn, or the session \
+ended with feedback in words, since only the judge can tell a complaint |
+| groups of a file, and `Hindsight` | not all checks passed (`verification`); without counts, if the score is 0 or \
+less. Without a score: if there is a `feedback` in words, or the user said something after a turn |
+| conversations in text | the user said something after a turn |"""
+
 _JUDGE_ENDPOINT = """\
 ## The endpoint
 
@@ -219,6 +302,29 @@ _EXAMPLE = HindsightPair(
         ),
     ),
 )
+
+
+def _trajectory_example() -> Recording:
+    """Return a rollout of two turns; its tokens do not matter."""
+
+    def call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+    solution = "def flatten(items):\n    return sum(items, [])\n"
+    messages = (
+        {"role": "user", "content": _EXAMPLE.task_text},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call("write_file", {"path": "solution.py", "content": solution})],
+        },
+        {"role": "tool", "tool_call_id": "write_file", "content": _EXAMPLE.evidence[0].text},
+        {"role": "assistant", "content": "I wrote flatten."},
+    )
+    turns = (Turn(1, 2, 1, 1, 1), Turn(3, 4, 3, 1, 3))
+    trace = Trace(messages, (0,) * 4, (IGNORED, 0, IGNORED, 0), (PROMPT_LOGPROB, 0.0, PROMPT_LOGPROB, 0.0), turns)
+    verdict = Verification(VerifyOutcome.RAN, 3, 10, "", _EXAMPLE.evidence[-1].text)
+    return Recording("flatten", (trace,), verification=verdict)
 
 
 def pages() -> dict[Path, str]:
@@ -281,7 +387,10 @@ def judge_page() -> str:
         _JUDGE_QUESTION,
         _fenced(JUDGE_QUESTION),
     ]
-    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT), _JUDGE_ENDPOINT]
+    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT)]
+    parts += [_JUDGE_TRAJECTORY, _fenced(TRAJECTORY_SYSTEM_PROMPT), _TRAJECTORY_QUESTION, _fenced(TRAJECTORY_QUESTION)]
+    (window,) = windows_of(_trajectory_example(), Questions(b"an example"), DistillConfig(), UNKNOWN_CONTEXT_CHARS)
+    parts += [_TRAJECTORY_EXAMPLE, _fenced(window.question), _TRAJECTORY_REST, _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 
 

@@ -33,6 +33,7 @@ from agentic_opd.distill import evidence
 from agentic_opd.distill import leaks as leak_filter
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.leaks import in_digits, leaks
+from agentic_opd.distill.trajectory import Window, parse_answer
 from agentic_opd.gateway.choice import held_back
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
@@ -383,6 +384,10 @@ def _question(text: str) -> object:
     return Questions(b"secret").question(HindsightPair(0, text, text, (Evidence("tool", text),)))
 
 
+def _answer(text: str) -> object:
+    return parse_answer(text, Window("", range(1, 9)), 3)
+
+
 def _arguments(family: str, text: str) -> object:
     return tool_formats.with_types([tool_formats.ParsedToolCall(raw=text, name="f")], family, TOOLS)
 
@@ -421,6 +426,9 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "text_lines": (core_text.text_lines, ()),
     "control tokens": (lambda text: core_text.without_control_tokens(CONTROL, text), ()),
     "vote": (parse_vote, ()),
+    "answer about a trajectory": (_answer, ()),
+    "answer about a trajectory: a hint": (lambda text: _answer(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),
+    "answer about a trajectory: hints": (lambda text: _answer("\\boxed{1}[HINT_START]" + text), ()),
     "vote: a hint": (lambda text: parse_vote(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),
     "step vote": (parse_step_vote, ()),
     "question": (_question, ()),

@@ -14,6 +14,7 @@ const WHY = {
   leaked: 'The hint repeated hidden test code and was dropped.',
   too_long: 'Hint and turn together do not fit the teacher’s context.',
   scoring_error: 'The teacher gave no rows, or rows that do not fit the turn.',
+  not_judged: 'The rollout did not fail, and the judge reads failed ones only.',
 };
 const EVIDENCE = { tool: 'tool results', user: 'the user’s reply', later: 'what showed later', verdict: 'the hidden tests’ verdict' };
 const STEP = { 1: 'did what was wanted', 0: 'can’t be told', '-1': 'did not do what was wanted' };

@@ -73,6 +73,8 @@ def test_metrics_of_two_episodes() -> None:
             "opd/outcome/leaked": 1,
             "opd/outcome/too_long": 1,
             "opd/outcome/scoring_error": 0,
+            "opd/outcome/not_judged": 0,
+            "opd/judged_share": 1.0,
             "opd/total_hints": 3,
             "opd/total_scored_turns": 2,
             "opd/mean_hints_per_rollout": 1.5,

@@ -7,7 +7,7 @@ from agentic_opd.core.errors import ConfigError, HintSourceError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.config import DistillConfig, HintConfig
 from agentic_opd.distill.evidence import turn_contexts
-from agentic_opd.distill.hints import Hint, JudgedBy, NoHint, Questions, find_hint
+from agentic_opd.distill.hints import Hint, JudgedBy, NoHint, Questions, SingleTurnJudge, find_hint
 from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.sources import source_of
 
@@ -44,8 +44,8 @@ def found(source: str, folder: Path, *answers: str) -> tuple[Hint | NoHint, Scri
         HintPool(),
     )
     context = turn_contexts(make_recording(), config)[0]
-    judging = JudgedBy(judge, Questions(b"secret"), False)  # type: ignore[arg-type]
-    return asyncio.run(find_hint(context, judging, config, pool)), judge, pool
+    judged_by = JudgedBy(judge, Questions(b"secret"), False)  # type: ignore[arg-type]
+    return asyncio.run(find_hint(context, SingleTurnJudge(judged_by, config), config, pool)), judge, pool
 
 
 def test_a_source_of_a_file_needs_no_judge(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""A scripted judge reads whole rollouts of the demo policy: in `process`, `serve`, `distill` and a gateway."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.local_server import LocalServer
+
+from tests.support import commands
+from tests.support.environment import process, read_lines, serving, validate
+from tests.support.fake_plugin import FakePlugin
+from tests.support.gateway import served
+from tests.support.scripted_judge import HINT, judge_server
+from tests.support.trajectory import trajectory_api
+
+pytestmark = pytest.mark.vllm
+
+SCOPE = ("--env.judge.scope", "trajectory")
+RENDERER = ("--env.renderer.name", "qwen3", "--env.renderer.options", "{enable_thinking: false}")
+
+
+class TrajectoryJudge:
+    """Names the first turn of each question, beside a vote that names none and an answer that abstains."""
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    def __call__(self, body: dict[str, Any]) -> list[str]:
+        system, user = (message["content"] for message in body["messages"])
+        assert "Name at most 3" in system
+        self.questions.append(user)
+        first = turns_of(user)[0]
+        names = f"\\boxed{{{first}}}\n[HINT_START]{HINT}[HINT_END]"
+        return [names, names, "\\boxed{999}[HINT_START]A turn that does not exist.[HINT_END]"][: body["n"]]
+
+
+def turns_of(question: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^## Turn (\d+) \[", question, re.MULTILINE)]
+
+
+def opd_of(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [overrides["opd"] for group in groups for overrides in group["overrides"]]
+
+
+def check(groups: list[dict[str, Any]], judge: TrajectoryJudge) -> None:
+    """Check that each rollout was asked about once, and that its first turn alone has the hint and rows."""
+    opds = opd_of(groups)
+    assert opds
+    assert sorted(opd["trajectory"]["windows"][0]["question"] for opd in opds) == sorted(judge.questions)
+    for opd in opds:
+        (window,) = opd["trajectory"]["windows"]
+        assert turns_of(window["question"]) == [*range(1, len(opd["turns"]) + 1)]
+        assert [vote["kind"] for vote in window["votes"]] == ["named", "named", "unknown_turn"]
+        first, *rest = opd["turns"]
+        assert (first["outcome"], first["hint"], len(first["votes"])) == ("scored", HINT, 2)
+        assert all((turn["outcome"], turn["votes"]) == ("vote_failed", []) for turn in rest)
+        assert all("question" not in turn for turn in opd["turns"])
+    assert all(group["group_overrides"]["opd"]["judge_scope"] == "trajectory" for group in groups)
+    assert all(any(rows) for group in groups for rows in group["distill_token_ids"])
+
+
+def test_rollouts_are_judged_as_a_whole_and_distilled_again(vllm_server: LocalServer, tmp_path: Path) -> None:
+    judge, out = TrajectoryJudge(), tmp_path / "groups.jsonl"
+    with judge_server(judge) as url:
+        flags = (*SCOPE, "--env.judge.base_url", url, "--env.total_steps", "2", "--env.report", "true")
+        done = process(vllm_server.base_url, out, *flags)
+    assert done.returncode == 0, done
+    groups = read_lines(out)
+    check(groups, judge)
+    assert validate(out).returncode == 0
+    logged = json.loads((tmp_path / "groups.metrics.jsonl").read_text().splitlines()[-1])
+    assert logged["opd/judged_share"] == 1
+    assert logged["opd/trajectory_vote/unknown_turn"] == logged["opd/trajectory_vote/named"] / 2
+
+    kept = tmp_path / "kept.jsonl"
+    server = ("--openai.base_url", f"{vllm_server.base_url}/v1", "--env.server_retry_s", "5")
+    base = ("agentic_opd", "distill", str(out), *server)
+    done = commands.run(*base, "--keep-hints", "--env.data_path_to_save_groups", str(kept))
+    assert done.returncode == 0, done
+    by_item = {group["group_overrides"]["item_id"]: group for group in groups}
+    for group in read_lines(kept):
+        before = by_item[group["group_overrides"]["item_id"]]
+        assert group["group_overrides"]["opd"]["judge_scope"] == "trajectory"
+        assert [opd["trajectory"] for opd in opd_of([group])] == [opd["trajectory"] for opd in opd_of([before])]
+
+    again, judge = tmp_path / "again.jsonl", TrajectoryJudge()
+    with judge_server(judge) as url:
+        flags = (*RENDERER, *SCOPE, "--env.judge.base_url", url, "--env.distill_topk", "20")
+        done = commands.run(*base, *flags, "--env.data_path_to_save_groups", str(again))
+    assert done.returncode == 0, done
+    check(read_lines(again), judge)
+    assert validate(again).returncode == 0
+
+
+def test_only_failed_rollouts_are_judged(vllm_server: LocalServer, tmp_path: Path) -> None:
+    judge, out = TrajectoryJudge(), tmp_path / "groups.jsonl"
+    with judge_server(judge) as url:
+        flags = (*SCOPE, "--env.judge.when", "failed", "--env.judge.base_url", url, "--env.total_steps", "2")
+        done = process(vllm_server.base_url, out, *flags)
+    assert done.returncode == 0, done
+    overrides = [entry for group in read_lines(out) for entry in group["overrides"]]
+    failed = [entry for entry in overrides if entry["verification"]["passed"] < entry["verification"]["total"]]
+    assert 0 < len(failed) < len(overrides)
+    assert len(judge.questions) == len(failed)
+    for entry in overrides:
+        outcomes = {turn["outcome"] for turn in entry["opd"]["turns"]}
+        assert ("trajectory" in entry["opd"]) is (entry in failed)
+        assert entry in failed or outcomes == {"not_judged"}
+    assert validate(out).returncode == 0
+
+
+def test_a_served_group_holds_the_questions(fake_server: FakePlugin, tmp_path: Path) -> None:
+    judge = TrajectoryJudge()
+    with judge_server(judge) as url, trajectory_api(tmp_path / "api.log") as api:
+        flags = (*SCOPE, "--env.judge.base_url", url, "--env.hindsight.evidence", "next_state")
+        with serving(api.url, fake_server.base_url, tmp_path / "serve", *flags) as env:
+            env.wait_for("waiting for a trainer")
+            api.register_trainer(batch_size=4, num_steps=1)
+            groups = api.batch()
+            assert env.process.wait(120) == 0, env.said()
+    for opd in opd_of(groups):
+        (window,) = opd["trajectory"]["windows"]
+        assert window["question"] in judge.questions
+        assert opd["turns"][0]["hint"] == HINT
+
+
+def test_a_session_is_judged_at_its_end(vllm_server: LocalServer, tmp_path: Path) -> None:
+    judge = TrajectoryJudge()
+    user = {"role": "user", "content": "Write `fizzbuzz(n)` in solution.py."}
+    more = {"role": "user", "content": "It fails for 15: it must be FizzBuzz."}
+    with (
+        judge_server(judge) as url,
+        served(vllm_server.base_url, tmp_path, *SCOPE, "--env.judge.base_url", url, real=True) as gateway,
+    ):
+        first = gateway.chat(user, session="s", max_tokens=12)
+        message = first.choices[0].message.model_dump()
+        gateway.chat(user, message, more, session="s", max_tokens=12)
+        assert not judge.questions, "not while the session is open"
+        group = gateway.end("s", feedback="That is still wrong.")
+    (question,) = judge.questions
+    assert turns_of(question) == [1, 2]
+    assert [text in question for text in (more["content"], "That is still wrong.")] == [True, True]
+    check([group], judge)
+    assert validate(tmp_path / "groups.jsonl").returncode == 0
