@@ -6,7 +6,7 @@ Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -832,6 +832,24 @@ class TrajectoryVote:
     kind: TrajectoryVoteKind
     turns: tuple[Index, ...]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTokens:
+    """Tokens of the judge's answers to a question, as its endpoint counts them."""
+
+    read: Index
+    """Tokens of the prompts: once for all votes of one request, and once for each request."""
+    sampled: Index
+
+    @classmethod
+    def total(cls, answers: "Iterable[JudgeTokens | None]") -> "JudgeTokens | None":
+        """Return the sum over answers; None if the tokens of an answer are not known, or there is no answer."""
+        tokens = list(answers)
+        counted = [answer for answer in tokens if answer is not None]
+        if not counted or len(counted) < len(tokens):
+            return None
+        return cls(sum(answer.read for answer in counted), sum(answer.sampled for answer in counted))
 
 
 @dataclass(frozen=True, slots=True)

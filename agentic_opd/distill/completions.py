@@ -1,4 +1,4 @@
-"""The text of an endpoint's response -> the texts of its choices, or its error and what to do about it. Pure.
+"""The text of an endpoint's response -> the texts of its choices and their tokens, or its error and what to do. Pure.
 
 In: a chat completion, whole or as a stream of server-sent events; its content is a text or a list of parts.
 """
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentic_opd.core.text import read_json, well_formed
+from agentic_opd.core.types import MOST_ID, JudgeTokens
 
 _IS_STREAM = re.compile(r"\s*(?:data|event|id|retry)?:")
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -52,6 +53,7 @@ def _joined(text: str) -> Any:
         ValueError: a piece has another form, or the stream broke off before its end.
     """
     choices: dict[int, dict[str, Any]] = {}
+    usage: Any = None
     is_done = False
     for line in text.split("\n"):
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
@@ -59,6 +61,7 @@ def _joined(text: str) -> Any:
         piece: Any = read_json(data) if data.startswith("{") else {}
         if piece.get("error"):
             return piece
+        usage = piece.get("usage") or usage  # Some endpoints count in each piece, the last one all.
         try:
             for part in piece.get("choices") or ():
                 choice = choices.setdefault(int(part.get("index") or 0), {"message": {}, "finish_reason": None})
@@ -71,10 +74,19 @@ def _joined(text: str) -> Any:
             raise ValueError(f"a piece of the stream is no part of a chat completion: {data[:200]!r}") from error
     if not is_done and not (choices and all(choice["finish_reason"] for choice in choices.values())):
         raise ValueError("the stream broke off")
-    return {"choices": [choices[index] for index in sorted(choices)]}
+    return {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
 
 
 # ------------------------------------------------------------------------------------------------------------ the texts
+
+
+def tokens_of(answer: Mapping[str, Any]) -> JudgeTokens | None:
+    """Return the tokens of a chat completion by its `usage`; None if it has none, or counts none."""
+    usage = answer.get("usage")
+    fields = cast(Mapping[str, Any], usage) if isinstance(usage, dict) else {}
+    counts = [fields.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    numbers = [count for count in counts if type(count) is int and 0 < count <= MOST_ID]
+    return JudgeTokens(*numbers) if len(numbers) == len(counts) else None
 
 
 def choice_texts(answer: Mapping[str, Any]) -> list[str] | None:

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
 from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, without_control_tokens
-from agentic_opd.core.types import HindsightPair, Message, StepScore, TurnOutcome, Vote
+from agentic_opd.core.types import HindsightPair, JudgeTokens, Message, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.judge import OpenAIJudge
@@ -71,6 +71,8 @@ class Judgement:
     step_votes: tuple[StepScore | None, ...] = ()
     seconds: float | None = None
     """Time for the votes, without waiting for a free slot."""
+    tokens: JudgeTokens | None = None
+    """Tokens of all answers, also to the second question; None if they are not known."""
 
     @property
     def step_score(self) -> StepScore | None:
@@ -306,7 +308,8 @@ class SingleTurnJudge:
             return Judgement(question), NoHint(TurnOutcome.JUDGE_ERROR, str(error))
         votes = tuple(parse_vote(text) for text in hints.texts)
         step_votes = tuple[StepScore | None, ...](parse_step_vote(text) for step in steps for text in step.texts)
-        judgement = Judgement(question, votes, step_votes, hints.latency_s)
+        tokens = JudgeTokens.total(reply.tokens for reply in (hints, *steps))
+        judgement = Judgement(question, votes, step_votes, hints.latency_s, tokens)
         return judgement, await asyncio.to_thread(accepted_hints, votes, context, config)
 
 

@@ -24,8 +24,16 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.http import NoAnswerError, RetryWindow, key_advice, may_pass
 from agentic_opd.core.rate_limits import pause_asked
 from agentic_opd.core.text import request_body, well_formed
-from agentic_opd.core.types import Message
-from agentic_opd.distill.completions import advice_on, choice_texts, error_in, error_of, read_completion, status_of
+from agentic_opd.core.types import JudgeTokens, Message
+from agentic_opd.distill.completions import (
+    advice_on,
+    choice_texts,
+    error_in,
+    error_of,
+    read_completion,
+    status_of,
+    tokens_of,
+)
 from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.pace import Pace, StalledError
 
@@ -41,6 +49,8 @@ _NEEDS_STREAM = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Matches a refusal of a request that does not ask for a stream."""
+_STREAM_USAGE = re.compile("stream_options|include_usage")
+"""Matches a refusal of a stream that ends with its count of tokens."""
 _VERSION_CHARS = 11
 """Values up to this length in an address' query are versions, such as 2024-10-21, and no secrets."""
 _REFUSED_S = 60.0
@@ -56,11 +66,15 @@ class _Form(NamedTuple):
     limit: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
     has_temperature: bool = True
     is_stream: bool = False
+    counts_stream: bool = True
+    """Whether a stream is asked for its count of tokens."""
 
     def plainer(self, refusal: str) -> "_Form | None":
         """Return the form without the parameter named in `refusal`; None if it names no parameter of the form."""
         if not self.is_stream and _NEEDS_STREAM.search(refusal):
             return self._replace(is_stream=True)
+        if self.is_stream and self.counts_stream and _STREAM_USAGE.search(refusal):
+            return self._replace(counts_stream=False)
         if self.has_temperature and re.search(r"\btemperature\b", refusal):
             return self._replace(has_temperature=False)
         if self.limit is not None and re.search(rf"\b{self.limit}\b", refusal):
@@ -78,10 +92,13 @@ _PLAINER_FORMS = (
 
 
 class JudgeReply(NamedTuple):
-    """The answers to one question, and the endpoint's seconds for all of them, without waiting for a free slot."""
+    """The answers to one question."""
 
     texts: tuple[str, ...]
     latency_s: float
+    """Seconds of the endpoint for all answers, without waiting for a free slot."""
+    tokens: JudgeTokens | None = None
+    """Tokens of all requests; None if the endpoint does not count those of each."""
 
 
 class OpenAIJudge:
@@ -149,16 +166,18 @@ class OpenAIJudge:
         """
         first = await self._first(messages, num_votes)
         missing = num_votes - len(first.texts)
-        rest = await asyncio.gather(*(self._request(messages, 1) for _ in range(missing)), return_exceptions=True)
-        texts, latency = list(first.texts), first.seconds
-        for answer in rest:
-            if isinstance(answer, BaseException):
-                raise answer
-            texts += answer.texts
-            latency = max(latency, first.seconds + answer.seconds)
+        results = await asyncio.gather(*(self._request(messages, 1) for _ in range(missing)), return_exceptions=True)
+        rest = list[_Answer]()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            rest.append(result)
+        texts = [*first.texts, *(text for answer in rest for text in answer.texts)]
+        latency = first.seconds + max((answer.seconds for answer in rest), default=0.0)
         # An endpoint may return no choice at all, even for a single vote.
         texts += [""] * (num_votes - len(texts))
-        return JudgeReply(tuple(texts[:num_votes]), latency)
+        tokens = JudgeTokens.total([first.tokens, *(answer.tokens for answer in rest)])
+        return JudgeReply(tuple(texts[:num_votes]), latency, tokens)
 
     async def check(self) -> None:
         """List the endpoint's models, to find a wrong address, key or model before the first episode.
@@ -229,17 +248,20 @@ class OpenAIJudge:
         yield self._form  # A concurrent request may have changed it.
         if not form.is_stream and _NEEDS_STREAM.search(refusal.answer):
             yield form._replace(is_stream=True)
+        if form.is_stream and not self._has_answered:
+            yield form._replace(counts_stream=False)
         if _TOO_LONG.search(refusal.answer):
             return
         if (plainer := form.plainer(refusal.answer)) is not None:
             yield plainer
         if n == 1 and not self._has_answered:
-            yield from (plain._replace(is_stream=form.is_stream) for plain in _PLAINER_FORMS)
+            stream = {"is_stream": form.is_stream, "counts_stream": form.counts_stream}
+            yield from (plain._replace(**stream) for plain in _PLAINER_FORMS)
 
     def _remember(self, form: _Form) -> None:
         if form.is_stream and not self._form.is_stream:
             logger.info("the judge %s only answers with a stream: it is asked for one", self.base_url)
-        if form._replace(is_stream=False) != self._form._replace(is_stream=False):
+        if (form.limit, form.has_temperature) != (self._form.limit, self._form.has_temperature):
             limit = f"{form.limit} for the limit of tokens" if form.limit else "no limit of tokens"
             temperature = "" if form.has_temperature else ", and no temperature: its votes are sampled at its own"
             logger.warning("the judge %s refuses parameters: it is sent %s%s", self.base_url, limit, temperature)
@@ -250,6 +272,7 @@ class OpenAIJudge:
         params |= {form.limit: self._max_tokens} if form.limit else {}
         params |= {"n": n} if n > 1 else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
+        params |= {"stream_options": {"include_usage": True}} if form.is_stream and form.counts_stream else {}
         params |= self._extra_body | ({"stream": True} if form.is_stream else {})
         body = request_body(params)
 
@@ -262,7 +285,7 @@ class OpenAIJudge:
                 raise ServerMismatchError(
                     f"{self.base_url} answered a judge request with something else than a chat completion"
                 )
-            return _Answer(texts, time.monotonic() - start)
+            return _Answer(texts, time.monotonic() - start, tokens_of(answer))
 
         try:
             answer = await self._paced(ask)
@@ -396,3 +419,4 @@ def _names_of(models: object) -> list[str]:
 class _Answer(NamedTuple):
     texts: list[str]
     seconds: float
+    tokens: JudgeTokens | None

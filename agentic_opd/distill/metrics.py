@@ -14,7 +14,7 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TrajectoryVoteKind, TurnOutcome
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
-from agentic_opd.wire.counts import TurnCounts
+from agentic_opd.wire.counts import JudgeCounts, TurnCounts
 from agentic_opd.wire.group import GroupDistillation, TurnRecord
 
 _OUTCOMES = {
@@ -153,6 +153,26 @@ OPD_METRICS = (
         Metric(f"opd/judge_s_p{q}", "seconds", f"time for the votes on one question, {q}th percentile")
         for q in (50, 95)
     ),
+    Metric("opd/judge_s_per_rollout", "seconds", "time for the votes per episode, added up over its questions"),
+    Metric(
+        "opd/judge_read_tokens",
+        "tokens",
+        "tokens that the judge read per episode, as its endpoint counts them (usage.prompt_tokens): a prompt once for "
+        "all votes of one request, also where it was in the server's cache. The mean is over the episodes whose "
+        "tokens are all known; left out if there are none",
+    ),
+    Metric(
+        "opd/judge_sampled_tokens",
+        "tokens",
+        "tokens that the judge sampled per episode (usage.completion_tokens), all votes and their reasoning, likewise",
+    ),
+    Metric("opd/judge_read_tokens_per_hint", "tokens", "tokens that the judge read per accepted hint, likewise"),
+    Metric("opd/judge_sampled_tokens_per_hint", "tokens", "tokens that the judge sampled per accepted hint, likewise"),
+    Metric(
+        "opd/judge_uncounted",
+        "questions",
+        "questions to the judge whose tokens are not known: its endpoint sends no usage, or it failed",
+    ),
     *(Metric(f"opd/score_s_p{q}", "seconds", f"time for one turn's teacher rows, {q}th percentile") for q in (50, 95)),
     Metric(
         "opd/scored_tokens_per_s",
@@ -195,8 +215,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
         metrics["opd/rebased_share"] = rebased / counts.scored
     if compared := [len(turn.record.hints) for turn in turns if turn.record.hints]:
         metrics["opd/hints_compared"] = fmean(compared)
-    seconds = [turn.judge_s for turn in turns if turn.judge_s is not None]
-    metrics |= percentiles("opd/judge_s", [*seconds, *(value for episode in episodes for value in episode.judge_s)])
+    metrics |= _judge_costs(episodes)
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
     return metrics | _score_metrics(scored, sampled)
@@ -231,6 +250,32 @@ def _judge_metrics(episodes: Sequence[EpisodeStats]) -> dict[str, float]:
         kinds = Counter(vote.kind for vote in votes)
         metrics |= {f"opd/trajectory_vote/{kind.value}": kinds[kind] for kind in TrajectoryVoteKind}
         metrics["opd/trajectory_windows"] = len(windows) / len(trajectories)
+    return metrics
+
+
+def _judge_costs(episodes: Sequence[EpisodeStats]) -> dict[str, float]:
+    """Return what the judge took, in tokens and in seconds."""
+    seconds = [turn.judge_s for episode in episodes for turn in episode.turns if turn.judge_s is not None]
+    seconds += [window_s for episode in episodes for window_s in episode.judge_s]
+    metrics = percentiles("opd/judge_s", seconds)
+    if seconds:
+        metrics["opd/judge_s_per_rollout"] = sum(seconds) / len(episodes)
+    costs = [JudgeCounts.of((turn.record for turn in episode.turns), episode.trajectory) for episode in episodes]
+    if any(cost.questions for cost in costs):
+        metrics["opd/judge_uncounted"] = sum(cost.uncounted for cost in costs)
+    total, hints, counted = JudgeCounts(), 0, 0
+    for episode, cost in zip(episodes, costs, strict=True):
+        if not cost.uncounted:
+            total.merge(cost)
+            hints += sum(turn.record.hint is not None for turn in episode.turns)
+            counted += 1
+    if not total.questions:
+        return metrics
+    metrics["opd/judge_read_tokens"] = total.read_tokens / counted
+    metrics["opd/judge_sampled_tokens"] = total.sampled_tokens / counted
+    if hints:
+        metrics["opd/judge_read_tokens_per_hint"] = total.read_tokens / hints
+        metrics["opd/judge_sampled_tokens_per_hint"] = total.sampled_tokens / hints
     return metrics
 
 

@@ -178,6 +178,7 @@ def distilled_turn(
         hint_source=hint.source if isinstance(hint, Hint) else None,
         reasoning_tokens=turn.reasoning_tokens,
         scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
+        judge_tokens=judgement.tokens,
     )
     if not isinstance(result, Scored):
         return DistilledTurn(context.pair, TurnStats(record, judgement.seconds))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ServerError, ServerUnreachableError
 from agentic_opd.core.text import cut_middle
-from agentic_opd.core.types import Recording, TrajectoryVote, TrajectoryVoteKind, TurnOutcome, Vote
+from agentic_opd.core.types import JudgeTokens, Recording, TrajectoryVote, TrajectoryVoteKind, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import (
     TurnContext,
@@ -378,6 +378,7 @@ class _Asked(NamedTuple):
     window: Window
     answers: tuple[ParsedAnswer, ...] = ()
     seconds: float | None = None
+    tokens: JudgeTokens | None = None
     error: ServerError | None = None
 
 
@@ -415,6 +416,7 @@ class TrajectoryJudge:
                     last=asked.window.turns.stop - 1,
                     question=asked.window.question,
                     votes=tuple(answer.vote for answer in asked.answers),
+                    judge_tokens=asked.tokens,
                 )
                 for asked in self._asked
             )
@@ -428,6 +430,7 @@ class TrajectoryJudge:
     async def _ask(self) -> list[_Asked]:
         """Ask about each window; if the judge refuses one as too long, ask about windows of half the length."""
         max_chars = question_chars(self._config, self._judge.context)
+        dropped_tokens = list[JudgeTokens | None]()
         while True:
             windows = await asyncio.to_thread(
                 windows_of, self._recording, self._judge.questions, self._config, max_chars
@@ -435,7 +438,9 @@ class TrajectoryJudge:
             asked = await gather_all(map(self._ask_about, windows))
             is_too_long = any(window.error is not None and refuses_length(window.error) for window in asked)
             if not is_too_long or max_chars <= LEAST_QUESTION_CHARS:
-                return asked
+                first, *others = asked
+                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *others]
+            dropped_tokens += [window.tokens for window in asked if window.error is None]
             longest = max(len(window.question) for window in windows)
             max_chars = max(LEAST_QUESTION_CHARS, min(max_chars, longest) // 2)
 
@@ -449,4 +454,4 @@ class TrajectoryJudge:
                 raise
             return _Asked(window, error=error)
         parsed = tuple(parse_answer(text, window, config.judge.max_turns) for text in reply.texts)
-        return _Asked(window, parsed, reply.latency_s)
+        return _Asked(window, parsed, reply.latency_s, reply.tokens)

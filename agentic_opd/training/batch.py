@@ -16,6 +16,7 @@ from agentic_opd.core.types import IGNORED, sampled_spans
 from agentic_opd.training.advantages import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.packing import packed_parts
+from agentic_opd.training.turn_weights import TurnWeightSource, trajectory_weights
 from agentic_opd.wire.checks import checked_group
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
@@ -78,6 +79,8 @@ class TrainBatch:
     `step.read_behaviour` sets; None: that of the policy now."""
     greedy_BT: Tensor | None = None
     """bool: tokens sampled at temperature 0, which no ratio fits; None: there are none."""
+    turn_weights_BT: Tensor | None = None
+    """float32: weight of the scored turn at its scored positions, 1 elsewhere; None: no weights were asked for."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -182,6 +185,7 @@ def make_batch(
     contrast: bool = False,
     special_ids: Sequence[int] | None = None,
     temperature: float | Literal["group"] = "group",
+    turn_weight_source: TurnWeightSource | None = None,
 ) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
@@ -194,14 +198,16 @@ def make_batch(
             probability counts towards the tail bin.
         special_ids: Ids of the tokenizer's special tokens, for `loss.skip_special_tokens`.
         temperature: `loss.temperature`.
+        turn_weight_source: `LossConfig.weighs_turns_by`.
 
     Raises:
         AlignmentError: a group violates the wire format, as `agentic-opd validate` reports it: masks, logprobs,
             records, rows or counts. The message names group, sequence and position, and the first violation.
-        ConfigError: `contrast` is set, but a scored turn has no control logprobs.
+        ConfigError: `contrast` is set, but a scored turn has no control logprobs; or weights of turns can't be
+            computed from `turn_weight_source`.
     """
     checked = [checked_group(group, f"group {n}") for n, group in enumerate(groups)]
-    return padded(checked, contrast, special_ids, temperature)
+    return padded(checked, contrast, special_ids, temperature, turn_weight_source)
 
 
 def padded(
@@ -209,6 +215,7 @@ def padded(
     contrast: bool,
     special_ids: Sequence[int] | None,
     temperature: float | Literal["group"],
+    turn_weight_source: TurnWeightSource | None,
 ) -> TrainBatch:
     """Pad the sequences of groups that were checked; see `make_batch`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -258,6 +265,8 @@ def padded(
         special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
         batch = replace(batch, special_BT=special_BT & batch.attended_BT)
     batch = replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
+    if turn_weight_source is not None:
+        batch = replace(batch, turn_weights_BT=_turn_weights(batch, groups, turn_weight_source, names))
     return _with_temperatures(batch, rollouts, temperature)
 
 
@@ -281,6 +290,19 @@ def _with_temperatures(
         temperatures_BT=temperatures_BT if (temperatures_BT != 1).any() else None,
         greedy_BT=greedy_BT if greedy_BT.any() else None,
     )
+
+
+def _turn_weights(
+    batch: TrainBatch, groups: Sequence[ScoredGroup], source: TurnWeightSource, names: Sequence[str]
+) -> Tensor:
+    weights_BT, rest = torch.ones_like(batch.old_BT), iter(names)
+    by_sequence = chain.from_iterable(
+        trajectory_weights(group, source, [next(rest) for _ in group.rollouts]) for group in groups
+    )
+    for weights_T, of_sequence in zip(weights_BT, by_sequence, strict=True):
+        for (start, end), weight in of_sequence.items():
+            weights_T[start:end] = weight
+    return weights_BT
 
 
 def _turn_lengths(sampled_BT: Tensor) -> Tensor:

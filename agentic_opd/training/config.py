@@ -161,6 +161,17 @@ class LossConfig(BaseModel):
         default="token",
         description="Mean over all sampled tokens, or over turns of each turn's mean.",
     )
+    turn_weights: Literal["equal", "trajectory"] = Field(
+        default="equal",
+        description="Weight of each scored turn in the divergences, token_advantage, the gap of combined, and custom "
+        "parts that apply to scored tokens: 1 (equal), or relative to the other scored turns of its rollout, with a "
+        "mean of 1 over them (trajectory).",
+    )
+    turn_weight_source: Literal["votes", "gap"] = Field(
+        default="votes",
+        description="turn_weights trajectory: what a weight is proportional to: the number of the judge's votes for a "
+        "hint (votes), or the mean |gap| of the turn's scored tokens (gap).",
+    )
     skip_special_tokens: bool = Field(
         default=False,
         description="Leave the tokenizer's special tokens out of all parts; they still count in the mean's divisor.",
@@ -202,6 +213,11 @@ class LossConfig(BaseModel):
     def reads_start(self) -> bool:
         """Whether every step needs the policy at the start of the run."""
         return self.contrasts_with_start or self.start_kl > 0
+
+    @property
+    def weighs_turns_by(self) -> Literal["votes", "gap"] | None:
+        """What the weights of scored turns are proportional to; None: all weights are 1."""
+        return self.turn_weight_source if self.turn_weights == "trajectory" else None
 
     def weight_of(self, part: str) -> float:
         """Return the weight of a part, by its name in `schedules`."""

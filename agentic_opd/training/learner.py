@@ -89,6 +89,7 @@ class Learner:
             contrast=config.loss.contrast,
             special_ids=self.special_ids,
             temperature=config.loss.temperature,
+            turn_weight_source=config.loss.weighs_turns_by,
         )
         lr, gauges = config.lr_at(step), batch_gauges(batch)
         gauges |= self.sampling_notes.check(groups, config.loss.temperature)

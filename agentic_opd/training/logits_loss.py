@@ -34,7 +34,7 @@ def collate(
     special_ids: Sequence[int] | None = None,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Build a batch of whole groups; `contrast`, `mean` and `temperature` of `config` decide what it holds.
+    """Build a batch of whole groups; `config` decides what it holds: `contrast`, `mean`, `temperature`, `turn_weights`.
 
     Returns:
         `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`
@@ -50,7 +50,7 @@ def collate(
     origins = [f"group {number} of the batch" for number in range(len(groups))]
     checked = [checked_group(unpacked(group, origin), origin) for group, origin in zip(groups, origins, strict=True)]
     _notes.check(checked, config.temperature)
-    batch = padded(checked, config.contrast, special_ids, config.temperature)
+    batch = padded(checked, config.contrast, special_ids, config.temperature, config.weighs_turns_by)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)
     opd = {name: value for name in TrainBatch.__slots__ if (value := getattr(batch, name)) is not None}

@@ -280,6 +280,8 @@ class LossInputs:
     """bool: special tokens of the tokenizer."""
     turn_lengths_BT: Tensor | None = None
     """Used only by the mean over turns."""
+    turn_weights_BT: Tensor | None = None
+    """Weight of the scored turn at its scored positions, 1 elsewhere. Used only by `turn_weights: trajectory`."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -323,6 +325,13 @@ def hint_gaps(x: LossInputs, config: LossConfig) -> Tensor:
     return token_advantage(x.hinted_BT, x.baseline_BT, x.scored_BT, config.gap_clip)
 
 
+def weighted_by_turn(x: LossInputs, config: LossConfig, values_BT: Tensor) -> Tensor:
+    """Multiply values of scored tokens by their turns' weights, [B, T]; with `turn_weights: equal` by 1."""
+    if config.turn_weights == "equal" or x.turn_weights_BT is None:
+        return values_BT
+    return values_BT * x.turn_weights_BT
+
+
 def surrogate(x: LossInputs, config: LossConfig, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`clipped_surrogate` of the tokens' advantages with the bounds of the settings, [B, T]."""
     bounds = (config.clip_low, config.clip_high, config.negative_ratio_bound)
@@ -362,7 +371,8 @@ def _step_reward(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
 
 
 def _combined(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-    return surrogate(x, config, reward_advantages(x, config) + hint_gaps(x, config), mask_BT)
+    gaps_BT = weighted_by_turn(x, config, hint_gaps(x, config))
+    return surrogate(x, config, reward_advantages(x, config) + gaps_BT, mask_BT)
 
 
 def _start_kl(x: LossInputs, _config: LossConfig, mask_BT: Tensor) -> Tensor:
@@ -517,12 +527,19 @@ def combined_loss(
         raise ConfigError("loss.mean is turn, but the inputs lack turn_lengths_BT")
     if x.special_BT is None and config.skip_special_tokens:
         raise ConfigError("loss.skip_special_tokens is on, but the inputs lack special_BT")
+    if x.turn_weights_BT is None and config.turn_weights != "equal":
+        raise ConfigError(
+            f"loss.turn_weights is {config.turn_weights}, but the batch was made without weights: "
+            "collate(groups, config), or make_batch with turn_weight_source"
+        )
     if count is None:
         count = float((turn_starts(x.sampled_BT) if config.mean == "turn" else x.sampled_BT).sum())
     masks = positions(config, x)
     parts: dict[str, tuple[float, Tensor]] = {}
     for weight, part in weighted_parts(config):
         values_BT = part.values(x, config, masks[part.where])
+        if part.where == "scored":
+            values_BT = weighted_by_turn(x, config, values_BT)
         if x.turn_lengths_BT is not None and config.mean == "turn":
             values_BT = values_BT / x.turn_lengths_BT.clamp_min(1.0)
         parts[part.name] = (weight, mean_of(values_BT, count))

@@ -29,6 +29,7 @@ from agentic_opd.core.types import (
     TurnOutcome,
     sampled_spans,
 )
+from agentic_opd.wire.counts import JudgeCounts
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
     SUM_SLACK,
@@ -206,6 +207,7 @@ class GroupChecker:
         if rollout.turns is not None:
             self.counts["turns"] += len(rollout.turns)
             self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
+        self._count_judge(JudgeCounts.of(rollout.turns or (), rollout.trajectory))
         if rollout.trajectory is not None:
             self.counts["judged trajectories"] += 1
             self.counts["  windows"] += len(rollout.trajectory.windows)
@@ -214,6 +216,15 @@ class GroupChecker:
         elif rollout.scored_positions:
             first = min(rollout.scored_positions)
             yield Problem(f", position {first}", "the turn is scored, but there are no distillation arrays")
+
+    def _count_judge(self, judge: JudgeCounts) -> None:
+        counts = {
+            "questions to the judge": judge.questions,
+            "questions of unknown tokens": judge.uncounted,
+            "judge tokens read": judge.read_tokens,
+            "judge tokens sampled": judge.sampled_tokens,
+        }
+        self.counts.update({name: count for name, count in counts.items() if count})
 
     def _rows(self, rollout: ScoredRollout, top_k: int | None) -> Iterator[Problem]:
         """Yield problems of the rows, [T, `top_k`] or empty, and of the readings that refer to them."""
@@ -491,10 +502,16 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
         yield f"hint_source: {turn.hint_source!r}, but there is no hint"
     if len(set(turn.evidence)) != len(turn.evidence):
         yield f"evidence: {list(turn.evidence)}, expected each kind once"
-    if turn.step_score not in (None, 0, *turn.step_votes):
-        yield f"step_score: {turn.step_score}, but no vote gives it"
+    yield from _judge_problems(turn)
     yield from _reading_problems(turn)
     yield from _hints_problems(turn)
+
+
+def _judge_problems(turn: TurnRecord) -> Iterator[str]:
+    if turn.judge_tokens is not None and turn.question is None:
+        yield "judge_tokens: there is no question to the judge"
+    if turn.step_score not in (None, 0, *turn.step_votes):
+        yield f"step_score: {turn.step_score}, but no vote gives it"
 
 
 def _reading_problems(turn: TurnRecord) -> Iterator[str]:

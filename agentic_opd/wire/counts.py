@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from agentic_opd.core.precision import root_mean_square
-from agentic_opd.core.types import IGNORED, TurnOutcome
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.core.types import IGNORED, JudgeTokens, TurnOutcome
+from agentic_opd.wire.group import JudgedTrajectory, ScoredGroup, ScoredRollout, TurnRecord
 
 
 @dataclass(slots=True)
@@ -29,6 +29,29 @@ class TurnCounts:
         self.turns += counts.turns
         self.hints += counts.hints
         self.outcomes.update(counts.outcomes)
+
+
+@dataclass(slots=True)
+class JudgeCounts:
+    """Questions to the judge, and the tokens of those whose endpoint counts them."""
+
+    questions: int = 0
+    uncounted: int = 0
+    """Questions of which the tokens are not known."""
+    read_tokens: int = 0
+    sampled_tokens: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[TurnRecord], trajectory: JudgedTrajectory | None) -> "JudgeCounts":
+        """Count the questions about the turns of these records, and about their rollout as a whole."""
+        tokens = [record.judge_tokens for record in records if record.question is not None]
+        tokens += [window.judge_tokens for window in trajectory.windows] if trajectory else []
+        counted = JudgeTokens.total(answer for answer in tokens if answer is not None) or JudgeTokens(0, 0)
+        return cls(len(tokens), tokens.count(None), counted.read, counted.sampled)
+
+    def merge(self, counts: "JudgeCounts") -> None:
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(counts, count.name))
 
 
 @dataclass(slots=True)

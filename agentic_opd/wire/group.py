@@ -38,6 +38,7 @@ from agentic_opd.core.types import (
     Episode,
     EvidenceKind,
     Index,
+    JudgeTokens,
     Message,
     PlacedImage,
     ProgramRun,
@@ -177,6 +178,8 @@ class JudgedWindow:
     """The judge's user message, verbatim."""
     votes: tuple[TrajectoryVote, ...] = ()
     """Empty if the judge failed."""
+    judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
+    """Tokens of the answers, as in `TurnRecord`."""
 
     def __post_init__(self) -> None:
         named = [number for vote in self.votes for number in vote.turns]
@@ -238,6 +241,8 @@ class TurnRecord:
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
+    judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
+    """Tokens of the judge's answers to `question`; None if its endpoint does not count them."""
 
     def __post_init__(self) -> None:
         lengths = {

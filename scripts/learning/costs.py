@@ -1,13 +1,15 @@
-"""The costs of a run's hints: turns that the judge read, and tokens that the teacher scored."""
+"""The costs of a run's hints: turns and tokens of the judge, and tokens that the teacher scored."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.counts import JudgeCounts
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from learning.results import TARGET, Curves, mean_curve, rollouts_to
 
 
@@ -16,8 +18,11 @@ class Cost(NamedTuple):
 
     rollouts: int
     judged_turns: int
-    """Turns about which the judge was asked, once each for all votes."""
+    """Turns about which the judge was asked, by themselves or with their rollout, once each for all votes."""
     scored_tokens: int
+    judge_tokens: float | None = None
+    """Mean of the tokens that the judge read and sampled for a rollout, over the rollouts whose tokens are known; None:
+    there are none."""
 
 
 Costs = dict[str, dict[str, list[Cost]]]
@@ -30,6 +35,33 @@ def read_costs(path: Path) -> Costs:
     return {mode: {seed: [Cost(*row) for row in rows] for seed, rows in seeds.items()} for mode, seeds in data.items()}
 
 
+@dataclass(slots=True)
+class JudgeTotals:
+    """Questions to the judge over rollouts."""
+
+    counts: JudgeCounts = field(default_factory=JudgeCounts)
+    """Of the rollouts whose tokens are known."""
+    rollouts: int = 0
+    """Number of those rollouts."""
+    uncounted: int = 0
+    """Questions of unknown tokens."""
+
+    def add(self, rollout: ScoredRollout) -> None:
+        """Count a rollout."""
+        counts = JudgeCounts.of(rollout.turns or (), rollout.trajectory)
+        self.uncounted += counts.uncounted
+        if not counts.uncounted:
+            self.counts.merge(counts)
+            self.rollouts += 1
+
+    @property
+    def tokens_per_rollout(self) -> float | None:
+        """Mean of the tokens that the judge read and sampled; None if no question's are known."""
+        if not self.rollouts or (self.uncounted and not self.counts.questions):
+            return None
+        return (self.counts.read_tokens + self.counts.sampled_tokens) / self.rollouts
+
+
 def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]:
     """Add up the groups in the order in which they were made.
 
@@ -38,29 +70,50 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
         points: Rollouts, rising.
     """
     costs, sums, left = list[Cost](), Cost(0, 0, 0), list(points)
+    judge = JudgeTotals()
     for group in groups:
         while left and sums.rollouts >= left[0]:
             costs.append(sums._replace(rollouts=left.pop(0)))
         turns = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
-        judged = sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
+        judged_turns = sum(map(_judged_turns, group.rollouts))
         scored = sum(turn.span[1] - turn.span[0] for turn in turns if turn.is_scored)
-        sums = Cost(sums.rollouts + len(group.rollouts), sums.judged_turns + judged, sums.scored_tokens + scored)
+        for rollout in group.rollouts:
+            judge.add(rollout)
+        sums = Cost(
+            sums.rollouts + len(group.rollouts),
+            sums.judged_turns + judged_turns,
+            sums.scored_tokens + scored,
+            judge.tokens_per_rollout,
+        )
     return [*costs, *(sums._replace(rollouts=point) for point in left)]
 
 
+def _judged_turns(rollout: ScoredRollout) -> int:
+    if rollout.trajectory is not None:
+        return sum(window.last - window.first + 1 for window in rollout.trajectory.windows)
+    turns = rollout.turns or ()
+    return sum(turn.question is not None or turn.outcome is TurnOutcome.JUDGE_ERROR for turn in turns)
+
+
 def costs_table(curves: Curves, costs: Mapping[str, Mapping[str, Sequence[Cost]]]) -> str:
-    """Markdown: what each mode took until its mean curve was at the target, and in all; means of the seeds."""
+    """Return Markdown: what each mode took until its mean curve was at the target, and in all; means of the seeds.
+
+    The judge's tokens have a column if they are known of any mode.
+    """
+    counts_judge = any(rows[-1].judge_tokens for seeds in costs.values() for rows in seeds.values() if rows)
     lines = [
         f"| mode | rollouts to {TARGET:.0%} | turns judged until then | tokens scored until then | turns judged in all "
-        "| tokens scored in all |",
-        "|---|---|---|---|---|---|",
+        "| tokens scored in all |" + (" judge tokens a rollout |" if counts_judge else ""),
+        "|---|---|---|---|---|---|" + ("---|" if counts_judge else ""),
     ]
     for mode, seeds in costs.items():
         reached = rollouts_to(mean_curve(curves[mode]))
         until = "not reached" if reached is None else str(reached)
         end_costs = [cost for rows in seeds.values() for cost in rows if cost.rollouts == reached]
         ends = [rows[-1] for rows in seeds.values()]
-        lines.append(f"| {mode} | {until} | {_means(end_costs)} | {_means(ends)} |")
+        tokens = [cost.judge_tokens for cost in ends if cost.judge_tokens is not None]
+        judge = f" {mean(tokens):.0f} |" if tokens else " - |"
+        lines.append(f"| {mode} | {until} | {_means(end_costs)} | {_means(ends)} |{judge if counts_judge else ''}")
     return "\n".join(lines) + "\n"
 
 

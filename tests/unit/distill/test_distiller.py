@@ -11,7 +11,16 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import ContextTurn, DistillArrays, Message, Recording, StopReason, TeacherRequest, Trace
+from agentic_opd.core.types import (
+    ContextTurn,
+    DistillArrays,
+    JudgeTokens,
+    Message,
+    Recording,
+    StopReason,
+    TeacherRequest,
+    Trace,
+)
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
@@ -185,6 +194,24 @@ class TwoQuestions(ScriptedJudge):
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         whole = "\n".join(message["content"] for message in messages)
         return await super().ask([{"role": "user", "content": whole}], num_votes)
+
+
+class CountingJudge(TwoQuestions):
+    """Counts the tokens of its answers as its endpoint would, but those of one question."""
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        reply = await super().ask(messages, num_votes)
+        is_counted = FIRST in messages[-1]["content"] or "if it shows neither" in messages[0]["content"]
+        return reply._replace(tokens=JudgeTokens(100, 7 * num_votes) if is_counted else None)
+
+
+def test_the_record_of_a_turn_has_the_tokens_of_its_answers() -> None:
+    deps = by_judge(CountingJudge({**STEP, FIRST: YES, LAST: NO}))
+    assert [record.judge_tokens for record in run(deps).records] == [JudgeTokens(100, 21), None]
+    both = run(deps, judge={"step_votes": 3}).records
+    assert [record.judge_tokens for record in both] == [JudgeTokens(200, 42), None], "half a sum is no sum"
+    refused = run(by_judge(CountingJudge({**STEP, FIRST: REFUSED, LAST: NO}))).records
+    assert [record.judge_tokens for record in refused] == [None, None]
 
 
 def test_the_second_question_gives_a_turn_its_score() -> None:

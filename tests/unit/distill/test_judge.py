@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import JudgeTokens, Message
 from agentic_opd.distill import pace
 from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.hints import parse_vote
@@ -84,6 +84,40 @@ def test_an_endpoint_that_ignores_n_is_asked_for_the_rest_one_by_one() -> None:
     script = Script(completion(POSITIVE), completion(NEGATIVE), completion(POSITIVE))
     assert sorted(votes(script), key=str) == [-1, 1, 1]
     assert [body.get("n") for body in script.bodies] == [3, None, None]
+
+
+def tokens(script: Script, **options: Any) -> JudgeTokens | None:
+    async def ask(judge: OpenAIJudge) -> JudgeTokens | None:
+        return (await judge.ask(CHAT, 3)).tokens
+
+    return with_judge(script, ask, **options)
+
+
+def used(read: Any, sampled: Any, *texts: str) -> dict[str, Any]:
+    usage = {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": 1}
+    return {**completion(*texts), "usage": usage}
+
+
+def test_the_tokens_of_a_question_are_those_of_all_its_requests() -> None:
+    """With all votes in one request the prompt is read once."""
+    assert tokens(Script(used(90, 21, POSITIVE, NEGATIVE, POSITIVE))) == JudgeTokens(90, 21)
+    apart = Script(used(90, 7, POSITIVE), used(90, 6, NEGATIVE), used(90, 8, POSITIVE))
+    assert tokens(apart) == JudgeTokens(270, 21)
+    refusing_n = Script(lambda body: 400 if "n" in body else used(90, 7, POSITIVE))
+    assert tokens(refusing_n) == JudgeTokens(270, 21)
+
+
+@pytest.mark.parametrize("usage", [None, {}, [], {"prompt_tokens": 9}, {"prompt_tokens": 0, "completion_tokens": 0}])
+def test_tokens_that_an_endpoint_does_not_count_are_unknown(usage: Any) -> None:
+    assert tokens(Script({**completion(*[POSITIVE] * 3), "usage": usage})) is None
+    one = Script(used(90, 7, POSITIVE), {**completion(POSITIVE), "usage": usage}, used(90, 7, POSITIVE))
+    assert tokens(one) is None, "a sum that lacks one of three requests is no sum"
+
+
+@pytest.mark.parametrize("count", [True, 7.5, -7, "7", 2**63])
+def test_a_count_that_is_no_number_of_tokens_is_unknown(count: Any) -> None:
+    assert tokens(Script(used(90, count, *[POSITIVE] * 3))) is None
+    assert tokens(Script(used(count, 7, *[POSITIVE] * 3))) is None
 
 
 def test_an_endpoint_that_refuses_n_is_not_asked_for_it_again() -> None:

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from agentic_opd.core import http
 from agentic_opd.core.errors import EndpointRefusedError, RateLimitError, ServerRequestError
+from agentic_opd.core.types import JudgeTokens
 from agentic_opd.distill import judge as judge_module
 from agentic_opd.distill import pace
 from agentic_opd.distill.config import JudgeConfig
@@ -256,6 +257,63 @@ def test_an_endpoint_that_only_streams_is_asked_for_a_stream_from_then_on(messag
     assert asked(endpoint, ask_twice) == [1] * 6
     assert [body.get("stream") for body in endpoint.bodies] == [None, True, True]
     assert [body.get("n") for body in endpoint.bodies] == [3] * 3
+
+
+def counted(body: dict[str, Any]) -> web.Response:
+    """A stream whose last piece counts the tokens, if it is asked for that."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 90, "completion_tokens": 21}}
+    asks = (body.get("stream_options") or {}).get("include_usage")
+    return streamed(body, end=f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n" if asks else "data: [DONE]\n\n")
+
+
+STREAM_ONLY = "stream must be true"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected", "streams"),
+    [
+        (None, JudgeTokens(90, 21), 2),
+        ("Unrecognized request argument supplied: stream_options", None, 3),
+        ("bad request", None, 3),
+    ],
+)
+def test_a_stream_is_asked_for_its_tokens_where_the_endpoint_takes_that(
+    refusal: str | None, expected: JudgeTokens | None, streams: int
+) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        if not body.get("stream"):
+            return refused(400, STREAM_ONLY)
+        return refused(400, refusal) if refusal and "stream_options" in body else counted(body)
+
+    endpoint = Endpoint(answer)
+
+    async def ask_twice(judge: OpenAIJudge) -> list[JudgeTokens | None]:
+        return [(await judge.ask(CHAT, 3)).tokens for _ in range(2)]
+
+    assert asked(endpoint, ask_twice) == [expected] * 2
+    assert [body.get("stream") for body in endpoint.bodies] == [None, *[True] * streams]
+    assert [body["n"] for body in endpoint.bodies] == [3] * (1 + streams), "votes are still asked for together"
+
+
+def test_tokens_that_are_counted_in_each_piece_are_those_of_the_last() -> None:
+    def answer(body: dict[str, Any]) -> web.Response:
+        pieces = [
+            {
+                "choices": [{"index": 0, "delta": {"content": POSITIVE}}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+            },
+            {
+                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 5},
+            },
+            {"choices": [], "usage": None},
+        ]
+        return web.Response(text="".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces))
+
+    async def ask(judge: OpenAIJudge) -> JudgeTokens | None:
+        return (await judge.ask(CHAT, 1)).tokens
+
+    assert asked(Endpoint(answer), ask) == JudgeTokens(9, 5)
 
 
 def test_a_stream_that_nobody_asked_for_is_read() -> None:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pytest
 
-from agentic_opd.core.types import StepScore, TurnOutcome, Vote
+from agentic_opd.core.types import JudgeTokens, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, aggregate
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.wire.group import ControlReading, GroupDistillation, HintReading, TurnRecord
@@ -102,6 +102,7 @@ def test_metrics_of_two_episodes() -> None:
             "opd/noise_rms": math.sqrt((9e-14 + 16e-14) / 2),
             "opd/judge_s_p50": 0.2,
             "opd/judge_s_p95": 0.28,
+            "opd/judge_s_per_rollout": 0.5,
             "opd/score_s_p50": 1.0,
             "opd/score_s_p95": 1.45,
             "opd/scored_tokens_per_s": 4 / 1.75,
@@ -112,9 +113,43 @@ def test_metrics_of_two_episodes() -> None:
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
-    assert metrics.keys() == described - of_thinking - of_overlap - of_steps, (
+    of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
+    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_usage, (
         "what is logged is described, and nothing else"
     )
+
+
+def judged(tokens: JudgeTokens | None, hint: str | None = None) -> TurnStats:
+    outcome = Out.TOO_LONG if hint else Out.VOTE_FAILED
+    return TurnStats(TurnRecord((1, 3), outcome, "tool", hint=hint, question="?", judge_tokens=tokens))
+
+
+def tokens_of_the_judge(*episodes: EpisodeStats) -> dict[str, float]:
+    prefix = "opd/judge_"
+    return {name.removeprefix(prefix): value for name, value in aggregate(episodes).items() if name.startswith(prefix)}
+
+
+def test_the_judges_tokens_are_counted_an_episode_and_a_hint() -> None:
+    """The third episode asks nothing, which costs nothing; the fourth has a question of unknown tokens."""
+    first = EpisodeStats(9, (judged(JudgeTokens(900, 60), "a hint"), judged(JudgeTokens(1000, 40))))
+    second = EpisodeStats(9, (judged(JudgeTokens(500, 20), "a hint"),))
+    third = EpisodeStats(9, (turn(Out.NO_NEXT_STATE),))
+    fourth = EpisodeStats(9, (judged(JudgeTokens(9000, 9000), "a hint"), judged(None)))
+    assert tokens_of_the_judge(first, second, third, fourth) == {
+        "read_tokens": 800,
+        "sampled_tokens": 40,
+        "read_tokens_per_hint": 1200,
+        "sampled_tokens_per_hint": 60,
+        "uncounted": 1,
+    }
+    assert tokens_of_the_judge(EpisodeStats(9, (judged(JudgeTokens(900, 60)),))).keys() == {
+        *("read_tokens", "sampled_tokens", "uncounted")
+    }, "without a hint nothing can be said of hints"
+
+
+def test_tokens_that_nobody_counts_are_no_zero() -> None:
+    unknown = EpisodeStats(9, (judged(None, "a hint"), judged(None)))
+    assert tokens_of_the_judge(unknown, EpisodeStats(9, (turn(Out.NO_NEXT_STATE),))) == {"uncounted": 2}
 
 
 def test_reasoning_and_answers_have_a_mean_gap_of_their_own() -> None:

@@ -52,6 +52,7 @@ KNOWN_MORE = {
     "step_score": 1,
     "weight_version": 3,
     "scored_version": 4,
+    "judge_tokens": {"read": 812, "sampled": 96},
     "hints": [
         {"hint": "Name it.", "hint_token_ids": [73], "insert_at": 2, "overlap": 0.25, "gap": -0.5, "entropy": 0.75},
         {"hint": HINT, "hint_token_ids": [70, 71], "insert_at": 2, "overlap": 0.5, "gap": 0.85, "entropy": 0.5},

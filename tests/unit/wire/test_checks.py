@@ -40,6 +40,21 @@ def test_the_others_of_a_row_stand_most_likely_first() -> None:
     assert violations(one) == [said]
 
 
+def test_questions_to_the_judge_and_their_tokens_are_counted() -> None:
+    checker, one = GroupChecker(), known_more()
+    turns = one["overrides"][1]["opd"]["turns"]
+    turns[1] = {**UNSCORED, "question": "And now?"}
+    assert checker.read(one).problems == []
+    judge = {name: count for name, count in checker.counts.items() if "judge" in name or "question" in name}
+    assert judge == {
+        **{"questions to the judge": 3, "questions of unknown tokens": 1},
+        **{"judge tokens read": 1624, "judge tokens sampled": 192},
+    }
+    del turns[0]["question"]
+    said = ["line 1, sequence 1, turn 0: judge_tokens: there is no question to the judge"]
+    assert violations(one) == said
+
+
 def test_k_1_groups_pass() -> None:
     checker = GroupChecker()
     assert checker.read(k_1_group()).problems == []
@@ -325,6 +340,10 @@ NULL = "null, expected a value or no such field"
         ("evidence", ["hidden"], f"evidence[0]: 'hidden', {EVIDENCE}"),
         ("evidence", [1], f"evidence[0]: 1, {EVIDENCE}"),
         ("question", None, f"question: {NULL}"),
+        ("judge_tokens", None, f"judge_tokens: {NULL}"),
+        ("judge_tokens", {"read": 5}, "judge_tokens.sampled: missing"),
+        ("judge_tokens", {"read": -1, "sampled": 2}, "judge_tokens.read: -1, expected at least 0"),
+        ("judge_tokens", {"read": True, "sampled": 2}, "judge_tokens.read: True, expected a whole number"),
         ("step_votes", 1, "step_votes: 1, expected a list"),
         ("step_votes", [2], "step_votes[0]: 2, expected 1, 0 or -1"),
         ("step_votes", [True], "step_votes[0]: True, expected a number, not true or false"),

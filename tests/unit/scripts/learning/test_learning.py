@@ -15,7 +15,7 @@ from learning import costs, first_mistakes, first_solutions, laboratory, objecti
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from agentic_opd.core.types import TurnOutcome
+from agentic_opd.core.types import JudgeTokens, TurnOutcome
 from agentic_opd.training.config import LossConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -411,6 +411,32 @@ def test_what_hints_cost_is_added_up_to_each_point() -> None:
         {"opd": {"0": curve}, "grpo": {"0": curve[:1]}}, {"opd": {"0": found}, "grpo": {"0": found[:1]}}
     )
     assert table.splitlines()[2:] == ["| opd | 4 | 8 | 16 | 16 | 32 |", "| grpo | not reached | - | - | 0 | 0 |"]
+
+
+def test_what_the_judge_took_is_a_mean_over_the_rollouts_whose_tokens_are_known() -> None:
+    def group(*judge_tokens: JudgeTokens | None) -> ScoredGroup:
+        turns = tuple(
+            replace(turn(n, n + 1, TurnOutcome.VOTE_FAILED), judge_tokens=tokens)
+            for n, tokens in enumerate(judge_tokens, 1)
+        )
+        length = len(turns) + 1
+        ids, logprobs = tuple(range(length)), (1.0, *(-1.0,) * (length - 1))
+        return ScoredGroup((ScoredRollout(ids, (-100, *ids[1:]), logprobs, 0.5, turns=turns),))
+
+    groups = [
+        group(JudgeTokens(900, 60), JudgeTokens(1000, 40)),
+        group(),
+        group(JudgeTokens(500, 20), None),
+        group(JudgeTokens(480, 20)),
+    ]
+    rows = costs.costs_at(groups, [1, 2, 3, 4])
+    assert [row.judge_tokens for row in rows] == [2000, 1000, 1000, pytest.approx(2500 / 3)]
+    assert [row.judged_turns for row in rows] == [2, 2, 4, 5]
+    unknown = costs.costs_at([group(None), group()], [1, 2])
+    assert [row.judge_tokens for row in unknown] == [None, None], "an endpoint that counts nothing gives no 0"
+    table = costs.costs_table({"opd": {}, "old": {}}, {"opd": {"0": rows}, "old": {"0": unknown}})
+    assert table.splitlines()[0].endswith(" tokens scored in all | judge tokens a rollout |")
+    assert [line.split("|")[-2] for line in table.splitlines()[2:]] == [" 833 ", " - "]
 
 
 def test_first_solutions_are_told_from_repairs() -> None:
