@@ -75,10 +75,10 @@ def project_task(entry_points: Sequence[str], *, examples: bool) -> Task:
     lines = [line for task in chosen for line in task.prompt.partition("):\n")[2].split("\n")]
     names = ", ".join(entry_points)
     checks = "\n".join((task.hidden_tests or "").partition("\n\n")[2] for task in chosen)
-    shown = f"\n\nExamples ({TEST_FILE} runs them):\n" + "\n".join(lines) if examples else ""
+    example_lines = f"\n\nExamples ({TEST_FILE} runs them):\n" + "\n".join(lines) if examples else ""
     return Task(
         task_id=f"project/{'+'.join(entry_points)}",
-        prompt="\n".join(statements) + shown,
+        prompt="\n".join(statements) + example_lines,
         hidden_tests=f"from solution import {names}\n\n{checks}",
         files={TEST_FILE: builtin_file(names, lines)} if examples else {},
         reference_solution="\n\n".join(task.reference_solution or "" for task in chosen),
@@ -96,8 +96,8 @@ def plan_project(functions: Sequence[TaskVariants], rng: Random, rates: ProjectR
         text = rng.choice(_WRITING_TEXTS[:2] if number == 0 else _WRITING_TEXTS[2:]).format(function.entry_point)
         written = replace(state, solution=f"{state.solution}\n\n{source}" if state.solution else source)
         call = write_call(source) if number == 0 else ("terminal", {"command": append_command(source)})
-        said = text if rng.random() < rates.text else ""
-        steps.append(Step(state, written, said, (call,), fault.hints if fault else ()))
+        text = text if rng.random() < rates.text else ""
+        steps.append(Step(state, written, text, (call,), fault.hints if fault else ()))
         state = written
     if rng.random() < rates.look:
         steps.append(Step(state, state, "", (_LOOK,), kind="read"))
@@ -154,8 +154,8 @@ class ProjectWorld(RememberingWorld):
 
     async def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
         """Return the call's result and what solution.py holds after it."""
-        if (known := known_result(solution, call)) is not None:
-            content, after = known
+        if (scripted := known_result(solution, call)) is not None:
+            content, after = scripted
             return ToolResult(content, is_change=after != solution), after
         if (parts := self._parts(task, solution)) and (call.name, call.arguments) == RUN:
             results = [await super(ProjectWorld, self).call(part, source, call) for part, source in parts]

@@ -137,8 +137,8 @@ class CodingTrajectories(Author):
         steps = plan_project([load_variants()[name] for name in names], rng, rates, examples=examples)
         episode = self.play(project_task(names, examples=examples), steps, rng)
         hints = {index: step.hints for index, step in enumerate(steps) if step.hints}
-        shown = next((index for index, step in enumerate(steps) if step.kind == "run"), len(steps) - 1)
-        return JudgedEpisode(episode, hints, {index: shown - index for index in hints})
+        shown_at = next((index for index, step in enumerate(steps) if step.kind == "run"), len(steps) - 1)
+        return JudgedEpisode(episode, hints, {index: shown_at - index for index in hints})
 
 
 def at_fault(steps: Sequence[Step], pairs: Sequence[HindsightPair]) -> dict[int, Sequence[str]]:

@@ -110,14 +110,14 @@ async def judge_all(episodes: Sequence[JudgedEpisode], config: DistillConfig, to
 
     async def judged(planted: JudgedEpisode) -> JudgedPlant:
         recording = planted.episode.recording
-        whole = TrajectoryJudge(recording, judge, config) if settings.scope == "trajectory" else None
-        turn_judge = whole or SingleTurnJudge(judge, config)
+        rollout_judge = TrajectoryJudge(recording, judge, config) if settings.scope == "trajectory" else None
+        turn_judge = rollout_judge or SingleTurnJudge(judge, config)
         async with slots:
             results = [
                 await find_hint(context, turn_judge, config, HintPool(0))
                 for context in turn_contexts(recording, config)
             ]
-        windows = whole.judged.windows if whole is not None and whole.judged is not None else ()
+        windows = rollout_judge.judged.windows if rollout_judge is not None and rollout_judge.judged is not None else ()
         answers = [vote.text for window in windows for vote in window.votes] or [
             f"turn {turn + 1}: {vote.text}" for turn, result in enumerate(results) for vote in result.judgement.votes
         ]
