@@ -242,6 +242,8 @@ class Distiller:
         """Return the judge and the teacher in words, for the start screen."""
         config = self.config
         named = f"{config.judge.model_name} at {config.judge.base_url}" if config.judge.base_url else "the policy"
+        named += ", on whole rollouts" if config.judge.scope == "trajectory" else ""
+        named += ", failed ones only" if config.judge.when == "failed" else ""
         judge = named if config.hint.asks_judge else f"none (hints from {', '.join(config.hint.source)})"
         by_weights = {
             "live": "the policy",

@@ -55,7 +55,7 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
     A next state, a verdict and a reasoning are cut in the middle to `hint_max_next_state_chars`.
     """
     max_chars = config.hint_max_next_state_chars
-    text_of_task = task_text(recording)
+    task_text = _task_text(recording)
     verdicts = _verdicts(recording, config)
     pairs: list[HindsightPair] = []
     for index, turn in enumerate(recording.turns):
@@ -66,7 +66,7 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
         text = _judged_text(message, config)
-        pairs.append(HindsightPair(index, text_of_task, text, tuple(evidence)))
+        pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
     return pairs
 
 
@@ -91,19 +91,29 @@ class ConversationTurn:
     text: str
     tool: str
     """Results of its calls."""
-    user: str
+    user: str = ""
     """The user's reply."""
 
 
-def conversation_turns(recording: Recording, config: DistillConfig) -> list[ConversationTurn]:
-    """Return all assistant messages behind the task's examples, in order.
+@dataclass(frozen=True, slots=True)
+class WholeRollout:
+    """A rollout as text for the judge: all assistant messages behind the task's examples, in order."""
 
-    Results, replies and a reasoning are cut in the middle to `hint_max_next_state_chars`.
+    task_text: str
+    turns: tuple[ConversationTurn, ...]
+    verdict: str | None
+    """None: there is none."""
+
+
+def whole_rollout(recording: Recording, config: DistillConfig) -> WholeRollout:
+    """Return a rollout as text for the judge.
+
+    Results, replies, a reasoning and the verdict are cut in the middle to `hint_max_next_state_chars`.
     """
     messages, max_chars = recording.messages, config.hint_max_next_state_chars
     index_of = {turn.message_index: index for index, turn in enumerate(recording.turns)}
     first = min([_task_position(recording) or 0, *index_of])
-    return [
+    turns = tuple(
         ConversationTurn(
             turn_index=index_of.get(position),
             text=_judged_text(message, config),
@@ -112,16 +122,13 @@ def conversation_turns(recording: Recording, config: DistillConfig) -> list[Conv
         )
         for position, message in enumerate(messages)
         if position >= first and message["role"] == "assistant"
-    ]
-
-
-def verdict_text(recording: Recording, config: DistillConfig) -> str | None:
-    """Return the verdict on a rollout, cut in the middle; None if there is none."""
+    )
     verification = recording.verification
-    return None if verification is None else cut_middle(verification.judge_report, config.hint_max_next_state_chars)
+    verdict = None if verification is None else cut_middle(verification.judge_report, max_chars)
+    return WholeRollout(_task_text(recording), turns, verdict)
 
 
-def task_text(recording: Recording) -> str:
+def _task_text(recording: Recording) -> str:
     """Return the first user message behind the task's examples; without one, or with own messages, its prompt."""
     position = _task_position(recording)
     if position is not None:

@@ -406,7 +406,7 @@ def _context_of(model: str, models: object) -> int | None:
     for entry in models if isinstance(models, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
             lengths = (entry.get(name) for name in ("max_model_len", "context_length"))
-            return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+            return next((length for length in lengths if type(length) is int and length > 0), None)
     return None
 
 

@@ -19,12 +19,7 @@ from agentic_opd.core.errors import ServerError, ServerUnreachableError
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import JudgeTokens, Recording, TrajectoryVote, TrajectoryVoteKind, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.evidence import (
-    TurnContext,
-    conversation_turns,
-    task_text,
-    verdict_text,
-)
+from agentic_opd.distill.evidence import ConversationTurn, TurnContext, WholeRollout, whole_rollout
 from agentic_opd.distill.hints import (
     JudgedBy,
     Judgement,
@@ -51,8 +46,6 @@ _OUTLINE_CHARS = 120
 """Maximum length of a turn's line in an outline."""
 _LEAST_CHARS = 40
 """No text of a question is cut to less."""
-
-
 _CUT_LINE_CHARS = 40
 """Length of the line in place of what is cut."""
 
@@ -76,14 +69,14 @@ def question_chars(config: DistillConfig, context: int | None) -> int:
     return max(LEAST_QUESTION_CHARS, (context - config.judge.max_tokens) * CHARS_PER_TOKEN - _PROMPT_CHARS)
 
 
-def windows_of(recording: Recording, questions: Questions, config: DistillConfig, max_chars: int) -> list[Window]:
+def windows_of(rollout: WholeRollout, questions: Questions, max_chars: int) -> list[Window]:
     """Return the questions about a rollout, in order, of about `max_chars` characters at most.
 
     Each turn to learn from is shown in full in one of them. If there are several, a turn that is longer than its window
     is cut in the middle, and so are a task and a verdict that take more than a quarter and an eighth of it.
     """
-    turns = _shown_turns(recording, config)
-    frame = _Frame(questions, task_text(recording), verdict_text(recording, config) or "None is known.")
+    turns = _shown_turns(rollout.turns)
+    frame = _Frame(questions, rollout.task_text, rollout.verdict or "None is known.")
     whole = frame.question([frame.sections(turn) for turn in turns])
     if len(whole) <= max_chars:
         return [_window(whole, turns)]
@@ -98,13 +91,10 @@ def windows_of(recording: Recording, questions: Questions, config: DistillConfig
 
     headings = len(frame.question([frame.outline(turns[:1], ""), frame.outline(turns[-1:], "")]))
     room = max(_LEAST_CHARS, max_chars - headings - round(outline_chars * cut_share))
-    windows = [
-        _window(
-            frame.question([*outlined(0, start), *sections, *outlined(end, len(turns))]),
-            turns[start:end],
-        )
-        for start, end, sections in _grouped(turns, frame, room)
-    ]
+    windows: list[Window] = []
+    for start, end, sections in _grouped(turns, frame, room):
+        question = frame.question([*outlined(0, start), *sections, *outlined(end, len(turns))])
+        windows.append(_window(question, turns[start:end]))
     return [window for window in windows if window.turns]
 
 
@@ -142,10 +132,10 @@ class _ShownTurn:
         return f"{self.title}: {head[:head_chars]}" + (f" -> {tail[-(max_chars // 3) :]}" if tail else "")
 
 
-def _shown_turns(recording: Recording, config: DistillConfig) -> list[_ShownTurn]:
+def _shown_turns(turns: Sequence[ConversationTurn]) -> list[_ShownTurn]:
     shown: list[_ShownTurn] = []
     num_context = 0
-    for turn in conversation_turns(recording, config):
+    for turn in turns:
         num_context += turn.turn_index is None
         number = num_context if turn.turn_index is None else turn.turn_index + 1
         title = f"Turn C{number}" if turn.turn_index is None else f"Turn {number}"
@@ -402,6 +392,8 @@ class TrajectoryJudge:
         judgement = Judgement(votes=tuple(vote for vote in votes if vote.decision == 1))
         if asked.error is not None:
             return judgement, NoHint(TurnOutcome.JUDGE_ERROR, str(asked.error))
+        if not judgement.votes:
+            return judgement, accepted_hints(votes, context, self._config)
         return judgement, await asyncio.to_thread(accepted_hints, votes, context, self._config)
 
     @property
@@ -429,12 +421,11 @@ class TrajectoryJudge:
 
     async def _ask(self) -> list[_Asked]:
         """Ask about each window; if the judge refuses one as too long, ask about windows of half the length."""
+        rollout = whole_rollout(self._recording, self._config)
         max_chars = question_chars(self._config, self._judge.context)
         dropped_tokens = list[JudgeTokens | None]()
         while True:
-            windows = await asyncio.to_thread(
-                windows_of, self._recording, self._judge.questions, self._config, max_chars
-            )
+            windows = await asyncio.to_thread(windows_of, rollout, self._judge.questions, max_chars)
             asked = await gather_all(map(self._ask_about, windows))
             is_too_long = any(window.error is not None and refuses_length(window.error) for window in asked)
             if not is_too_long or max_chars <= LEAST_QUESTION_CHARS:

@@ -86,7 +86,7 @@ class GatewayConfig(DistillConfig):
     judge_at_once: Annotated[bool, RUN_ONLY] = Field(
         default=True,
         description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. "
-        "Off: judge and score turns when their session has ended.",
+        "Off, with judge.scope trajectory, and with judge.when failed: they are judged when their session has ended.",
     )
     session_idle_s: Annotated[float, RUN_ONLY] = Field(
         default=1800.0, gt=0, description="Seconds without a request after which a session ends."

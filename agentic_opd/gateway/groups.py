@@ -126,9 +126,8 @@ class GroupWriter:
         """Start to judge and score a path's last turn with its next state `new`; None if it is not judged now."""
         turn, config = path[-1], self._config
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
-        if self._distiller is None or not config.judge_at_once or not is_learned:
-            return None
-        if not self._distiller.config.judge.judges_early:
+        is_early = config.judge_at_once and config.judge.judges_early
+        if self._distiller is None or not is_early or not is_learned:
             return None
         recording = Recording(session.session_id, (answered(path, new),))
         judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))

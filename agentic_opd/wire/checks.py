@@ -179,6 +179,7 @@ class GroupChecker:
             for where, message in self._rollout(rollout, top_k):
                 yield Problem(f"sequence {index}{where}", message)
         yield from _reward_problems(group)
+        yield from _trajectory_problems(group)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
         sources = () if distillation is None else distillation.hint_sources
         if sources and (odd := {turn.hint_source for turn in records if turn.hint_source} - {*sources}):
@@ -260,6 +261,19 @@ def _entries_of_a_row(group: ScoredGroup) -> int | None:
         return group.distillation.distill_topk
     rows = chain.from_iterable(rollout.rows.token_ids_TK for rollout in group.rollouts if rollout.rows is not None)
     return next((len(row) for row in rows if row), None)
+
+
+def _trajectory_problems(group: ScoredGroup) -> Iterator[Problem]:
+    """Yield problems of the questions about whole rollouts, if the group has all sequences of the rollout."""
+    numbers = group.rollout_numbers
+    for index, (rollout, number) in enumerate(zip(group.rollouts, numbers, strict=True)):
+        sequences = [other for other, of in zip(group.rollouts, numbers, strict=True) if of == number]
+        if rollout.trajectory is None or any(sequence.first_turn is not None for sequence in sequences):
+            continue
+        last = max((window.last for window in rollout.trajectory.windows), default=0)
+        records = sum(len(sequence.turns or ()) for sequence in sequences)
+        if last > records:
+            yield Problem(f"sequence {index}", f"opd trajectory: turns up to {last}, but the rollout has {records}")
 
 
 def _reward_problems(group: ScoredGroup) -> Iterator[Problem]:

@@ -4,26 +4,14 @@
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.precision import TOLERANCES
-from agentic_opd.core.types import (
-    IGNORED,
-    PROMPT_LOGPROB,
-    Evidence,
-    HindsightPair,
-    Recording,
-    Trace,
-    Turn,
-    Verification,
-    VerifyOutcome,
-)
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.distill.evidence import ConversationTurn, WholeRollout
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.distill.prompts import (
@@ -304,27 +292,15 @@ _EXAMPLE = HindsightPair(
 )
 
 
-def _trajectory_example() -> Recording:
-    """Return a rollout of two turns; its tokens do not matter."""
-
-    def call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
-        return {"id": name, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-
-    solution = "def flatten(items):\n    return sum(items, [])\n"
-    messages = (
-        {"role": "user", "content": _EXAMPLE.task_text},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [call("write_file", {"path": "solution.py", "content": solution})],
-        },
-        {"role": "tool", "tool_call_id": "write_file", "content": _EXAMPLE.evidence[0].text},
-        {"role": "assistant", "content": "I wrote flatten."},
-    )
-    turns = (Turn(1, 2, 1, 1, 1), Turn(3, 4, 3, 1, 3))
-    trace = Trace(messages, (0,) * 4, (IGNORED, 0, IGNORED, 0), (PROMPT_LOGPROB, 0.0, PROMPT_LOGPROB, 0.0), turns)
-    verdict = Verification(VerifyOutcome.RAN, 3, 10, "", _EXAMPLE.evidence[-1].text)
-    return Recording("flatten", (trace,), verification=verdict)
+_WHOLE_EXAMPLE = WholeRollout(
+    _EXAMPLE.task_text,
+    (
+        ConversationTurn(0, _EXAMPLE.turn_text, _EXAMPLE.evidence[0].text),
+        ConversationTurn(1, "[terminal]\ncommand: python test_solution.py", _EXAMPLE.evidence[1].text),
+        ConversationTurn(2, "flatten works.", ""),
+    ),
+    _EXAMPLE.evidence[2].text,
+)
 
 
 def pages() -> dict[Path, str]:
@@ -389,7 +365,7 @@ def judge_page() -> str:
     ]
     parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT)]
     parts += [_JUDGE_TRAJECTORY, _fenced(TRAJECTORY_SYSTEM_PROMPT), _TRAJECTORY_QUESTION, _fenced(TRAJECTORY_QUESTION)]
-    (window,) = windows_of(_trajectory_example(), Questions(b"an example"), DistillConfig(), UNKNOWN_CONTEXT_CHARS)
+    (window,) = windows_of(_WHOLE_EXAMPLE, Questions(b"an example"), UNKNOWN_CONTEXT_CHARS)
     parts += [_TRAJECTORY_EXAMPLE, _fenced(window.question), _TRAJECTORY_REST, _JUDGE_ENDPOINT]
     return "\n\n".join(parts) + "\n"
 

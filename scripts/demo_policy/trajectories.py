@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentic_opd.core.types import Episode, HindsightPair, Message
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.evidence import hindsight_pairs
+from agentic_opd.distill.evidence import hindsight_pairs, whole_rollout
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.trajectory import UNKNOWN_CONTEXT_CHARS, Window, parse_answer, windows_of
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -180,7 +180,7 @@ def trajectory_transcript(author: TrajectoryAuthor, judged: JudgedEpisode, rng: 
 def trajectory_messages(questions: Questions, episode: Episode) -> list[Message]:
     """Return the messages that ask about an episode."""
     config = DistillConfig()
-    (window,) = windows_of(episode.recording, questions, config, UNKNOWN_CONTEXT_CHARS)
+    (window,) = windows_of(whole_rollout(episode.recording, config), questions, UNKNOWN_CONTEXT_CHARS)
     return questions.trajectory_messages(window.question, config.judge.max_turns)
 
 

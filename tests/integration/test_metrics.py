@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agentic_opd.core.metric import Metric
-from agentic_opd.core.types import NoVerdict
+from agentic_opd.core.types import NoVerdict, TrajectoryVoteKind
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from tests.support.environment import process, read_lines
@@ -23,7 +23,10 @@ from tests.support.wandb_run import logged_steps, tables
 
 pytestmark = pytest.mark.vllm
 
-OUTCOMES = ("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error")
+OUTCOMES = (
+    *("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error"),
+    "not_judged",
+)
 STOPS = ("finished", "max_turns", "context_full", "render_error", "agent_failed", "agent_timeout", "sandbox_died")
 IN_NO_LINE = {
     "train/in_process",
@@ -36,9 +39,11 @@ NOT_OF_THIS_RUN = {
     *("train/left_out_tokens", "opd/gap_mean_reasoning", "opd/gap_mean_answer"),
     *("opd/hint_overlap", "opd/hints_compared", "opd/step_score_hinted", "opd/step_score_unhinted"),
     *(f"train/no_verdict/{cause.value}" for cause in NoVerdict),
+    *(f"opd/trajectory_vote/{kind.value}" for kind in TrajectoryVoteKind),
+    "opd/trajectory_windows",
 }
-"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap`, of `step_votes`, and of
-tests that gave no verdict.
+"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap`, of `step_votes`, of
+tests that gave no verdict, and of `judge.scope: trajectory`.
 """
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
@@ -59,6 +64,7 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
         "opd/mean_hints_per_rollout": len(hints) / len(rollouts),
         "opd/mean_turns_scored": sum(scored) / len(rollouts),
         "opd/hint_rate": len(hints) / len(turns),
+        "opd/judged_share": sum("question" in turn for turn in turns) / len(turns),
         **{f"opd/{name}": group["group_overrides"]["opd"][name] for name in ("noise_floor", "noise_rms")},
         "train/episodes": len(rollouts),
         "train/no_verdict": 0,

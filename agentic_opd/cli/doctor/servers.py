@@ -14,9 +14,10 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequest, shared_length
 from agentic_opd.distill.connect import PolicyEndpoint, connect_teacher, make_judge, questions_of
-from agentic_opd.distill.evidence import turn_text
+from agentic_opd.distill.evidence import ConversationTurn, WholeRollout, turn_text
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.insertion import encode_hint
+from agentic_opd.distill.trajectory import UNKNOWN_CONTEXT_CHARS, parse_answer, windows_of
 from agentic_opd.env.config import AgenticOPDEnvConfig, tokenizer_names
 from agentic_opd.env.setup import Note, Setup, Status
 from agentic_opd.plugin.client import PluginClient
@@ -52,6 +53,8 @@ PAIR = HindsightPair(
     ),
 )
 """A turn with an obvious mistake, about which any judge should give a hint."""
+ROLLOUT = WholeRollout(PAIR.task_text, (ConversationTurn(0, PAIR.turn_text, PAIR.evidence[0].text),), None)
+"""That turn as a rollout."""
 
 
 @dataclass
@@ -173,21 +176,27 @@ async def check_judge(setup: DoctorSetup) -> Note:
     judge, num_votes = make_judge(config.judge, setup.policy, setup.connections[0].retry_s), config.prm_votes
     try:
         await judge.check()
-        questions = questions_of(config, setup.tokenizer)
-        texts, seconds = await judge.ask(questions.hint_messages(questions.question(PAIR)), num_votes)
+        questions, max_turns = questions_of(config, setup.tokenizer), config.judge.max_turns
+        (window,) = windows_of(ROLLOUT, questions, UNKNOWN_CONTEXT_CHARS)
+        messages = questions.hint_messages(questions.question(PAIR))
+        if config.judge.scope == "trajectory":
+            messages = questions.trajectory_messages(window.question, max_turns)
+        texts, seconds = await judge.ask(messages, num_votes)
     finally:
         await judge.close()
-    votes = [parse_vote(text) for text in texts]
-    readable = [vote for vote in votes if vote.decision is not None]
+    if config.judge.scope == "trajectory":
+        readable = sum(parse_answer(text, window, max_turns).vote.kind.is_readable for text in texts)
+    else:
+        readable = sum(parse_vote(text).decision is not None for text in texts)
     who = f"{judge.model} at {judge.base_url}"
     if not readable:
         raise ServerMismatchError(
-            f"{who}: all {num_votes} votes break the protocol; the first begins {votes[0].text[:120]!r}. Take "
+            f"{who}: all {num_votes} votes break the protocol; the first begins {texts[0][:120]!r}. Take "
             "another judge (env.judge.base_url, env.judge.model_name); a reasoning model needs a larger "
             "env.judge.max_tokens, or thinking switched off in env.judge.extra_body"
         )
-    text = f"{who}: {len(readable)} of {num_votes} votes in the protocol, {seconds:.1f} s"
-    if 2 * len(readable) <= num_votes:
+    text = f"{who}: {readable} of {num_votes} votes in the protocol, {seconds:.1f} s"
+    if 2 * readable <= num_votes:
         return Note(f"{text}. A majority can't come about like this: see env.judge.max_tokens", Status.WARNING)
     return Note(text)
 

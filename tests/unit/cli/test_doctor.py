@@ -173,12 +173,13 @@ def test_versions_that_differ_are_a_doubt(info: ServerInfo, doubt: str | None) -
     assert (doubt or "") in note.text
 
 
-def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
-    script = Script({"data": []}, {"choices": [{"message": {"content": "<think> hm"}}] * 3})
+@pytest.mark.parametrize(("scope", "answer"), [("turn", "<think> hm"), ("trajectory", "\\boxed{1}")])
+def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read(scope: str, answer: str) -> None:
+    script = Script({"data": []}, {"choices": [{"message": {"content": answer}}] * 3})
 
     async def run() -> Note:
         async with served({"/v1/models": script, "/v1/chat/completions": script}) as url:
-            setup = setup_of(judge={"base_url": f"{url}/v1", "model_name": "j"})
+            setup = setup_of(judge={"base_url": f"{url}/v1", "model_name": "j", "scope": scope})
             try:
                 return await check_judge(setup)
             finally:
@@ -186,7 +187,9 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
 
     with pytest.raises(ServerMismatchError, match="all 3 votes"):
         asyncio.run(run())
-    assert PAIR.evidence[0].text in script.bodies[1]["messages"][1]["content"]
+    system, user = (message["content"] for message in script.bodies[1]["messages"])
+    assert PAIR.evidence[0].text in user
+    assert ("\\boxed{N}" in system) is (scope == "trajectory")
     assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")
 
 

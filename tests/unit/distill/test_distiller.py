@@ -891,8 +891,8 @@ def test_the_judge_reads_reasoning_if_it_may(reads: bool) -> None:
     assert ("They ask for 15." in (first.question or "")) is reads
 
 
-def test_turns_of_an_earlier_sequence_are_judged_by_what_came_in_a_later_one() -> None:
-    """The template rewrote the first turn when the second prompt was written: each is scored where it was sampled."""
+def branched_recording() -> Recording:
+    """Return a rollout whose template rewrote the first turn when the second prompt was written."""
     whole = make_trace()
     earlier = Trace(whole.messages[:4], TOKENS[:8], whole.masks_T[:8], whole.logprobs_T[:8], whole.turns[:1])
     prompt = (1, 2, 3, 4, 50, 5, 6, 9)
@@ -906,7 +906,13 @@ def test_turns_of_an_earlier_sequence_are_judged_by_what_came_in_a_later_one() -
         turns=(replace(whole.turns[1], start=8, end=10, assistant_open=7),),
         context_turns=(ContextTurn(2, "shared"),),
     )
-    recording = replace(make_recording(), traces=(earlier, later))
+    return replace(make_recording(), traces=(earlier, later))
+
+
+def test_turns_of_an_earlier_sequence_are_judged_by_what_came_in_a_later_one() -> None:
+    """Each is scored where it was sampled."""
+    recording = branched_recording()
+    prompt, ending = recording.traces[1].tokens_T[:8], recording.traces[1].tokens_T
     deps = make_deps({FIRST: YES, LAST: YES})
     distilled, linear = run(deps, recording), run(make_deps({FIRST: YES, LAST: YES}))
     assert [record.evidence for record in distilled.records] == [record.evidence for record in linear.records]

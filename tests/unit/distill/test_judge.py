@@ -431,6 +431,27 @@ def test_check_finds_a_model_that_the_endpoint_does_not_have(
             asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("entry", "context"),
+    [
+        ({"id": "m", "max_model_len": 4096}, 4096),
+        ({"id": "m", "context_length": 131_072}, 131_072),
+        ({"id": "other", "max_model_len": 4096}, None),
+        ({"id": "m", "max_model_len": "long"}, None),
+        ({"id": "m", "max_model_len": True}, None),
+        ("m", None),
+    ],
+)
+def test_the_context_is_the_one_that_the_endpoint_lists(entry: Any, context: int | None) -> None:
+    async def read(judge: OpenAIJudge) -> int | None:
+        await judge.check()
+        return judge.context
+
+    listed = {"object": "list", "data": [entry]}
+    script = Script(lambda body: listed if body is None else completion("Hello"))
+    assert with_judge(script, read) == context
+
+
 def test_a_judge_that_is_not_there_is_named_with_its_setting() -> None:
     async def ask(**settings: Any) -> None:
         judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, JudgeConfig(**settings), 0.0)

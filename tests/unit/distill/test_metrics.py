@@ -114,7 +114,8 @@ def test_metrics_of_two_episodes() -> None:
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
     of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
-    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_usage, (
+    of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
+    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_usage - of_trajectories, (
         "what is logged is described, and nothing else"
     )
 

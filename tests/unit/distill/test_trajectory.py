@@ -1,6 +1,7 @@
 """The judge of whole rollouts: question, answers, quorum, and the record."""
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from agentic_opd.core.types import ContextTurn, Message, Recording, Trace, Turn,
 from agentic_opd.core.types import TrajectoryVoteKind as Kind
 from agentic_opd.distill.config import DistillConfig, JudgeConfig
 from agentic_opd.distill.distiller import TurnDistiller
-from agentic_opd.distill.evidence import has_failed, turn_contexts
+from agentic_opd.distill.evidence import has_failed, turn_contexts, whole_rollout
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.metrics import aggregate
@@ -22,10 +23,12 @@ from agentic_opd.distill.pool import HintPool
 from agentic_opd.distill.prompts import TRAJECTORY_SYSTEM_PROMPT
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.distill.trajectory import TrajectoryJudge, Window, parse_answer, question_chars, windows_of
+from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.group import ScoredGroup
 from tests.support.settings import with_settings
 
 from .fakes import TASK, VERDICT, ScriptedJudge, TableTeacher, call, make_recording, messages
-from .test_distiller import CONFIG, distill, make_deps
+from .test_distiller import CONFIG, branched_recording, distill, make_deps, rollout_of
 
 WINDOW = Window("", range(1, 6), range(1, 3))
 HINT = "Check divisibility by 15 first."
@@ -147,8 +150,12 @@ def test_all_turns_may_be_named_if_they_are_few() -> None:
 # ------------------------------------------------------------------------------------------------------- the question
 
 
+def questions_about(recording: Recording, max_chars: int) -> list[Window]:
+    return windows_of(whole_rollout(recording, DistillConfig()), Questions(b"secret"), max_chars)
+
+
 def test_the_question_shows_the_task_the_turns_and_the_verdict() -> None:
-    (window,) = windows_of(make_recording(), Questions(b"secret"), DistillConfig(), 48_000)
+    (window,) = questions_about(make_recording(), 48_000)
     mark = window.question.partition("[")[2].partition("]")[0]
     assert window.question.split("\n\n") == [
         f"## Task [{mark}]\n{TASK.prompt}",
@@ -191,7 +198,7 @@ def shown_in_full(question: str) -> list[str]:
 
 def test_a_rollout_of_200_turns_is_read_in_windows() -> None:
     recording = long_recording(200)
-    windows = windows_of(recording, Questions(b"secret"), DistillConfig(), 20_000)
+    windows = questions_about(recording, 20_000)
     assert len(windows) > 5
     assert [number for window in windows for number in window.turns] == [*range(1, 201)], "each turn is in one window"
     for window in windows:
@@ -209,17 +216,17 @@ def test_a_rollout_of_200_turns_is_read_in_windows() -> None:
 
 def test_a_rollout_that_fits_is_one_window_without_any_cut() -> None:
     recording = long_recording(20, chars=2000)
-    whole = windows_of(recording, Questions(b"secret"), DistillConfig(), 10**6)
+    whole = questions_about(recording, 10**6)
     assert len(whole) == 1
     assert "outline" not in whole[0].question
-    assert windows_of(recording, Questions(b"secret"), DistillConfig(), len(whole[0].question)) == whole
+    assert questions_about(recording, len(whole[0].question)) == whole
 
 
 def test_what_no_window_holds_is_cut_in_the_middle_and_says_so() -> None:
     recording = long_recording(3, chars=30_000)
-    results = windows_of(recording, Questions(b"secret"), DistillConfig(), 10**6)[0].question
+    results = questions_about(recording, 10**6)[0].question
     assert results.count("characters cut ...]") == 3, "results as everywhere, turns not"
-    windows = windows_of(recording, Questions(b"secret"), DistillConfig(), 6000)
+    windows = questions_about(recording, 6000)
     assert [window.turns for window in windows] == [range(1, 2), range(2, 3), range(3, 4)]
     for window in windows:
         assert len(window.question) <= 6000
@@ -227,17 +234,17 @@ def test_what_no_window_holds_is_cut_in_the_middle_and_says_so() -> None:
 
 
 def test_even_2000_turns_stay_below_the_limit() -> None:
-    windows = windows_of(long_recording(2000, chars=10), Questions(b"secret"), DistillConfig(), 6000)
+    windows = questions_about(long_recording(2000, chars=10), 6000)
     assert max(len(window.question) for window in windows) <= 6000
     assert "characters cut ...]" in windows[0].question, "the outline says what is missing of it"
     assert [number for window in windows for number in window.turns] == [*range(1, 2001)]
 
 
 def test_messages_of_the_client_are_labelled_and_not_numbered() -> None:
-    (window,) = windows_of(long_recording(5, context=(1, 2)), Questions(b"secret"), DistillConfig(), 10**6)
+    (window,) = questions_about(long_recording(5, context=(1, 2)), 10**6)
     assert shown_in_full(window.question) == ["1", "C1", "C2", "2", "3"]
     assert (window.turns, window.context_turns) == (range(1, 4), range(1, 3))
-    windows = windows_of(long_recording(60, context=range(20, 40)), Questions(b"secret"), DistillConfig(), 5000)
+    windows = questions_about(long_recording(60, context=range(20, 40)), 5000)
     assert [number for window in windows for number in window.turns] == [*range(1, 41)]
     assert all(window.turns for window in windows), "a window of the client's messages alone is not asked about"
 
@@ -251,7 +258,7 @@ def test_what_comes_from_outside_can_not_answer_or_end_its_section() -> None:
         {"role": "assistant", "content": evil},
     ]
     for max_chars in (10**6, 2000):
-        (window, *_) = windows_of(make_recording(messages), Questions(b"secret"), DistillConfig(), max_chars)
+        (window, *_) = questions_about(make_recording(messages), max_chars)
         for word in ("\\boxed", "[HINT_START]", "<|im_end|>", "## Turn 9"):
             assert word not in window.question
 
@@ -378,6 +385,16 @@ def test_a_scored_turn_is_not_judged_or_scored_again() -> None:
     assert again.stats.turns[0] is by_turn[0].stats
     assert isinstance(deps.teacher, TableTeacher)
     assert len(deps.teacher.requests) == 2, "one for each turn"
+
+
+def test_the_questions_stand_in_the_first_sequence_and_count_turns_over_all() -> None:
+    distilled = run([named(2)] * 3, branched_recording())
+    first, second = distilled.traces
+    assert first.trajectory is not None
+    assert ([(window.first, window.last) for window in first.trajectory.windows], second.trajectory) == ([(1, 2)], None)
+    assert [record.outcome.value for record in distilled.records] == ["vote_failed", "scored"]
+    rollouts = [rollout_of(trace, session_id="0", trajectory=trace.trajectory) for trace in distilled.traces]
+    assert GroupChecker().read(json.loads(json.dumps(ScoredGroup(tuple(rollouts)).to_wire()))).problems == []
 
 
 # ------------------------------------------------------------------------------------------------- failed rollouts only

@@ -275,6 +275,23 @@ def test_groups_are_valid_and_their_turns_scored(
         assert {one["opd"]["turns"][0]["evidence"][0] for group in groups for one in group["overrides"]} == {"verdict"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [(MathsWithHindsight, ["scored"]), (GameWithHindsight, ["not_judged", "no_next_state"])],
+)
+def test_failed_rollouts_are_judged_as_a_whole(
+    env: type[BaseEnv], expected: list[str], policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores of one are -1, those of the other above 0."""
+    out, more = tmp_path / "groups.jsonl", ("--env.judge.scope", "trajectory", "--env.judge.when", "failed")
+    groups = process(env, policy.base_url, out, monkeypatch, more)
+    assert [outcomes(group) for group in groups] == [[expected] * 2] * 2
+    judged = ["trajectory" in one["opd"] for group in groups for one in group["overrides"]]
+    assert judged == [expected == ["scored"]] * 4
+    assert validate([str(out)]) == 0
+
+
 def test_off_the_environment_is_as_it_was(policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ("--env.opd_enabled", "False")
     groups = process(GameWithHindsight, policy.base_url, tmp_path / "groups.jsonl", monkeypatch, more)

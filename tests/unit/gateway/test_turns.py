@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from agentic_opd.core.types import IGNORED, ContextTurn, Turn
-from agentic_opd.gateway.turns import Branch, RecordedTurn, TurnTree, branches, trace_of
+from agentic_opd.gateway.turns import Branch, Feedback, RecordedTurn, TurnTree, branches, trace_of
 from agentic_opd.rollout.conversation import Completion
 
 
@@ -57,6 +57,26 @@ def test_one_branch_is_the_whole_conversation() -> None:
     assert trace.logprobs_T == (1.0, 1.0, -0.5, -0.25, 1.0, 1.0, -0.5, -0.25)
     assert contents(branch) == ["u1", "a1", "u2", "a2", "Well done."]
     assert (trace.weight_version, trace.context_turns) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("reward", "of_turns", "failed"),
+    [
+        (None, {}, None),
+        (1.0, {}, False),
+        (0.0, {}, True),
+        (-1.0, {}, True),
+        (1.0, {1: [Feedback(-1.0, None)]}, True),
+        (None, {1: [Feedback(None, "No, the other file.")]}, True),
+        (None, {1: [Feedback(1.0, "Good.")]}, False),
+    ],
+)
+def test_a_branch_failed_by_its_rewards_and_comments(reward: float | None, of_turns: Any, failed: bool | None) -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1)
+    (branch,) = made(tree, reward=reward, of_turns=of_turns)
+    assert branch.failed is failed
 
 
 def test_a_shared_turn_is_learned_from_in_the_first_branch_only() -> None:

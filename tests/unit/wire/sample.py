@@ -80,14 +80,32 @@ def group() -> dict[str, Any]:
     return {**whole, "group_overrides": {"task_id": "t", "opd": {"distill_topk": 2, "outcomes": outcomes}}}
 
 
+TRAJECTORY = {
+    "windows": [
+        {
+            "first": 1,
+            "last": 2,
+            "question": "Which turns went wrong?",
+            "votes": [
+                {"kind": "named", "turns": [1], "text": "..."},
+                {"kind": "none", "turns": [], "text": "\\boxed{-1}"},
+                {"kind": "too_many_turns", "turns": [], "text": "..."},
+            ],
+        }
+    ]
+}
+"""The questions about a rollout as a whole."""
+
+
 def known_more() -> dict[str, Any]:
     """The group, with every field that its records may have."""
     one = group()
     about = {"hint_placement": "end", "noise_floor": 2e-06, "gap_baseline": "teacher", "hint_source": "judge"}
-    about |= {"noise_rms": 8e-07, "precision": "float32"}
+    about |= {"noise_rms": 8e-07, "precision": "float32", "judge_scope": "trajectory", "judge_when": "failed"}
     one["group_overrides"]["opd"] |= about
     for overrides in one["overrides"]:
         overrides["opd"]["turns"] = copy.deepcopy([KNOWN_MORE, {**UNSCORED, "weight_version": 3}])
+        overrides["opd"]["trajectory"] = copy.deepcopy(TRAJECTORY)
     return one
 
 

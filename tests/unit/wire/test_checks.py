@@ -16,7 +16,7 @@ from agentic_opd.core.types import ContextTurn
 from agentic_opd.wire import checks
 from agentic_opd.wire.checks import GroupChecker, read_group
 
-from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, UNSCORED, group, k_1_group, known_more
+from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, TRAJECTORY, UNSCORED, group, k_1_group, known_more
 
 
 def violations(*groups: Any) -> list[str]:
@@ -522,6 +522,39 @@ def test_each_message_of_the_assistants_has_a_record_or_is_context(entries: Any,
     one = conversation()
     one["overrides"][0]["opd"]["context_turns"] = entries
     assert any(expected in problem.message_for("line 1") for problem in GroupChecker().read(one).problems)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        (("first",), 0, "trajectory: turns 0 to 2, but votes name [1]"),
+        (("first",), 2, "trajectory: turns 2 to 2, but votes name [1]"),
+        (("last",), 3, "sequence 1: opd trajectory: turns up to 3, but the rollout has 2"),
+        (("question",), None, "expected a text"),
+        (("votes", 0, "turns"), [3], "turns 1 to 2, but votes name [3]"),
+        (("votes", 0, "turns"), ["1"], "expected a whole number"),
+        (("votes", 1, "kind"), "perhaps", "'perhaps', expected 'named', 'none'"),
+        (("votes",), {}, "expected a list"),
+    ],
+)
+def test_a_judged_trajectory_names_turns_of_its_rollout(place: tuple[Any, ...], value: Any, expected: str) -> None:
+    one = known_more()
+    change("overrides", 1, "opd", "trajectory", "windows", 0, *place, to=value)(one)
+    assert any(expected in problem for problem in violations(one)), violations(one)
+
+
+def test_a_judged_trajectory_is_read_written_and_counted() -> None:
+    checker = GroupChecker()
+    read, problems = checker.read(known_more())
+    assert (problems, checker.counts["judged trajectories"], checker.counts["  windows"]) == ([], 2, 2)
+    assert read is not None
+    assert read.distillation is not None
+    assert (read.distillation.judge_scope, read.distillation.judge_when) == ("trajectory", "failed")
+    assert [overrides["opd"]["trajectory"] for overrides in read.to_wire()["overrides"]] == [TRAJECTORY] * 2
+    parts = known_more()
+    parts["overrides"][0]["first_turn"] = parts["overrides"][1]["first_turn"] = 4
+    parts["overrides"][0]["opd"]["trajectory"]["windows"][0]["last"] = 8
+    assert violations(parts) == [], "the other turns are in other parts of the group"
 
 
 ANY_JSON = st.recursive(
