@@ -81,7 +81,8 @@ class TurnDistiller:
             before = by_turn.get(context.pair.turn_index)
             if before is not None and (before.has_rows_of(context.pair) if judge else before.is_of(context.pair)):
                 return before
-            return await self.distill(context, judge)
+            turn = await self.distill(context, judge)
+            return turn if before is None else turn.with_tokens_of(before)
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
         async with fair_slot():

@@ -19,6 +19,7 @@ from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
     HindsightPair,
+    JudgeTokens,
     Recording,
     TeacherRows,
     Trace,
@@ -109,6 +110,14 @@ class DistilledTurn:
     def is_of(self, pair: HindsightPair) -> bool:
         """Whether `pair` has the same text and evidence, so that the result is still valid."""
         return replace(self.pair, turn_index=pair.turn_index) == pair
+
+    def with_tokens_of(self, before: "DistilledTurn") -> "DistilledTurn":
+        """Return the turn with the judge's tokens of an earlier result too, which lacked evidence."""
+        record, record_before = self.stats.record, before.stats.record
+        if record.question is None or record_before.question is None:
+            return self
+        tokens = JudgeTokens.total((record.judge_tokens, record_before.judge_tokens))
+        return replace(self, stats=replace(self.stats, record=replace(record, judge_tokens=tokens)))
 
     def has_rows_of(self, pair: HindsightPair) -> bool:
         """Whether the turn of `pair` was scored, with whatever evidence."""

@@ -242,7 +242,8 @@ class TurnRecord:
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
     judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
-    """Tokens of the judge's answers to `question`; None if its endpoint does not count them."""
+    """Tokens of the judge's answers to `question`, and to an earlier one without all evidence; None if its endpoint
+    does not count them."""
 
     def __post_init__(self) -> None:
         lengths = {

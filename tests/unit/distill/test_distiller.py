@@ -833,6 +833,23 @@ def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_i
     assert asked == [0, 1]
 
 
+def test_the_tokens_of_a_question_that_lacked_evidence_are_counted_too() -> None:
+    whole = make_trace()
+    other_result = (*whole.messages[:3], {**whole.messages[3], "content": "disk full"})
+    so_far = Trace(other_result, TOKENS[:8], whole.masks_T[:8], whole.logprobs_T[:8], whole.turns[:1])
+
+    async def run() -> list[JudgeTokens | None]:
+        distiller = TurnDistiller(by_judge(CountingJudge({FIRST: YES, LAST: YES})), CONFIG, HintPool())
+        (context,) = turn_contexts(make_recording(verification=None, trace=so_far), CONFIG)
+        by_turn = {0: await distiller.distill(context)}
+        recording = make_recording(verification=None)
+        (same, _) = turn_contexts(recording, CONFIG)
+        reused = await distiller.distill_all(recording, {0: await distiller.distill(same)})
+        return [done.records[0].judge_tokens for done in (await distiller.distill_all(recording, by_turn), reused)]
+
+    assert asyncio.run(run()) == [JudgeTokens(200, 42), JudgeTokens(100, 21)]
+
+
 def test_pending_turns_are_known_when_all_are_done_without_those_that_failed() -> None:
     async def known(deps: DistillServers) -> dict[int, DistilledTurn]:
         distiller = Distiller(CONFIG, max_token_length=100, retry_s=0.0)

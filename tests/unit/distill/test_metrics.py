@@ -16,7 +16,14 @@ import pytest
 from agentic_opd.core.types import JudgeTokens, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, aggregate
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
-from agentic_opd.wire.group import ControlReading, GroupDistillation, HintReading, TurnRecord
+from agentic_opd.wire.group import (
+    ControlReading,
+    GroupDistillation,
+    HintReading,
+    JudgedTrajectory,
+    JudgedWindow,
+    TurnRecord,
+)
 
 Out = TurnOutcome
 VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
@@ -115,7 +122,7 @@ def test_metrics_of_two_episodes() -> None:
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
     of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
     of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
-    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_usage - of_trajectories, (
+    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_trajectories - of_usage, (
         "what is logged is described, and nothing else"
     )
 
@@ -146,6 +153,22 @@ def test_the_judges_tokens_are_counted_an_episode_and_a_hint() -> None:
     assert tokens_of_the_judge(EpisodeStats(9, (judged(JudgeTokens(900, 60)),))).keys() == {
         *("read_tokens", "sampled_tokens", "uncounted")
     }, "without a hint nothing can be said of hints"
+
+
+def test_the_tokens_of_a_trajectory_are_those_of_its_windows() -> None:
+    def episode(*tokens: JudgeTokens | None) -> EpisodeStats:
+        windows = tuple(JudgedWindow(n, n, "?", judge_tokens=counted) for n, counted in enumerate(tokens, 1))
+        turns = tuple(TurnStats(TurnRecord((1, 3), Out.TOO_LONG, "tool", hint="a hint")) for _ in windows)
+        return EpisodeStats(9, turns, JudgedTrajectory(windows), tuple(0.5 for _ in windows))
+
+    metrics = tokens_of_the_judge(episode(JudgeTokens(2000, 90)), episode(JudgeTokens(1500, 30), JudgeTokens(1000, 30)))
+    assert metrics == {
+        **{"s_p50": 0.5, "s_p95": 0.5, "s_per_rollout": 0.75, "uncounted": 0},
+        **{"read_tokens": 2250, "sampled_tokens": 75},
+        **{"read_tokens_per_hint": 1500, "sampled_tokens_per_hint": 50},
+    }
+    half = tokens_of_the_judge(episode(JudgeTokens(2000, 90)), episode(JudgeTokens(1500, 30), None))
+    assert (half["read_tokens"], half["sampled_tokens"], half["uncounted"]) == (2000, 90, 1)
 
 
 def test_tokens_that_nobody_counts_are_no_zero() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import ContextTurn, Message, Recording, Trace, Turn, TurnOutcome
+from agentic_opd.core.types import ContextTurn, JudgeTokens, Message, Recording, Trace, Turn, TurnOutcome
 from agentic_opd.core.types import TrajectoryVoteKind as Kind
 from agentic_opd.distill.config import DistillConfig, JudgeConfig
 from agentic_opd.distill.distiller import TurnDistiller
@@ -333,13 +333,16 @@ def test_every_turn_ends_in_one_outcome(answers: Any, outcome: TurnOutcome, why:
 class ShortJudge(ScriptedJudge):
     """Refuses questions above 3,000 characters as vLLM does; names the last turn of any other."""
 
+    answered = 0
+
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         question = messages[-1]["content"]
         self.asked.append(question)
         if len(question) > 3000:
             answer = '{"message": "This model\'s maximum context length is 1024 tokens."}'
             raise ServerRequestError("HTTP 400", 400, answer)
-        return JudgeReply((named(shown_in_full(question)[-1]),) * num_votes, 0.25)
+        self.answered += 1
+        return JudgeReply((named(shown_in_full(question)[-1]),) * num_votes, 0.25, JudgeTokens(900, 60))
 
 
 def test_a_judge_that_refuses_the_length_is_asked_about_shorter_windows() -> None:
@@ -354,6 +357,28 @@ def test_a_judge_that_refuses_the_length_is_asked_about_shorter_windows() -> Non
     last = [window.last for window in trajectory.windows]
     assert [number for number, record in enumerate(distilled.records, start=1) if record.hint] == last
     assert judge.asked[-len(last) :] == [window.question for window in trajectory.windows]
+    assert {window.judge_tokens for window in trajectory.windows} == {JudgeTokens(900, 60)}
+
+
+class LateJudge(ShortJudge):
+    """Refuses long questions only about the end of the rollout, so that others are answered in vain."""
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        if "## Turn 12 [" in messages[-1]["content"]:
+            return await super().ask(messages, num_votes)
+        self.answered += 1
+        return JudgeReply((NONE,) * num_votes, 0.25, JudgeTokens(900, 60))
+
+
+def test_the_tokens_of_answers_about_larger_windows_are_counted() -> None:
+    deps, judge = make_deps({}), LateJudge({})
+    config = with_settings(CONFIG, {"judge": {"scope": "trajectory", "max_question_chars": 4500}})
+    distilled = distill(long_recording(12), replace(deps, judge=replace(deps.judge, client=judge)), config)
+    trajectory = distilled.traces[0].trajectory
+    assert trajectory is not None
+    assert judge.answered > len(trajectory.windows)
+    tokens = JudgeTokens.total(window.judge_tokens for window in trajectory.windows)
+    assert tokens == JudgeTokens(900 * judge.answered, 60 * judge.answered), "each answer is counted once"
 
 
 def test_windows_are_judged_by_themselves() -> None:

@@ -422,6 +422,7 @@ def loss_inputs(student: Tensor, **changes: Tensor) -> LossInputs:
         "start_BT": torch.where(sampled, student[..., 0].detach() - 0.3, 77.0),
         "special_BT": torch.zeros(B, T, dtype=torch.bool),
         "turn_lengths_BT": torch.where(sampled, 4.0, 0.0),
+        "turn_weights_BT": torch.full((B, T), 77.0),
     }
     return LossInputs(**{**fields, **changes})
 

@@ -91,6 +91,7 @@ TRAJECTORY = {
                 {"kind": "none", "turns": [], "text": "\\boxed{-1}"},
                 {"kind": "too_many_turns", "turns": [], "text": "..."},
             ],
+            "judge_tokens": {"read": 1200, "sampled": 96},
         }
     ]
 }
