@@ -19,9 +19,9 @@ from demo_policy.transcripts import Transcript
 class SqlTrajectoryMix:
     """How often an episode is what; probabilities in [0, 1]."""
 
-    look: float = 0.25
-    """A turn looks at the schema again, or at a table's rows."""
-    second_answer: float = 0.12
+    look: float = 0.5
+    """A turn looks at the schema again, or at a table's rows; else nearly all answers would be of the second turn."""
+    second_answer: float = 0.15
     """Another answer comes first, of which no verdict is given."""
     untaught: float = 0.35
     """The answer has a mistake that the policy is not taught, where there is room for one."""
