@@ -1,12 +1,13 @@
-"""`agentic-opd distill FILE`: add hints and teacher rows to groups or conversations of a file, without rollouts (I/O).
+"""`agentic-opd distill PATH...`: add hints and teacher rows to groups and conversations, without rollouts (I/O).
 
-Settings come from the run's `.run.json` beside FILE if there is one, then --config, then flags. Imports for tokenizers
-and servers happen only after the settings are validated.
+Settings come from the `.run.json` beside PATH if it is the file of a run, then --config, then flags. Imports for
+tokenizers and servers happen only after the settings are validated.
 """
 
 import argparse
 import asyncio
 import signal
+import sys
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
-from agentic_opd.core.console import LiveBar, set_up_logging
+from agentic_opd.core.console import LiveBar, log_console, set_up_logging
 from agentic_opd.core.errors import (
     AlignmentError,
     ConfigError,
@@ -27,14 +28,15 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.light import keep_torch_out
-from agentic_opd.core.text import read_json
+from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.recorded import is_journal, read_recorded
+from agentic_opd.logs.detect import FORMATS
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
-from agentic_opd.wire.images import ImageFolder
 
 if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
@@ -53,23 +55,37 @@ def build_parser() -> SettingsParser:
     """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
     parser = SettingsParser(
-        prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
-        description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
-        "FILE is JSONL, or one JSON array, of scored groups, of this package or of another Atropos environment, or of "
-        'conversations in text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered '
+        prog="agentic-opd distill PATH... [--out OUT] [--keep-hints] [--tools TOOLS] [--keep-secrets]",
+        description="Add hints and teacher rows to groups and conversations, without new rollouts. PATH is a file, or "
+        "a folder that is searched for files, of the sessions of an agent "
+        f"({', '.join(log_format.name for log_format in FORMATS)}), or JSONL, or one JSON array, of scored groups, of "
+        "this package or of another Atropos environment, or of "
+        'conversations in text, one per line: {"messages": [...], "tools": [...]}, or the journal of a gateway that '
+        "recorded a foreign model (--env.upstream). The format is recognised by "
+        "content; what is left out and skipped is counted. The turns of a group are recovered "
         "by rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
         "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
         "group is marked as off-policy.",
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
-    parser.add_argument("--out", type=Path, metavar="OUT", help="output file (default: FILE's name.distilled.jsonl)")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a file, also gzipped, or a folder")
     parser.add_argument(
-        "--keep-hints", action="store_true", help="score the hints in FILE again, without asking a judge"
+        "--out",
+        type=Path,
+        metavar="OUT",
+        help="output file (default: the file's name.distilled.jsonl; of a folder or several paths: ./distilled.jsonl)",
     )
     parser.add_argument(
-        "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools in the prompts of FILE's groups"
+        "--keep-hints", action="store_true", help="score the hints in PATH again, without asking a judge"
+    )
+    parser.add_argument(
+        "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools in prompts that do not name theirs"
+    )
+    parser.add_argument(
+        "--keep-secrets",
+        action="store_true",
+        help="learn conversations as they are; by default what looks like a key becomes its prefix and ***",
     )
     add_settings(parser, {"env": env, "openai": servers[0]}, "process", _SETTINGS)
     return parser
@@ -82,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         env, servers = default_settings()
-        env = settings_of_run(env, arguments.file)
+        if (file := _file(arguments)) is not None:
+            env = settings_of_run(env, file)
         settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
             raise ConfigError("distill reads with one policy server: name one below openai")
@@ -97,21 +114,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     """Connect, and distill every line that an earlier run did not write."""
     from agentic_opd.runs.distill import PolicyDistiller
-    from agentic_opd.runs.distill_file import FileDistiller, read_lines
+    from agentic_opd.runs.distill_file import FileDistiller, read_inputs
     from agentic_opd.wire.files import GroupFile, check_place
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     config, server = settings.env, settings.servers[0]
-    path, out = _paths(arguments)
+    file, out = _file(arguments), _out(arguments)
     check_place(out, resume=config.resume, overwrite=config.overwrite, setting="--out")
     try:
-        lines = list(read_lines(path))
+        journals = [path for path in arguments.paths if is_journal(path)]
+        inputs = read_inputs([path for path in arguments.paths if path not in journals], but=out)
+        lines = [*inputs.lines, *(line for path in journals for line in _recorded_lines(path))]
     except (OSError, EOFError, zlib.error) as error:
+        path = getattr(error, "filename", None) or str(arguments.paths[0])
         raise PlaceError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
-    tools = _tools(arguments.tools, path, config)
-    images = ImageFolder.beside(path)
+    if file is None and not lines:
+        raise PlaceError("; ".join(("no group and no conversation in these paths", *inputs.summary)))
+    for sentence in inputs.summary:
+        print(printable_line(sentence), file=sys.stderr)
+    tools = _tools(arguments.tools, file, config)
     await _probe(config, server)
     names = (config.tokenizer_name, server.tokenizer_name)
     connected = PolicyDistiller.connected(
@@ -122,17 +145,35 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         retry_s=config.server_retry_s,
         seed=config.seed,
-        images=images,
+        file=file or arguments.paths[0],
     )
     written_settings = {**line_settings(config), "keep_hints": arguments.keep_hints}
+    if arguments.keep_secrets:
+        written_settings["keep_secrets"] = True
     async with connected as by:
         groups = GroupFile(out, written_settings, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
             by.distiller.check_kinds(())
-            distiller = FileDistiller(by, tools, arguments.keep_hints)
-            return await _lines(lines, distiller, groups, images, config.groups_at_a_time)
+            distiller = FileDistiller(
+                by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets, written_to=out
+            )
+            return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:
             groups.close()
+
+
+def _recorded_lines(path: Path) -> "list[Line]":
+    """Return the conversations of a recording gateway's journal as lines."""
+    from agentic_opd.runs.distill_file import Line
+
+    log = read_recorded(path)
+    if not log.sessions:
+        raise PlaceError(f"{str(path)!r} holds no session that agentic-opd gateway --env.upstream URL recorded")
+    log_console().print(f"{path}: {log.text()}", markup=False, highlight=False, soft_wrap=True)
+    return [
+        Line(number, conversation.fields, conversation.name, f"conversation {conversation.name!r}")
+        for number, conversation in enumerate(log.conversations, start=1)
+    ]
 
 
 async def _probe(config: Any, server: Any) -> None:
@@ -145,10 +186,8 @@ async def _probe(config: Any, server: Any) -> None:
                 await client.get("/v1/models")
 
 
-async def _lines(
-    lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", images: ImageFolder, concurrency: int
-) -> int:
-    """Distill the lines, at most `concurrency` at a time, and count the results; `images` are their pictures."""
+async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
+    """Distill the lines, at most `concurrency` at a time, and count the results."""
     from agentic_opd.runs.distill_file import Counts
 
     todo = [line for line in lines if line.item_id not in groups.finished]
@@ -163,14 +202,12 @@ async def _lines(
                     raise
                 except OPDError as error:
                     counts.lines["failed"] += 1
-                    bar.say(f"line {line.number} failed: {error}")
+                    bar.say(f"{line.location} failed: {error}")
                     continue
                 for why in outcome.unmatched:
                     counts.unmatched_sequences += 1
-                    bar.say(f"line {line.number}, unmatched: {why}")
+                    bar.say(f"{line.location}, unmatched: {why}")
                 if outcome.group is not None and outcome.result != "unmatched":
-                    digests = [image.digest for rollout in outcome.group.rollouts for image in rollout.images]
-                    await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
                     await groups.write(outcome.group)
                 counts.lines[outcome.result] += 1
                 counts.notes += outcome.notes
@@ -191,19 +228,31 @@ async def _lines(
     return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
 
 
-def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    path: Path = arguments.file
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
-    out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
-    if out.resolve() == path.resolve():
+def _file(arguments: argparse.Namespace) -> Path | None:
+    """Return the file that is read; None for a folder or several paths."""
+    path: Path = arguments.paths[0]
+    return None if len(arguments.paths) > 1 or path.is_dir() else path
+
+
+def _out(arguments: argparse.Namespace) -> Path:
+    """Return the output file, which is none of those that are read."""
+    file = _file(arguments)
+    name = "distilled.jsonl"
+    if file is not None:
+        stem = file.name.removesuffix(".gz")
+        for ending in (".jsonl", ".json", ".sqlite"):
+            stem = stem.removesuffix(ending)
+        name = f"{stem}.{name}"
+    out: Path = arguments.out or (Path(name) if file is None else file.with_name(name))
+    if any(out.resolve() == path.resolve() for path in arguments.paths):
         raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
-    return path, out
+    return out
 
 
-def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
-    """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run."""
+def _tools(named: Path | None, file: Path | None, config: Any) -> Sequence[dict[str, Any]]:
+    """Return the tools in the prompts of the groups: those of --tools, or those of the world of the file's run."""
+    from agentic_opd.logs.tools import plain_tools
     from agentic_opd.report.read import settings_path
-    from agentic_opd.runs.log_tools import plain_tools
     from agentic_opd.worlds.choose import make_world
 
     if named is not None:
@@ -215,7 +264,7 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
         except AlignmentError as error:
             raise PlaceError(f"--tools {str(named)!r}: {error}") from error
 
-    if not settings_path(file).exists():
+    if file is None or not settings_path(file).exists():
         return ()
 
     return make_world(config).tools

@@ -718,6 +718,19 @@ class World(Protocol):
         ...
 
 
+class ReplayableWorld(World, Protocol):
+    """A world whose recorded episodes can be replayed, if `replayable` is True; see `rollout.replay`."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the calls of a recorded episode give the same results in a fresh session; see `rollout.replay`."""
+        ...
+
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call, such as a duration."""
+        ...
+
+
 # -------------------------------------------------------------------------------------------------------- distilling
 
 

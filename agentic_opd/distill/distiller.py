@@ -166,8 +166,9 @@ class Distiller:
             max_token_length=self._max_token_length,
             retry_s=self._retry_s,
         )
-        for client in (servers.teacher, *servers.teachers.values()):
-            client.images = self._images
+        for client in (servers.teacher, servers.student, *servers.teachers.values()):
+            if client is not None:
+                client.images = self._images
         self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:

@@ -222,8 +222,8 @@ def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> 
     for later in range(index + 1, len(recording.turns)):
         changed, position = _changes(recording, later), recording.turns[later].message_index
         text = _tool_text(recording.messages, position, before=min(changed, default=None))
-        said = "" if changed else _user_text(recording.messages, position)
-        text = "\n\n".join(part for part in (text, said) if part.strip())
+        reply = "" if changed else _user_text(recording.messages, position)
+        text = "\n\n".join(part for part in (text, reply) if part.strip())
         if text and max_chars > 0 and len(evidence) < max_turns:
             evidence.append(Evidence("later", cut_middle(text, max_chars), later))
             max_chars -= len(text)

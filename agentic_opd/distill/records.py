@@ -152,9 +152,9 @@ class DistilledRecording:
         """Return the conversation with the judge's questions about it as a whole, and the seconds for each."""
         if trajectory is None:
             return self
-        first, *others = self.traces
         stats = replace(self.stats, trajectory=trajectory, judge_s=judge_s)
-        return replace(self, traces=(replace(first, trajectory=trajectory), *others), stats=stats)
+        first_trace = replace(self.traces[0], trajectory=trajectory)
+        return replace(self, traces=(first_trace, *self.traces[1:]), stats=stats)
 
 
 # ---------------------------------------------------------------------------------------------------------- one turn

@@ -77,9 +77,9 @@ def windows_of(rollout: WholeRollout, questions: Questions, max_chars: int) -> l
     """
     turns = _shown_turns(rollout.turns)
     frame = _Frame(questions, rollout.task_text, rollout.verdict or "None is known.")
-    whole = frame.question([frame.sections(turn) for turn in turns])
-    if len(whole) <= max_chars:
-        return [_window(whole, turns)]
+    question = frame.question([frame.sections(turn) for turn in turns])
+    if len(question) <= max_chars:
+        return [_window(question, turns)]
     frame = replace(frame, task=_cut(frame.task, max_chars // 4), verdict=_cut(frame.verdict, max_chars // 8))
     lines = frame.outline_lines(turns, max_chars // 4)
     outline_chars = sum(len(line) + 1 for line in lines)
@@ -133,7 +133,7 @@ class _ShownTurn:
 
 
 def _shown_turns(turns: Sequence[ConversationTurn]) -> list[_ShownTurn]:
-    shown: list[_ShownTurn] = []
+    shown_turns: list[_ShownTurn] = []
     num_context = 0
     for turn in turns:
         num_context += turn.turn_index is None
@@ -141,8 +141,8 @@ def _shown_turns(turns: Sequence[ConversationTurn]) -> list[_ShownTurn]:
         title = f"Turn C{number}" if turn.turn_index is None else f"Turn {number}"
         answered = (_Part(f"{title}: tool result", turn.tool), _Part(f"{title}: user reply", turn.user))
         parts = (_Part(title, turn.text), *(part for part in answered if part.text.strip()))
-        shown.append(_ShownTurn(number, turn.turn_index is None, parts))
-    return shown
+        shown_turns.append(_ShownTurn(number, turn.turn_index is None, parts))
+    return shown_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ def _label_of_hint(boxes: Sequence[str]) -> str:
 # -------------------------------------------------------------------------------------------------------------- asking
 
 
-class _Asked(NamedTuple):
+class _AnsweredWindow(NamedTuple):
     """A window with the answers, or with the error of the judge."""
 
     window: Window
@@ -379,19 +379,19 @@ class TrajectoryJudge:
         """Begin without a question; the first turn that needs a judgement asks it."""
         self._recording, self._judge, self._config = recording, judge, config
         self._lock = asyncio.Lock()
-        self._asked: list[_Asked] = []
+        self._answered_windows: list[_AnsweredWindow] = []
 
     async def judge_turn(self, context: TurnContext) -> tuple[Judgement, tuple[str, ...] | NoHint]:
         """See `TurnJudge`; the judgement has only the votes that name the turn."""
         async with self._lock:
-            if not self._asked:
-                self._asked = await self._ask()
+            if not self._answered_windows:
+                self._answered_windows = await self._ask()
         number = context.pair.turn_index + 1
-        asked = next(asked for asked in self._asked if number in asked.window.turns)
-        votes = [answer.vote_on(number) for answer in asked.answers]
+        answered_window = next(window for window in self._answered_windows if number in window.window.turns)
+        votes = [answer.vote_on(number) for answer in answered_window.answers]
         judgement = Judgement(votes=tuple(vote for vote in votes if vote.decision == 1))
-        if asked.error is not None:
-            return judgement, NoHint(TurnOutcome.JUDGE_ERROR, str(asked.error))
+        if answered_window.error is not None:
+            return judgement, NoHint(TurnOutcome.JUDGE_ERROR, str(answered_window.error))
         if not judgement.votes:
             return judgement, accepted_hints(votes, context, self._config)
         return judgement, await asyncio.to_thread(accepted_hints, votes, context, self._config)
@@ -399,43 +399,43 @@ class TrajectoryJudge:
     @property
     def judged(self) -> JudgedTrajectory | None:
         """The questions and answers for the record; None if the judge was not asked."""
-        if not self._asked:
+        if not self._answered_windows:
             return None
         return JudgedTrajectory(
             tuple(
                 JudgedWindow(
-                    first=asked.window.turns.start,
-                    last=asked.window.turns.stop - 1,
-                    question=asked.window.question,
-                    votes=tuple(answer.vote for answer in asked.answers),
-                    judge_tokens=asked.tokens,
+                    first=answered.window.turns.start,
+                    last=answered.window.turns.stop - 1,
+                    question=answered.window.question,
+                    votes=tuple(answer.vote for answer in answered.answers),
+                    judge_tokens=answered.tokens,
                 )
-                for asked in self._asked
+                for answered in self._answered_windows
             )
         )
 
     @property
     def seconds(self) -> tuple[float, ...]:
         """Time for the answers to each window, without waiting for a free slot."""
-        return tuple(asked.seconds for asked in self._asked if asked.seconds is not None)
+        return tuple(window.seconds for window in self._answered_windows if window.seconds is not None)
 
-    async def _ask(self) -> list[_Asked]:
+    async def _ask(self) -> list[_AnsweredWindow]:
         """Ask about each window; if the judge refuses one as too long, ask about windows of half the length."""
         rollout = whole_rollout(self._recording, self._config)
         max_chars = question_chars(self._config, self._judge.context)
         dropped_tokens = list[JudgeTokens | None]()
         while True:
             windows = await asyncio.to_thread(windows_of, rollout, self._judge.questions, max_chars)
-            asked = await gather_all(map(self._ask_about, windows))
-            is_too_long = any(window.error is not None and refuses_length(window.error) for window in asked)
+            answered_windows = await gather_all(map(self._ask_about, windows))
+            is_too_long = any(window.error is not None and refuses_length(window.error) for window in answered_windows)
             if not is_too_long or max_chars <= LEAST_QUESTION_CHARS:
-                first, *others = asked
-                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *others]
-            dropped_tokens += [window.tokens for window in asked if window.error is None]
+                first, *rest = answered_windows
+                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *rest]
+            dropped_tokens += [window.tokens for window in answered_windows if window.error is None]
             longest = max(len(window.question) for window in windows)
             max_chars = max(LEAST_QUESTION_CHARS, min(max_chars, longest) // 2)
 
-    async def _ask_about(self, window: Window) -> _Asked:
+    async def _ask_about(self, window: Window) -> _AnsweredWindow:
         config, judge = self._config, self._judge
         messages = judge.questions.trajectory_messages(window.question, config.judge.max_turns)
         try:
@@ -443,6 +443,6 @@ class TrajectoryJudge:
         except ServerError as error:
             if isinstance(error, ServerUnreachableError) and judge.is_policy:
                 raise
-            return _Asked(window, error=error)
+            return _AnsweredWindow(window, error=error)
         parsed = tuple(parse_answer(text, window, config.judge.max_turns) for text in reply.texts)
-        return _Asked(window, parsed, reply.latency_s, reply.tokens)
+        return _AnsweredWindow(window, parsed, reply.latency_s, reply.tokens)

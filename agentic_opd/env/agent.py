@@ -18,7 +18,7 @@ from atroposlib.envs.base import BaseEnv
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, WorldError
-from agentic_opd.core.types import Episode, Message, Task, World
+from agentic_opd.core.types import Episode, Message, Recording, Task, World
 from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller, PendingTurns
@@ -29,12 +29,14 @@ from agentic_opd.env.setup import REQUIREMENTS, Setup, meet
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import fetch_info
 from agentic_opd.rollout.chat_format import ChatFormat
-from agentic_opd.rollout.loop import OnAnswered, run_episode
+from agentic_opd.rollout.loop import HintInsertion, OnAnswered, run_episode
 from agentic_opd.rollout.renderer import explained_tokenizer_errors
+from agentic_opd.rollout.replay import Continuation, EpisodeReplay, ReplayError, check_replayable
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
+from agentic_opd.runs.recorded import RecordedEpisode, recorded_episodes
 from agentic_opd.runs.serve import GroupServer, ServeCounts
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
@@ -283,9 +285,47 @@ class AgentEnv(BaseEnv):
         if self._agent is not None:
             url, is_eval = server.client.base_url, split == "eval"
             return await self._agent.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
-        sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
-        policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
+        policy = self._policy(server, temperature, split)
         return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
+
+    def _policy(self, server: PolicyServer, temperature: float, split: str, seed: int | None = None) -> ServedPolicy:
+        sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
+        return ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling}, seed=seed)
+
+    # ------------------------------------------------------------------------------------------------------- replay
+
+    def recorded_episodes(self, group: ScoredGroup) -> list[RecordedEpisode | ReplayError]:
+        """Return the rollouts of a group that the world's tasks were rolled out for; call `setup` first."""
+        tasks = {task.task_id: task for task in (*self.tasks, *self.eval_tasks)}
+        return recorded_episodes(group, tasks, self.world, self.chat)
+
+    def replay(self) -> EpisodeReplay:
+        """Return what replays recorded episodes in this run's world; call `setup` first.
+
+        Raises:
+            NotReplayableError: the world can't replay, or a program holds the conversations.
+        """
+        world = check_replayable(self.world, self.config.world.type, self.config)
+        context = min(server.plugin.info.max_model_len for server in self.servers)
+        return EpisodeReplay(world, self.chat, self.config, self.user_reply, context)
+
+    async def continued(
+        self,
+        recording: Recording,
+        turn_index: int,
+        hint: HintInsertion | None = None,
+        *,
+        is_hinted: bool = True,
+        seed: int | None = None,
+    ) -> Continuation:
+        """Replay a recorded episode to a turn; the policy plays on from there. See `EpisodeReplay.continued`.
+
+        It is sampled as a training rollout; `seed` is that of turn `turn_index`, and later turns have the following
+        numbers.
+        """
+        async with self._slot() as server:
+            policy = self._policy(server, self.config.temperature, "train", seed)
+            return await self.replay().continued(recording, turn_index, policy, hint, is_hinted=is_hinted)
 
     # ------------------------------------------------------------------------------------------------------- modes
 

@@ -62,10 +62,14 @@ class ServedPolicy:
     server: PolicyServer
     params: Mapping[str, Any]
     weight_version: int | None = None
+    seed: int | None = None
+    """Seed of the first turn; the turns after it have the following numbers. None: the server draws."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
-        (completion,) = await self.server.complete(
-            prompt_ids, weight_version=self.weight_version, **self.params, max_tokens=max_tokens
-        )
+        params: dict[str, Any] = {**self.params, "max_tokens": max_tokens}
+        if self.seed is not None:
+            params["seed"] = self.seed
+            self.seed += 1
+        (completion,) = await self.server.complete(prompt_ids, weight_version=self.weight_version, **params)
         self.weight_version = completion.weight_version
         return replace(completion, sampling=SamplingDistribution.of_parameters(self.params))

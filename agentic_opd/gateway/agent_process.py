@@ -32,13 +32,14 @@ from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Tas
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.journal import SessionRow
+from agentic_opd.gateway.keys import bearer, digest_of_key, no_key
 from agentic_opd.gateway.request import Request, prompt_key
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Prompted, Sampler
 from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn, branches
-from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
+from agentic_opd.gateway.web import ChatRoutes, chat_app
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation_index import identity
@@ -340,7 +341,7 @@ class AgentProcess:
         """Return the digest of the request's key, which identifies its episode."""
         owner = digest_of_key(bearer(http))
         if owner not in self._captures:
-            raise await no_key(http)
+            raise await no_key(http, bearer(http))
         return owner
 
     @contextmanager

@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agentic_opd.core.types import MOST_SCORE
+from agentic_opd.gateway.client import LONGEST_NAME
 from agentic_opd.gateway.errors import ClientError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,14 @@ class ClosedModel(BaseModel):
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None or name in cls.model_fields}
+
+
+class EndingBody(ClosedModel):
+    """The body of `POST /sessions/{name}/end`."""
+
+    reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
+    feedback: Annotated[str, Field(max_length=100_000)] | None = None
+    group: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
 
 
 StopString = Annotated[str, Field(min_length=1)]
@@ -189,7 +199,7 @@ def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
 _named: set[str] = set()
 """What the log has named."""
 _MOST_NAMED = 1000
-_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
 
 
@@ -198,7 +208,7 @@ HOSTED = "not offered to the policy, because its provider would run it"
 
 def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
     """Name in the log, once, each field of a request that changes nothing here."""
-    entries = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
+    entries = {f"{where}: {name if PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
     new = entries - _named
     if new and len(_named) < _MOST_NAMED:
         _named.update(new)

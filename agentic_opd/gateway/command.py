@@ -84,7 +84,7 @@ async def _serve(settings: Settings) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}. The gateway needs the extra: pip install 'agentic-opd[gateway]'") from error
 
-    def ready(address: str, model: str) -> None:
-        log_console().print(f"gateway: {address} serves {model!r}", markup=False, highlight=False, soft_wrap=True)
+    def ready(address: str, described: str) -> None:
+        log_console().print(f"gateway: {address} {described}", markup=False, highlight=False, soft_wrap=True)
 
     await serve(settings.env, settings.servers, ready)

@@ -4,13 +4,14 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig, RolloutConfig
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY
+from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY, Url
 from agentic_opd.worlds.config import WorldConfig
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
@@ -61,6 +62,12 @@ class GatewayConfig(DistillConfig):
         default=None,
         description="Trajectory API (run-api) that receives the groups. Unset: groups are only written to the file.",
     )
+    upstream: Annotated[Url | None, FIRST, RUN_ONLY] = Field(
+        default=None,
+        description="Server of a foreign model, such as https://api.anthropic.com, to which each request is passed on "
+        "with the client's own key. Its answers are only recorded in the journal, for `agentic-opd distill`: no policy "
+        "server is needed. Unset: the policy answers.",
+    )
     group_size: int = Field(
         default=1,
         ge=1,
@@ -75,8 +82,8 @@ class GatewayConfig(DistillConfig):
     keep_sessions_days: Annotated[float | None, RUN_ONLY] = Field(
         default=None,
         gt=0,
-        description="Days after which a session whose group is written is removed from the journal. Unset: sessions "
-        "are kept.",
+        description="Days after which a session whose group is written, or with upstream a recorded one, is removed "
+        "from the journal. Unset: sessions are kept.",
     )
     learn_from_altered_sampling: bool = Field(
         default=False,
@@ -118,6 +125,26 @@ class GatewayConfig(DistillConfig):
     def _check_sources(self) -> "GatewayConfig":
         if missing := {"sibling", "reference"} & {*self.hint.source}:
             raise ValueError(f"hint.source {', '.join(sorted(missing))}: a conversation has none; leave it out")
+        return self
+
+    @field_validator("upstream")
+    @classmethod
+    def _check_upstream(cls, url: str | None) -> str | None:
+        """Return the address without /v1 and slashes at its end: the paths of requests follow it."""
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("write scheme, host, port and path only, as https://api.example.org; clients send the key")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _check_recording(self) -> "GatewayConfig":
+        if self.upstream is not None and (self.rollout_server_url or self.cors_origins):
+            raise ValueError(
+                "with upstream the gateway only records: leave rollout_server_url out, because `agentic-opd distill` "
+                "makes the groups, and cors_origins, because no request of a web page is passed on"
+            )
         return self
 
     @field_validator("cors_origins")

@@ -25,3 +25,7 @@ def as_refusal(error: ServerRequestError) -> Exception:
         return ClientError(error.status, f"vLLM refuses it: {refused['message']}", refused.get("field"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ClientError(error.status, "vLLM refuses the request's sampling parameters")
+
+
+def unknown_session() -> ClientError:
+    return ClientError(404, "there is no such session", "session_id", "session_not_found")

@@ -9,13 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import REFERENCE, ChatInput, Request, Sampling
+from agentic_opd.gateway.request import ChatInput, Request, Sampling
 from agentic_opd.gateway.sampler import Prompted, Sampler
-from agentic_opd.gateway.sessions import Placed, Sessions
+from agentic_opd.gateway.sessions import Placed, Sessions, with_answers
 from agentic_opd.gateway.turns import Path, RecordedTurn
 from agentic_opd.rollout.chat_format import ParsedTurn
 
@@ -140,7 +139,7 @@ class Exchange:
             paths, previous = {**paths, **await self._recall(owner, ids)}, None
         if missing := [answer_id for answer_id in ids if answer_id not in paths]:
             raise _unknown_answer(missing[0], request)
-        chat = request.chat.with_messages(_with_answers(request, paths))
+        chat = request.chat.with_messages(with_answers(request, paths))
         return chat.with_options(self._sampler.effective_options(chat.options)), previous and previous.session_id
 
     async def _record(
@@ -175,23 +174,6 @@ class Exchange:
         telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
         if finished.rewrote:
             telemetry.unlike.inc()
-
-
-def _with_answers(request: Request, paths: Mapping[str, Path]) -> Sequence[Message]:
-    """Return the request's messages with the answers that they refer to, behind the conversation that they continue."""
-    ids, messages = request.answer_ids, request.chat.messages
-    if not ids:
-        return messages
-    if len({*ids}) < len(ids):
-        name = request.field_name
-        raise ClientError(400, f"{name}: an answer is referred to in two places", name)
-    answers = {answer_id: path[-1].messages[-1] for answer_id, path in paths.items()}
-    messages = [answers[message[REFERENCE]] if REFERENCE in message else message for message in messages]
-    if request.previous is None:
-        return messages
-    path, count = paths[request.previous], request.num_instructions
-    history = [message for turn in path for message in turn.messages][path[0].num_instructions :]
-    return [*messages[:count], *history, *messages[count:]]
 
 
 def _unknown_answer(answer_id: str, request: Request) -> ClientError:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,10 @@ from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.body import ignored
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
-from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
-from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
+from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState, SessionStatus
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
@@ -55,14 +55,6 @@ _MOST_LOOKED_AT = 16
 """Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
 _VERSION_S = 2.0
 """Seconds that a policy server may take to name its weights for the metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
-    session_id: str
-    name: str | None
-    state: SessionState
-    turns: int
 
 
 class Gateway:
@@ -322,10 +314,10 @@ class Gateway:
         """
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
-            raise _unknown_session()
+            raise unknown_session()
         self._check_end_group(group, session.row)
         turns = await self._close(session, StopReason.CLOSED, reward, feedback, group)
-        return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
+        return SessionStatus.of(replace(session.row, state=SessionState.CLOSED), turns)
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
         """Record feedback for one turn, and judge the turn with it; returns the turn's id.
@@ -379,12 +371,12 @@ class Gateway:
         """
         session = self._sessions.named(owner, name)
         if session is not None:
-            return SessionStatus(session.session_id, session.row.name, SessionState.OPEN, len(session.tree.turns))
+            return SessionStatus.of(session.row, len(session.tree.turns))
         row = await self._journal.run(lambda: self._journal.latest(owner, name))
         if row is None:
-            raise _unknown_session()
+            raise unknown_session()
         turns = await self._journal.run(lambda: self._journal.count_turns(row.session_id))
-        return SessionStatus(row.session_id, row.name, row.state, turns)
+        return SessionStatus.of(row, turns)
 
     async def _close(
         self,
@@ -458,7 +450,9 @@ class Gateway:
             now = min(time.time(), self._began[0] + time.monotonic() - self._began[1])
             before = now - days * 86400
             try:
-                await self._journal.run(lambda: self._journal.delete_older(before))
+                await self._journal.run(
+                    lambda: self._journal.delete_older(before, SessionState.WRITTEN, SessionState.EMPTY)
+                )
             except OutputError as error:
                 logger.error("old sessions stay in the journal: %s", error)
 
@@ -472,10 +466,6 @@ def _group_made() -> ClientError:
         "the session has ended and its group is made, or it had nothing to learn from: feedback changes nothing now"
     )
     return ClientError(409, message, "turn", "group_made")
-
-
-def _unknown_session() -> ClientError:
-    return ClientError(404, "there is no such session", "session_id", "session_not_found")
 
 
 async def _connected(http: JsonClient, tokenizer: Any, images: ImageFolder) -> PluginClient:

@@ -22,6 +22,7 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
+from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.wire.files import FileLock
@@ -55,12 +56,15 @@ CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 _VERSION = 3
 """Version of the tables, stored in `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
+_FOREIGN = TypeAdapter(ForeignTurn)
 _CLIENT_PROMPT = '"is_plain":true'
 """Field of a turn that an earlier version sampled from a prompt of `/v1/completions`."""
 
 
-def turn_as_json(turn: RecordedTurn) -> str:
+def turn_as_json(turn: RecordedTurn | ForeignTurn) -> str:
     """Return the stored form of a turn: one line of JSON."""
+    if isinstance(turn, ForeignTurn):
+        return _FOREIGN.dump_json(turn).decode()
     return _TURN.dump_json(turn, by_alias=True).decode()
 
 
@@ -77,6 +81,15 @@ class SessionState(StrEnum):
     """It ended, and holds nothing to learn from."""
     FAILED = "failed"
     """Its group could not be built; the column `error` holds the reason."""
+    RECORDING = "recording"
+    """It is open, and a foreign model answers it: its turns are text (`ForeignTurn`)."""
+    RECORDED = "recorded"
+    """It ended, and its turns are text. `agentic-opd distill` makes groups of it."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the turns are `ForeignTurn`s."""
+        return self in (SessionState.RECORDING, SessionState.RECORDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ class SessionRow:
     name: str | None
     """The client's name of the session; None: unnamed."""
     server: str
-    """URL of the policy server that samples its turns."""
+    """URL of the server that answers it: the policy's, or the upstream."""
     opened: float
     """Time of opening, in seconds since 1970."""
     used: float
@@ -108,6 +121,23 @@ class SessionRow:
     """The client's name of the session's group; None: the session forms a group by itself."""
     parent: str | None = None
     """Id of the session whose sub-agent holds this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    session_id: str
+    name: str | None
+    state: SessionState
+    turns: int
+
+    @classmethod
+    def of(cls, row: SessionRow, turns: int) -> "SessionStatus":
+        return cls(row.session_id, row.name, row.state, turns)
+
+    def body(self) -> dict[str, Any]:
+        """Return the status as clients read it."""
+        name = self.name or self.session_id
+        return {"session_id": name, "id": self.session_id, "state": self.state.value, "turns": self.turns}
 
 
 class _Unwritten(NamedTuple):
@@ -208,7 +238,7 @@ class Journal:
             for unwritten in turns:
                 unwritten.written.set_result(None)
 
-    def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn]]) -> None:
+    def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn | ForeignTurn]]) -> None:
         """Write turns of any sessions in one transaction."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
@@ -216,9 +246,9 @@ class Journal:
                 row = (session.session_id, session.owner, session.name, session.group_name, session.parent)
                 self._db.execute(
                     "INSERT INTO sessions (session_id, owner, name, group_name, parent, server, opened, used, state) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'open') "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
                     "ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
-                    (*row, session.server, session.opened, time.time()),
+                    (*row, session.server, session.opened, time.time(), session.state.value),
                 )
                 row = (turn.turn_id, session.session_id, turn.answer_id, turn_as_json(turn))
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
@@ -282,13 +312,14 @@ class Journal:
         return result.rowcount > 0
 
     def close_session(self, session: SessionRow) -> None:
-        """Mark an open session as closed with its ending and its group's name, so that its group will be built."""
+        """Store the end of an open session with its group's name; it is then closed, or recorded if it is foreign."""
         ending = session.ending
         assert ending is not None
-        values = (ending.stop.value, ending.reward, ending.feedback, ending.group_id, session.group_name)
+        state = SessionState.RECORDED if session.state.is_foreign else SessionState.CLOSED
+        values = (state.value, ending.stop.value, ending.reward, ending.feedback, ending.group_id, session.group_name)
         self._db.execute(
-            "UPDATE sessions SET state = 'closed', stop = ?, reward = ?, feedback = ?, group_id = ?, group_name = ? "
-            "WHERE session_id = ? AND state = 'open'",
+            "UPDATE sessions SET state = ?, stop = ?, reward = ?, feedback = ?, group_id = ?, group_name = ? "
+            "WHERE session_id = ? AND state IN ('open', 'recording')",
             (*values, session.session_id),
         )
 
@@ -349,10 +380,12 @@ class Journal:
                 )
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
-    def delete_older(self, used_before: float) -> int:
-        """Delete written and empty sessions last used before this time (seconds since 1970); returns their number."""
-        final_states = [SessionState.WRITTEN, SessionState.EMPTY]
-        old = [row.session_id for row in self.sessions(*final_states) if row.used < used_before]
+    def delete_older(self, used_before: float, *states: SessionState) -> int:
+        """Delete the sessions in these states that were last used before this time (seconds since 1970).
+
+        Returns their number.
+        """
+        old = [row.session_id for row in self.sessions(*states) if row.used < used_before]
         self.delete(*old)
         return len(old)
 
@@ -391,6 +424,23 @@ class Journal:
             # Pydantic's message would quote the conversation.
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
         return turns
+
+    def foreign_turns(self, session_id: str) -> list[ForeignTurn]:
+        """Return the turns of a session that a foreign model answered, in order of completion.
+
+        Raises:
+            OutputError: a stored turn can't be read.
+        """
+        query = "SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id"
+        try:
+            return [_FOREIGN.validate_json(body) for (body,) in self._db.execute(query, (session_id,))]
+        except ValidationError as error:
+            raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
+
+    def spoken_turns(self, session: SessionRow) -> Sequence[RecordedTurn | ForeignTurn]:
+        """Return the turns of any session, in order of completion; raises OutputError as `turns`."""
+        read = self.foreign_turns if session.state.is_foreign else self.turns
+        return read(session.session_id)
 
     def count_turns(self, session_id: str) -> int:
         return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]

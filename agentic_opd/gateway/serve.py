@@ -3,19 +3,21 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from agentic_opd.core.concurrency import rare_collections
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.gateway.config import GatewayConfig
-from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.web import make_app
+from agentic_opd.gateway.journal import Journal
+from agentic_opd.gateway.recorder import Recorder
+from agentic_opd.gateway.relay import Relay
+from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.settings.atropos import PolicyServerConfig
 
 _GRACE_S = 5
@@ -124,14 +126,18 @@ class WebServer(uvicorn.Server):
     Uvicorn's handlers raise captured signals again after the shutdown, which would end the process too early.
     """
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: ASGIApp, *, is_relay: bool = False) -> None:
+        """Serve `app`; `is_relay`: its answers are another server's, to which nothing is added."""
         # No access log: paths contain the clients' session names.
         config = uvicorn.Config(
             app,
             http=PROTOCOL,
+            ws="none" if is_relay else "auto",
             access_log=False,
             log_config=None,
             lifespan="off",
+            server_header=not is_relay,
+            date_header=not is_relay,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -145,21 +151,49 @@ class WebServer(uvicorn.Server):
 async def serve(
     config: GatewayConfig, servers: Sequence[PolicyServerConfig], ready: Callable[[str, str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM. `ready` is called with the address, and with what is served there."""
     listener = _listener(config)
     with listener:
-        gateway = await Gateway.start(config, servers)
-        try:
-            server = WebServer(make_app(gateway))
+        serving = _policy(config, servers) if config.upstream is None else recording(config)
+        async with serving as (server, described):
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, server.handle_exit, number, None)
             host, port = listener.getsockname()[:2]
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", gateway.model)
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", described)
             with rare_collections():
                 await server.serve([listener])
+
+
+@asynccontextmanager
+async def _policy(
+    config: GatewayConfig, servers: Sequence[PolicyServerConfig]
+) -> AsyncGenerator[tuple[WebServer, str]]:
+    """A gateway before the policy's servers. What only records does without these imports."""
+    from agentic_opd.gateway.gateway import Gateway
+    from agentic_opd.gateway.web import make_app
+
+    gateway = await Gateway.start(config, servers)
+    try:
+        yield WebServer(make_app(gateway)), f"serves {gateway.model!r}"
+    finally:
+        await gateway.close()
+
+
+@asynccontextmanager
+async def recording(config: GatewayConfig) -> AsyncGenerator[tuple[WebServer, str]]:
+    """A gateway before a foreign model."""
+    journal = Journal(config.journal)
+    try:
+        recorder = Recorder(config, journal, Telemetry())
+        relay = Relay(config, recorder)
+        try:
+            yield WebServer(relay, is_relay=True), f"records what {config.upstream} answers, in {str(journal.path)!r}"
         finally:
-            await gateway.close()
+            await relay.close()
+            await recorder.close()
+    finally:
+        journal.close()
 
 
 def _listener(config: GatewayConfig) -> socket.socket:

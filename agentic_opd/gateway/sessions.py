@@ -12,26 +12,28 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 from agentic_opd.core.types import Message
-from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.history_index import HistoryIndex, HistoryMatch
-from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import ChatInput, prompt_key
-from agentic_opd.gateway.turns import ClientReply, Feedback, Path, RecordedTurn, TurnTree
+from agentic_opd.gateway.journal import SessionRow, SessionState
+from agentic_opd.gateway.request import REFERENCE, ChatInput, Request, prompt_key
+from agentic_opd.gateway.turns import ClientReply, Feedback, TurnT, TurnTree, messages_of
 from agentic_opd.rollout.conversation_index import ConversationIndex, identity
+
+if TYPE_CHECKING:
+    from agentic_opd.distill.records import DistilledTurn
 
 
 @dataclass(slots=True, eq=False)
-class OpenSession:
+class OpenSession(Generic[TurnT]):
     row: SessionRow
     used: float
     """Time of the last answer's end, or of opening, by `time.monotonic` (s): the clock of days may be set meanwhile."""
-    tree: TurnTree = field(default_factory=TurnTree)
-    judged: dict[int, asyncio.Task[DistilledTurn]] = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
+    tree: TurnTree[TurnT] = field(default_factory=TurnTree[TurnT])
+    judged: "dict[int, asyncio.Task[DistilledTurn]]" = field(default_factory=dict[int, "asyncio.Task[DistilledTurn]"])
     """Tasks that judge turns whose next state has arrived, by turn id."""
     feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
     """Feedback of the client for single turns, by turn id."""
@@ -75,13 +77,13 @@ class OpenSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Generic[TurnT]):
     """The position of a request in a session."""
 
-    session: OpenSession
+    session: OpenSession[TurnT]
     chat: ChatInput
     """The whole conversation."""
-    path: Path | tuple[()]
+    path: tuple[TurnT, ...]
     """The turns that the request continues; empty: its prompt is rendered anew."""
     new_messages: Sequence[Message]
     """The messages after the path."""
@@ -109,25 +111,35 @@ class CalledTurn(NamedTuple):
     """Number of the request's messages up to and including the turn; up to its results if the turn is left out."""
 
 
-class Sessions:
+class Sessions(Generic[TurnT]):
     """All open sessions, indexed by name and by their messages."""
 
-    def __init__(self, servers: Sequence[str], max_open: int, num_keys: int = 1) -> None:
-        """Start without sessions. Half of `max_open` is divided among `num_keys` keys, the other half is for any."""
+    def __init__(
+        self,
+        servers: Sequence[str],
+        max_open: int,
+        num_keys: int = 1,
+        opened_as: SessionState = SessionState.OPEN,
+    ) -> None:
+        """Start without sessions. Half of `max_open` is divided among `num_keys` keys, the other half is for any.
+
+        `opened_as` is the state of new sessions.
+        """
+        self._opened_as = opened_as
         self._servers, self._max_open, self._num_keys = servers, max_open, num_keys
         self._share = max(1, max_open // (2 * num_keys))
         """Number of sessions that each key can always open."""
         self._of_owner = Counter[str]()
-        self._by_id: dict[str, OpenSession] = {}
+        self._by_id: dict[str, OpenSession[TurnT]] = {}
         self._on_server = Counter[str]()
-        self._by_name: dict[tuple[str, str], OpenSession] = {}
+        self._by_name: dict[tuple[str, str], OpenSession[TurnT]] = {}
         self._by_answer: dict[tuple[str, str], TurnKey] = {}
         self._by_call: dict[tuple[str, str], TurnKey | None] = {}
         """Turns by owner and tool call id; None for an id of several turns, as in journals of earlier versions."""
         self._index = ConversationIndex[TurnKey]()
         self._histories = HistoryIndex[TurnKey]()
 
-    def __iter__(self) -> Iterator[OpenSession]:
+    def __iter__(self) -> Iterator[OpenSession[TurnT]]:
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
@@ -137,7 +149,7 @@ class Sessions:
         """Return the policy server that samples the turns of the fewest open sessions."""
         return min(self._servers, key=self._on_server.__getitem__)
 
-    def named(self, owner: str, name: str) -> OpenSession | None:
+    def named(self, owner: str, name: str) -> OpenSession[TurnT] | None:
         """Return the client's open session with this name or id; None if there is none."""
         session = self._by_name.get((owner, name)) or self._by_id.get(name)
         return session if session is not None and session.row.owner == owner else None
@@ -150,11 +162,11 @@ class Sessions:
         """Remove an answer's id, so that no request finds the client's turn by it."""
         self._by_answer.pop((owner, answer_id), None)
 
-    def under(self, session: OpenSession) -> list[OpenSession]:
+    def under(self, session: OpenSession[TurnT]) -> list[OpenSession[TurnT]]:
         """Return the open sessions of a session's sub-agents."""
         return [part for part in self if part.row.parent == session.session_id]
 
-    def path(self, key: TurnKey) -> Path:
+    def path(self, key: TurnKey) -> tuple[TurnT, ...]:
         return self._tree(key).path(key.turn_id)
 
     def _with_dropped_text(self, owner: str, message: Message) -> Message:
@@ -172,7 +184,7 @@ class Sessions:
         is_same = identity({**message, "content": sampled["content"]}) == identity(sampled)
         return {**message, "content": sampled["content"]} if is_same else message
 
-    def assign(self, owner: str, client: Client, chat: ChatInput, name: str | None) -> Placed:
+    def assign(self, owner: str, client: Client, chat: ChatInput, name: str | None) -> Placed[TurnT]:
         """Find the session of a request, or open one, and the turns that the request continues.
 
         Texts of turns that the client dropped are restored. `name` names the session; without it, an agent's id or the
@@ -211,11 +223,13 @@ class Sessions:
         client: Client,
         chat: ChatInput,
         name: str | None = None,
-        parent: OpenSession | None = None,
-    ) -> Placed:
+        parent: OpenSession[TurnT] | None = None,
+    ) -> Placed[TurnT]:
         return Placed(self.open(owner, name, None if parent else client.group, parent), chat, (), chat.messages)
 
-    def _placed_by_messages(self, owner: str, chat: ChatInput, accept: Callable[[TurnKey], bool]) -> Placed | None:
+    def _placed_by_messages(
+        self, owner: str, chat: ChatInput, accept: Callable[[TurnKey], bool]
+    ) -> Placed[TurnT] | None:
         """Return the position of a request by the turns in its history; None if it holds no accepted turn."""
         called = self._called(owner, chat.messages, accept)
 
@@ -261,7 +275,7 @@ class Sessions:
                 return last
         return last
 
-    def _following(self, key: TurnKey, chat: ChatInput, match: HistoryMatch[TurnKey]) -> Placed:
+    def _following(self, key: TurnKey, chat: ChatInput, match: HistoryMatch[TurnKey]) -> Placed[TurnT]:
         """Return the place of a request whose messages behind `match` answer a turn of another text or prompt."""
         session, messages, start = self._by_id[key.session_id], chat.messages, match.position
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
@@ -289,8 +303,8 @@ class Sessions:
         return self._best(keys) if len({key.session_id for key in keys}) == 1 else None
 
     def open(
-        self, owner: str, name: str | None, group: str | None = None, parent: OpenSession | None = None
-    ) -> OpenSession:
+        self, owner: str, name: str | None, group: str | None = None, parent: OpenSession[TurnT] | None = None
+    ) -> OpenSession[TurnT]:
         """Open a session on the least used server; `group` is the client's name of its group.
 
         Raises:
@@ -305,6 +319,7 @@ class Sessions:
             server,
             opened=now,
             used=now,
+            state=self._opened_as,
             group_name=group,
             parent=parent and parent.session_id,
         )
@@ -327,11 +342,11 @@ class Sessions:
     def restore(
         self,
         row: SessionRow,
-        turns: Sequence[RecordedTurn],
+        turns: Sequence[TurnT],
         feedback: Mapping[int, Sequence[Feedback]] | None = None,
-    ) -> OpenSession:
+    ) -> OpenSession[TurnT]:
         """Add an open session with its turns and their feedback, for example from the journal."""
-        session = OpenSession(row, time.monotonic() - max(0.0, time.time() - row.used))
+        session = OpenSession[TurnT](row, time.monotonic() - max(0.0, time.time() - row.used))
         session.feedback = {turn_id: [*comments] for turn_id, comments in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1
@@ -342,7 +357,7 @@ class Sessions:
             self.add(session, turn)
         return session
 
-    def add(self, session: OpenSession, turn: RecordedTurn) -> None:
+    def add(self, session: OpenSession[TurnT], turn: TurnT) -> None:
         session.tree.add(turn)
         key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
         before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
@@ -355,7 +370,7 @@ class Sessions:
         self._index.add(key, turn.messages, before, scope=scope)
         self._histories.add(key, turn.messages, before, scope=owner.encode())
 
-    def remove(self, session: OpenSession) -> None:
+    def remove(self, session: OpenSession[TurnT]) -> None:
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
             self._of_owner[session.row.owner] -= 1
@@ -371,11 +386,36 @@ class Sessions:
             for index in (self._index, self._histories):
                 index.discard(key)
 
-    def _tree(self, key: TurnKey) -> TurnTree:
+    def _tree(self, key: TurnKey) -> TurnTree[TurnT]:
         return self._by_id[key.session_id].tree
 
     def _is_continued(self, key: TurnKey) -> bool:
         return self._by_id[key.session_id].is_continued(key.turn_id)
+
+
+def with_answers(request: Request, paths: Mapping[str, Sequence[TurnT]]) -> Sequence[Message]:
+    """Return the request's messages with the answers that they refer to, behind the conversation that they continue.
+
+    Args:
+        request: The request.
+        paths: The path to each turn whose answer it refers to, by the answer's id.
+
+    Raises:
+        ClientError: 400, an answer is referred to in two places.
+    """
+    ids, messages = request.answer_ids, request.chat.messages
+    if not ids:
+        return messages
+    if len({*ids}) < len(ids):
+        name = request.field_name
+        raise ClientError(400, f"{name}: an answer is referred to in two places", name)
+    answers = {answer_id: path[-1].messages[-1] for answer_id, path in paths.items()}
+    messages = [answers[message[REFERENCE]] if REFERENCE in message else message for message in messages]
+    if request.previous is None:
+        return messages
+    path, count = paths[request.previous], request.num_instructions
+    history = messages_of(path)[path[0].num_instructions :]
+    return [*messages[:count], *history, *messages[count:]]
 
 
 def _has_turn(messages: Sequence[Message]) -> bool:

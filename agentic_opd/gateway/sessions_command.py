@@ -59,13 +59,13 @@ def _list(journal: Journal, arguments: argparse.Namespace) -> None:
     for row in journal.sessions(*SessionState):
         used = datetime.fromtimestamp(row.used).isoformat(" ", "seconds")
         turns = journal.count_turns(row.session_id)
-        print(f"{row.session_id}  {row.state.value:<7}  {turns:>4}  {used}  {printable_line(row.name or '')}")
+        print(f"{row.session_id}  {row.state.value:<9}  {turns:>4}  {used}  {printable_line(row.name or '')}")
 
 
 def _show(journal: Journal, arguments: argparse.Namespace) -> None:
-    session_id = _session_row(journal, arguments.session).session_id
-    feedback = journal.feedback(session_id)
-    for turn in journal.turns(session_id):
+    session = _session_row(journal, arguments.session)
+    feedback = journal.feedback(session.session_id)
+    for turn in journal.spoken_turns(session):
         behind = "" if turn.parent is None else f", behind turn {turn.parent}"
         print(f"--- turn {turn.turn_id} ({turn.turn_type}{behind})")
         for line in (line for message in turn.messages for line in _printed_lines(message)):
@@ -75,7 +75,7 @@ def _show(journal: Journal, arguments: argparse.Namespace) -> None:
 
 
 def _export(journal: Journal, arguments: argparse.Namespace) -> None:
-    for turn in journal.turns(_session_row(journal, arguments.session).session_id):
+    for turn in journal.spoken_turns(_session_row(journal, arguments.session)):
         sys.stdout.write(printable(turn_as_json(turn)) + "\n")
 
 

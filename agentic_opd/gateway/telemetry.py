@@ -34,6 +34,7 @@ class Telemetry:
         self.outcomes = counter("turn_outcomes", "judged turns by outcome", ["outcome"])
         self.version = gauge("weight_version", "version of the weights that a policy server has", ["server"])
         self.failing = gauge("failing_outputs", "1 while the disk refuses writes to an output, else 0", ["output"])
+        self.unrecorded = counter("unrecorded", "answers of the upstream that were not recorded, by reason", ["reason"])
         self.first_token_s = histogram("first_token_seconds", "seconds from a request to its first token")
         self.answer_s = histogram("answer_seconds", "seconds from a request to the end of its response")
 

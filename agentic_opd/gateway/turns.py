@@ -11,13 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import not_
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Generic, NamedTuple, Protocol
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
+    Completion,
     ContextTurn,
     Message,
     PlacedImage,
@@ -26,7 +28,6 @@ from agentic_opd.core.types import (
     Turn,
 )
 from agentic_opd.gateway.request import TurnType
-from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.conversation_index import identity
 
 
@@ -92,6 +93,11 @@ class RecordedTurn:
     """The pictures in `prompt_ids`, with their positions in the branch."""
 
     @property
+    def message_index(self) -> int:
+        """Index of the turn's message, counted from the start of its branch."""
+        return self.span.message_index
+
+    @property
     def sampled_span(self) -> Turn:
         """The turn's span, with the distribution that its request was answered from."""
         return replace(self.span, sampling=SamplingDistribution.of_parameters(self.sampling, self.altered))
@@ -99,6 +105,35 @@ class RecordedTurn:
 
 Path = tuple[RecordedTurn, ...]
 """Turns from a root on, each the parent of the next. A path is never empty."""
+
+
+class SpokenTurn(Protocol):
+    """What sessions and trees read of a turn: its text, and its position. See `RecordedTurn` for the fields."""
+
+    @property
+    def turn_id(self) -> int: ...
+    @property
+    def parent(self) -> int | None: ...
+    @property
+    def messages(self) -> tuple[Message, ...]: ...
+    @property
+    def message_index(self) -> int: ...
+    @property
+    def turn_type(self) -> TurnType: ...
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]: ...
+    @property
+    def template(self) -> Mapping[str, Any]: ...
+    @property
+    def follows(self) -> ClientReply | None: ...
+    @property
+    def answer_id(self) -> str: ...
+    @property
+    def num_instructions(self) -> int: ...
+
+
+TurnT = TypeVar("TurnT", bound=SpokenTurn, default=RecordedTurn)
+"""The turns of a session: sampled from the policy, or the text of a foreign model (`foreign.ForeignTurn`)."""
 
 
 class _Origin(NamedTuple):
@@ -111,21 +146,21 @@ class _Origin(NamedTuple):
 
 
 @dataclass(slots=True)
-class TurnTree:
-    turns: dict[int, RecordedTurn] = field(default_factory=dict[int, RecordedTurn])
+class TurnTree(Generic[TurnT]):
+    turns: dict[int, TurnT] = field(default_factory=dict[int, TurnT])
     _parents: set[int] = field(default_factory=set[int])
     _followed: set[int] = field(default_factory=set[int])
     _origins: dict[int, _Origin] = field(default_factory=dict[int, _Origin])
 
     @classmethod
-    def of(cls, turns: Iterable[RecordedTurn]) -> "TurnTree":
+    def of(cls, turns: Iterable[TurnT]) -> "TurnTree[TurnT]":
         """Build the tree of a session's turns, in order of completion."""
         tree = cls()
         for turn in turns:
             tree.add(turn)
         return tree
 
-    def add(self, turn: RecordedTurn) -> None:
+    def add(self, turn: TurnT) -> None:
         """Add a turn whose parent, if it has one, is in the tree."""
         self.turns[turn.turn_id] = turn
         if turn.parent is not None:
@@ -135,13 +170,13 @@ class TurnTree:
         origin = self._origins.get(turn.parent or 0)
         self._origins[turn.turn_id] = origin or _Origin(system_prompt(turn.messages), turn.follows is None)
 
-    def path(self, turn_id: int) -> Path:
+    def path(self, turn_id: int) -> tuple[TurnT, ...]:
         path = [self.turns[turn_id]]
         while (parent := path[-1].parent) is not None:
             path.append(self.turns[parent])
         return tuple(reversed(path))
 
-    def before(self, turn: RecordedTurn) -> int | None:
+    def before(self, turn: TurnT) -> int | None:
         """Return the id of the turn that this one continues or follows."""
         return turn.follows.turn_id if turn.follows is not None else turn.parent
 
@@ -161,7 +196,7 @@ class TurnTree:
         """
         main = {self._origins[turn_id].system for turn_id, turn in self.turns.items() if turn.tools}
 
-        def is_aside(turn: RecordedTurn) -> bool:
+        def is_aside(turn: TurnT) -> bool:
             origin = self._origins[turn.turn_id]
             return bool(main) and not turn.tools and origin.is_new and origin.system not in main
 
@@ -179,7 +214,7 @@ class TurnTree:
         """Return whether another turn continues or follows this one."""
         return turn_id in self._parents or turn_id in self._followed
 
-    def leaves(self) -> list[RecordedTurn]:
+    def leaves(self) -> list[TurnT]:
         """Return the last turn of each branch, in order of their ids."""
         return [turn for turn_id, turn in sorted(self.turns.items()) if turn_id not in self._parents]
 
@@ -198,7 +233,7 @@ def trace_of(path: Path) -> Trace:
         masks += [*[IGNORED] * len(turn.prompt_ids), *ids]
         logprobs += [*[PROMPT_LOGPROB] * len(turn.prompt_ids), *turn.completion.logprobs]
     return Trace(
-        messages=tuple(_messages(path)),
+        messages=tuple(messages_of(path)),
         tokens_T=tuple(tokens),
         masks_T=tuple(masks),
         logprobs_T=tuple(logprobs),
@@ -298,7 +333,7 @@ def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
     return set[int]().union(*ends.values())
 
 
-def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
+def reply_to(tree: TurnTree[TurnT], turn: TurnT) -> tuple[Message, ...]:
     """Return the client's reply to the last learned turn of a branch, up to the next assistant message.
 
     If a later turn continues this one, its messages are the reply, unless the assistant took another turn without any.
@@ -313,17 +348,17 @@ def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     for later in later_turns:
         follows = later.follows
         if follows is not None and follows.turn_id == turn.turn_id and follows.start < follows.stop:
-            return tuple(_messages(tree.path(later.turn_id))[follows.start : follows.stop])
+            return tuple(messages_of(tree.path(later.turn_id))[follows.start : follows.stop])
     prompt: list[bytes] | None = None
     for later in later_turns:
         is_unrelated = later.parent not in (None, turn.parent) or later.tools != turn.tools
-        if is_unrelated or later.span.message_index < turn.span.message_index:
+        if is_unrelated or later.message_index < turn.message_index:
             continue
-        prompt = prompt or [identity(message) for message in _messages(tree.path(turn.turn_id))[:-1]]
-        messages = _messages(tree.path(later.turn_id))
+        prompt = prompt or [identity(message) for message in messages_of(tree.path(turn.turn_id))[:-1]]
+        messages = messages_of(tree.path(later.turn_id))
         if [identity(message) for message in messages[: len(prompt)]] != prompt:
             continue
-        if later.span.message_index == len(prompt):
+        if later.message_index == len(prompt):
             return ()  # The same prompt was sampled again: later messages may reply to that turn.
         is_rewritten = messages[len(prompt)]["role"] == "assistant"
         behind = messages[len(prompt) + is_rewritten :]
@@ -331,7 +366,8 @@ def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     return ()
 
 
-def _messages(path: Path) -> list[Message]:
+def messages_of(path: Sequence[SpokenTurn]) -> list[Message]:
+    """Return the conversation up to the last turn of a path."""
     return [message for turn in path for message in turn.messages]
 
 

@@ -6,13 +6,11 @@ Logs contain no conversation text.
 import asyncio
 import logging
 import math
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, nullcontext, suppress
 from functools import partial
-from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, Field
@@ -28,13 +26,13 @@ from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
-from agentic_opd.gateway.body import ClosedModel, OpenModel, read_body
+from agentic_opd.gateway.body import ClosedModel, EndingBody, OpenModel, read_body
 from agentic_opd.gateway.choice import Finished, Piece
-from agentic_opd.gateway.client import LONGEST_NAME, read_client
-from agentic_opd.gateway.config import is_loopback
+from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
-from agentic_opd.gateway.gateway import Gateway, SessionStatus
+from agentic_opd.gateway.gateway import Gateway
+from agentic_opd.gateway.keys import discard, owner_of
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
@@ -51,16 +49,6 @@ Owner = Callable[[HttpRequest], Awaitable[str]]
 
 _PARSED_AT_ONCE = 2**16
 """Largest body (bytes) that is parsed on the event loop, which takes a few milliseconds."""
-_DISCARD_S = 10.0
-"""Maximum seconds for receiving a refused body: many clients read the answer only after sending the whole body."""
-
-
-class _Ending(ClosedModel):
-    """The body of `POST /sessions/{name}/end`."""
-
-    reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
-    feedback: Annotated[str, Field(max_length=100_000)] | None = None
-    group: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None = None
 
 
 class _TurnFeedback(ClosedModel):
@@ -108,7 +96,7 @@ def make_app(gateway: Gateway) -> Starlette:
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,
-        partial(_owner, keys=keys),
+        partial(owner_of, keys=keys),
         max_body_bytes=gateway.config.max_body_bytes,
         max_choices=gateway.config.max_choices,
     )
@@ -271,10 +259,10 @@ class _Routes:
 
     async def end(self, http: HttpRequest, owner: str) -> Response:
         """Answer `POST /sessions/{name}/end`: end the session and return its status."""
-        ending = await self._read(http, _Ending)
+        ending = await self._read(http, EndingBody)
         name = http.path_params["name"]
         status = await self._gateway.end(owner, name, ending.reward, ending.feedback, ending.group)
-        return JSONResponse(_status(status))
+        return JSONResponse(status.body())
 
     async def feedback(self, http: HttpRequest, owner: str) -> Response:
         """Answer `POST /sessions/{name}/turns/{turn}/feedback`, or without a session, by the answer's id."""
@@ -318,7 +306,8 @@ class _Routes:
 
     async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""
-        return JSONResponse(_status(await self._gateway.status(owner, http.path_params["name"])))
+        status = await self._gateway.status(owner, http.path_params["name"])
+        return JSONResponse(status.body())
 
 
 # -------------------------------------------------------------------------------------------------------- one answer
@@ -402,47 +391,7 @@ async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
             yield event
 
 
-def _status(status: SessionStatus) -> dict[str, Any]:
-    return {
-        "session_id": status.name or status.session_id,
-        "id": status.session_id,
-        "state": status.state.value,
-        "turns": status.turns,
-    }
-
-
 # ----------------------------------------------------------------------------------------------------- requests, errors
-
-
-async def _owner(http: HttpRequest, keys: list[str]) -> str:
-    """Return a digest of the client's key, by which sessions of different clients are kept apart."""
-    token = bearer(http)
-    if not keys and not is_loopback(http.url.hostname or ""):
-        # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
-    # All keys are compared, so that the time taken reveals nothing about a match.
-    matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
-    if keys and not any(matches):
-        raise await no_key(http)
-    return digest_of_key(token)
-
-
-def bearer(http: HttpRequest) -> str:
-    """Return the request's key, a bearer's or Anthropic's `x-api-key`; empty without one."""
-    scheme, _, token = http.headers.get("Authorization", "").partition(" ")
-    return (token if scheme.lower() == "bearer" else http.headers.get("x-api-key", "")).strip()
-
-
-def digest_of_key(key: str) -> str:
-    """Return the digest that is stored in place of a key."""
-    return sha256(key.encode()).hexdigest()[:32]
-
-
-async def no_key(http: HttpRequest) -> ClientError:
-    """Return the 401 error for a request without a known key, after discarding its body."""
-    await _discard(http.stream())
-    problem = "this key is not one of the gateway's" if bearer(http) else "a key is needed"
-    return ClientError(401, f"{problem}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key")
 
 
 async def _body(http: HttpRequest, max_bytes: int, *, or_nothing: bool = False) -> bytes:
@@ -459,7 +408,7 @@ async def _body(http: HttpRequest, max_bytes: int, *, or_nothing: bool = False) 
         is_too_long = len(body) > max_bytes
     if is_too_long:
         body.clear()
-        await _discard(chunks)
+        await discard(chunks)
         raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     is_empty = or_nothing and not body
     is_json = http.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
@@ -479,14 +428,6 @@ def _finite(spelled: str) -> float:
     if not math.isfinite(number := float(spelled)):
         raise ValueError(f"{spelled:.20} is no finite number")
     return number
-
-
-async def _discard(chunks: AsyncGenerator[bytes]) -> None:
-    """Receive and drop the rest of a refused body, for at most `_DISCARD_S`."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
-            async for _ in chunks:
-                pass
 
 
 def _refusal(error: ClientError | OPDError, protocol: WireProtocol) -> Response:

@@ -5,8 +5,10 @@ next turn's prompt, and the traces. If the chat template rewrites earlier messag
 `branching_prompt` starts another sequence, rendered from the first message.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import (
@@ -16,6 +18,7 @@ from agentic_opd.core.types import (
     ContextTurn,
     Message,
     PlacedImage,
+    Recording,
     Trace,
     Turn,
 )
@@ -50,6 +53,24 @@ class Conversation:
         conversation.turns = list(trace.turns)
         conversation._tokens, conversation._masks = list(trace.tokens_T), list(trace.masks_T)
         conversation._logprobs, conversation._images = list(trace.logprobs_T), list(trace.images)
+        return conversation
+
+    @classmethod
+    def before_turn(cls, chat: ChatFormat, recording: Recording, turn_index: int) -> "Conversation":
+        """Return the conversation before a recorded turn; the ids of its prompt are the recorded ones.
+
+        `turn_index` counts the turns of all traces, from 0.
+        """
+        firsts = [*accumulate((len(trace.turns) for trace in recording.traces), initial=0)]
+        number = bisect_right(firsts, turn_index) - 1
+        trace, turn_number = recording.traces[number], turn_index - firsts[number]
+        turn, end = trace.turns[turn_number], trace.turns[turn_number - 1].end if turn_number else 0
+        conversation = cls(chat, trace.messages[: turn.message_index])
+        conversation.earlier = list(recording.traces[:number])
+        conversation.turns = list(trace.turns[:turn_number])
+        conversation._tokens, conversation._masks = list(trace.tokens_T[: turn.start]), list(trace.masks_T[:end])
+        conversation._logprobs = list(trace.logprobs_T[:end])
+        conversation._prompt = Prompt(trace.tokens_T[end : turn.start], turn.assistant_open, turn.last_user_end)
         return conversation
 
     @property

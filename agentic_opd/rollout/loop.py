@@ -4,10 +4,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agentic_opd.core.concurrency import fair_slot
-from agentic_opd.core.errors import RendererError, SandboxError, ServerError
+from agentic_opd.core.errors import AlignmentError, RendererError, SandboxError, ServerError
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import (
     Episode,
@@ -45,6 +45,32 @@ UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
 """Returns the user's reply to a turn without tool calls, the last of the messages; None ends the episode."""
 
 
+@dataclass(frozen=True, slots=True)
+class HintInsertion:
+    """A hint's ids and their index in the ids of a turn's prompt, as in the teacher's request."""
+
+    insert_at: int
+    token_ids: tuple[int, ...]
+
+    def inserted(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Return the prompt with the hint.
+
+        Raises:
+            AlignmentError: the index is not in the prompt.
+        """
+        if not 0 <= self.insert_at <= len(prompt_ids):
+            raise AlignmentError(f"hint: to be inserted at {self.insert_at} of a prompt of {len(prompt_ids)} tokens")
+        return [*prompt_ids[: self.insert_at], *self.token_ids, *prompt_ids[self.insert_at :]]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTurn:
+    """What holds for a single sampled turn: its token limit, and a hint that later turns do not see."""
+
+    max_tokens: int
+    hint: HintInsertion | None = None
+
+
 OnAnswered = Callable[[Recording, int], None]
 """Called after each answered turn, with the conversation so far and the turn's index."""
 
@@ -64,8 +90,8 @@ class AgentLoop:
     broken_turns: int = 0
     changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
-    async def run(self, policy: SamplingPolicy) -> Episode:
-        """Take turns until the episode ends.
+    async def run(self, policy: SamplingPolicy, first_turn: FirstTurn | None = None) -> Episode:
+        """Take turns until the episode ends; `first_turn` changes how the first of them is sampled.
 
         A server failure ends it as SERVER_ERROR. A renderer failure on a turn, or on the prompt of a later turn,
         ends it as RENDER_ERROR.
@@ -73,7 +99,7 @@ class AgentLoop:
         stop, failure = None, None
         try:
             while stop is None:
-                stop = await self.step(policy)
+                stop, first_turn = await self.step(policy, first_turn), None
         except ServerError as error:
             stop, failure = StopReason.SERVER_ERROR, error
         except RendererError as error:
@@ -84,14 +110,20 @@ class AgentLoop:
             stop = StopReason.RENDER_ERROR
         return self.episode(stop, failure)
 
-    async def step(self, policy: SamplingPolicy) -> StopReason | None:
-        """Sample one turn and answer it; return the reason if the episode ends, else None."""
+    async def step(self, policy: SamplingPolicy, turn: FirstTurn | None = None) -> StopReason | None:
+        """Sample one turn and answer it; return the reason if the episode ends, else None.
+
+        The hint of `turn` is in the prompt of this turn alone: the sampled ids are appended to the ids without it.
+        """
         async with fair_slot():
             prompt_ids = self.conversation.branching_prompt()
-        room = self.config.max_token_length - len(prompt_ids)
+        room = min(self.config.max_token_length - len(prompt_ids), self.config.max_tokens_per_turn)
+        if turn is not None:
+            room = min(room, turn.max_tokens)
+            prompt_ids = prompt_ids if turn.hint is None else turn.hint.inserted(prompt_ids)
         if room < 1:
             return StopReason.CONTEXT_FULL
-        return await self.take(await policy.sample(prompt_ids, min(room, self.config.max_tokens_per_turn)))
+        return await self.take(await policy.sample(prompt_ids, room))
 
     async def take(self, completion: Completion) -> StopReason | None:
         """Add a sampled turn and its answers; return the reason if the episode ends, else None."""
@@ -148,6 +180,11 @@ class AgentLoop:
         )
 
 
+def limited(config: RolloutConfig, task: Task) -> RolloutConfig:
+    """Return the settings with the task's own limits."""
+    return config.model_copy(update=dict(task.limits))
+
+
 def first_messages(world: World, task: Task) -> list[Message]:
     """Return the messages before the first turn: system prompt, examples and prompt, or the task's own messages."""
     system = {"role": "system", "content": world.system_prompt}
@@ -157,7 +194,15 @@ def first_messages(world: World, task: Task) -> list[Message]:
     return [system, *task.examples, {"role": "user", "content": task.prompt}]
 
 
-SessionT = TypeVar("SessionT", bound=WorldSession)
+class FinalState(Protocol):
+    """The end of a session; every `WorldSession` has it."""
+
+    async def collect(self, messages: Sequence[Message] = ()) -> Any:
+        """Return the final state, for the world's `verify`."""
+        ...
+
+
+SessionT = TypeVar("SessionT", bound=FinalState)
 
 
 async def run_episode(
@@ -179,7 +224,7 @@ async def run_episode(
         RendererError: the first prompt can't be rendered.
         SandboxError: the world itself does not work, confirmed by a fresh session.
     """
-    config = config.model_copy(update=dict(task.limits))
+    config = limited(config, task)
     conversation = Conversation(chat.with_tools(task.tools), first_messages(world, task))
     loop: AgentLoop | None = None
 

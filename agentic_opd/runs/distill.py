@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
@@ -41,12 +42,12 @@ from agentic_opd.distill.records import (
     build_arrays,
 )
 from agentic_opd.distill.rows import rounded
+from agentic_opd.logs.messages import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.runs.logs import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.wire.images import ImageFolder
@@ -353,7 +354,7 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         retry_s: float = 60.0,
         seed: int = 0,
-        images: ImageFolder | None = None,
+        file: Path | None = None,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
 
@@ -365,7 +366,7 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
-            images: The pictures of the conversations.
+            file: The file of the groups, beside which their pictures are; None: they have none.
 
         Raises:
             ConfigError: the tokenizer or the renderer can't be loaded.
@@ -373,7 +374,7 @@ class PolicyDistiller:
         """
         async with JsonClient(policy_url, api_key, retry_s=retry_s) as client:
             policy = await PluginClient.connected(client)
-            policy.images = images
+            policy.images = images = None if file is None else ImageFolder.beside(file)
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             chat = ChatFormat(configured_renderer(tokenizer, rendering), tokenizer, ())
             context = policy.info.max_model_len

@@ -1,9 +1,11 @@
-"""Lines of a file -> distilled groups; a line is a scored group of any origin or a conversation in text (I/O).
+"""Lines of files -> distilled groups; a line is a scored group of any origin or a conversation in text (I/O).
 
-A conversation in text has the form `{"messages": [...], "tools": [...]}`. Each line yields one scored group, or is
-counted as unmatched (its messages do not render to its tokens) or failed and not written.
+A conversation in text has the form `{"messages": [...], "tools": [...]}`; the sessions of agents are brought into it by
+`logs`. Each line yields one scored group, or is counted as unmatched (its messages do not render to its tokens) or
+failed and not written.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,9 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
+from agentic_opd.logs.files import find_logs
+from agentic_opd.logs.messages import LogNote, read_log
+from agentic_opd.logs.tools import plain_tools
 from agentic_opd.runs.distill import (
     FROM_TOKENS,
     UNMATCHED,
@@ -32,11 +37,10 @@ from agentic_opd.runs.distill import (
     rendered_log,
     trace_of,
 )
-from agentic_opd.runs.log_tools import plain_tools
-from agentic_opd.runs.logs import LogNote, read_log
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
+from agentic_opd.wire.images import ImageFolder
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
@@ -55,6 +59,16 @@ class Line:
     number: int
     fields: dict[str, Any]
     item_id: str
+    location: str = ""
+    """Where it is, for messages, such as `line 3`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The lines of files and folders, and what was read, left out and skipped, as text."""
+
+    lines: Sequence[Line]
+    summary: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,53 @@ class Counts:
             yield f"changed: {', '.join(changes)}"
 
 
+def read_inputs(paths: Sequence[Path], *, but: Path | None = None) -> Inputs:
+    """Read files and folders: sessions of agents, and files of rows; `but` is a file of a folder that is left alone.
+
+    Raises:
+        PlaceError: a file that is named can't be read. Such a file in a folder is skipped, and the summary says so.
+        OSError, EOFError, zlib.error: a file that is named can't be opened.
+    """
+    named = [path for path in paths if not path.is_dir()]
+    pipes = [path for path in named if path.exists() and not path.is_file()]  # They can be read once only, as rows.
+    logs = find_logs([path for path in paths if path not in pipes], but=but)
+    unread = {*pipes, *(path for skipped in logs.skipped.values() for path in skipped if path in named)}
+    for reason in [*logs.skipped]:
+        logs.skipped[reason] = [path for path in logs.skipped[reason] if path not in unread]
+    lines, item_ids = list[Line](), set[str]()
+    for path in [*(path for path in named if path in unread), *logs.row_files]:
+        try:
+            rows = list(read_lines(path))
+        except PlaceError as error:
+            if path in named:
+                raise
+            logs.skipped.setdefault(str(error)[:200], []).append(path)
+            continue
+        file_name = "" if len(paths) == 1 and path in named else f"{str(path)!r}, "
+        for row in rows:
+            item_id = row.item_id if row.item_id not in item_ids else f"{path.stem}/{row.item_id}"
+            lines.append(replace(row, item_id=_unique(item_id, item_ids), location=f"{file_name}line {row.number}"))
+    for entry in logs.sessions:
+        fields = entry.session.fields()
+        if (problem := _messages_problem(fields)) is not None:
+            logs.skipped.setdefault(f"a conversation that can't be read: {problem}"[:200], []).append(Path(entry.name))
+            continue
+        item_id = _unique(entry.name, item_ids)
+        lines.append(Line(len(lines) + 1, fields, item_id, f"conversation {item_id!r}"))
+    logs.skipped = {reason: skipped for reason, skipped in logs.skipped.items() if skipped}
+    return Inputs(lines, tuple(logs.lines()))
+
+
+def _unique(name: str, names: set[str]) -> str:
+    """Return a name that is not among `names`, and add it there."""
+    number, unique = 1, name
+    while unique in names:
+        number += 1
+        unique = f"{name}#{number}"
+    names.add(unique)
+    return unique
+
+
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield the lines of a file, which may be gzipped (.gz). The elements of one JSON array are read as lines.
 
@@ -113,7 +174,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         if name in item_ids:
             name = f"{name}/line-{row.number}"
         item_ids.add(name)
-        yield Line(row.number, fields, name)
+        yield Line(row.number, fields, name, row.location)
 
 
 def _rows(path: Path) -> Iterator[JsonRow]:
@@ -130,7 +191,7 @@ def _rows(path: Path) -> Iterator[JsonRow]:
 
 def _messages_problem(fields: Mapping[str, Any]) -> str | None:
     try:
-        read_log(fields, plain_tools(fields))
+        read_log(fields, plain_tools(fields), mask_secrets=False)
     except AlignmentError as error:
         return str(error)
     return None
@@ -188,19 +249,34 @@ def _fits(logprobs: Any, masks: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileDistiller:
-    """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge."""
+    """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge.
+
+    With `mask_secrets`, keys in conversations in text are masked (`logs.secrets`).
+    Pictures are copied beside the file that groups are `written_to`; None: they are written to no file.
+    """
 
     by: PolicyDistiller
     tools: Sequence[dict[str, Any]] = ()
     keep_hints: bool = False
+    mask_secrets: bool = True
+    written_to: Path | None = None
 
     async def distill(self, line: Line) -> DistilledLine:
         """Distill one line.
 
         Raises:
             AlignmentError: the line's contents can't be scored.
+            PlaceError: a picture is missing, or can't be copied.
             ServerError: a server failed.
         """
+        distilled = await self._distilled(line)
+        if self.written_to is not None and distilled.group is not None and distilled.result != "unmatched":
+            digests = [image.digest for rollout in distilled.group.rollouts for image in rollout.images]
+            if digests and self.by.policy.images is not None:
+                await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, self.by.policy.images)
+        return distilled
+
+    async def _distilled(self, line: Line) -> DistilledLine:
         if "tokens" not in line.fields:
             return await self._messages(line)
         group = replace(ScoredGroup.from_wire(_as_read(line.fields)), item_id=line.item_id)
@@ -216,7 +292,8 @@ class FileDistiller:
             raise AlignmentError("a conversation in text has no hints to keep; leave --keep-hints out")
         chat = self.by.chat_with(plain_tools(line.fields) or self.tools)
         try:
-            rendered = rendered_log(read_log(line.fields, chat.tools), chat, self.by.policy.info.max_model_len)
+            log = read_log(line.fields, chat.tools, mask_secrets=self.mask_secrets)
+            rendered = rendered_log(log, chat, self.by.policy.info.max_model_len)
         except UNMATCHED as error:
             return DistilledLine("unmatched", None, (str(error),))
         if not rendered.traces:

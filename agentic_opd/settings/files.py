@@ -49,7 +49,7 @@ _OTHER_FILES = (
         frozenset({"tokens", "masks", "scores"}),
         "`agentic-opd report FILE` shows it, and `agentic-opd validate FILE` checks it",
     ),
-    FileKind("conversations", frozenset({"messages"}), "`agentic-opd distill FILE` takes it"),
+    FileKind("conversations", frozenset({"messages"}), "`agentic-opd distill PATH` takes it"),
     FileKind(
         "a model's configuration",
         frozenset({"architectures", "model_type"}),

@@ -267,7 +267,8 @@ def _trajectory_problems(group: ScoredGroup) -> Iterator[Problem]:
     """Yield problems of the questions about whole rollouts, if the group has all sequences of the rollout."""
     numbers = group.rollout_numbers
     for index, (rollout, number) in enumerate(zip(group.rollouts, numbers, strict=True)):
-        sequences = [other for other, of in zip(group.rollouts, numbers, strict=True) if of == number]
+        pairs = zip(group.rollouts, numbers, strict=True)
+        sequences = [sequence for sequence, rollout_number in pairs if rollout_number == number]
         if rollout.trajectory is None or any(sequence.first_turn is not None for sequence in sequences):
             continue
         last = max((window.last for window in rollout.trajectory.windows), default=0)

@@ -64,9 +64,12 @@ _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "verify": (("task", "state"), ("files", "messages", "sandbox")),
     "judged": (("state",), ()),
     "user_reply": (("task", "state", "messages"), ()),
+    "comparable": (("text",), ()),
     "close": (("state",), ("files", "sandbox")),
 }
 """Hook -> the parameters that it gets by position, and those that it gets by name if it has them."""
+_PLAIN_HOOKS = ("tasks", "eval_tasks", "tools", "comparable")
+"""Hooks that must not be async."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,16 @@ def tool(hook: HookT) -> HookT:
 class CustomWorld:
     """Base class of custom worlds; `env.world` names a subclass by `FILE.py:CLASS` or `package.module:CLASS`.
 
-    A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks` and `tools` may be async. Other hooks
-    run in worker threads, concurrently with those of other episodes: the subclass must make shared state thread-safe.
+    A subclass needs `tasks` and `verify`. `tasks`, `eval_tasks`, `tools` and `comparable` are plain methods; the other
+    hooks may be async. A plain hook runs in a worker thread, concurrently with those of other episodes: the subclass
+    must make shared state thread-safe.
     The parameters of its constructor are settings, `env.world.NAME`; see `worlds.choose`.
     """
 
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
+    replayable: bool = True
+    """Whether the calls of a recorded episode give the same results on a new state of `start`. False for a state that
+    other episodes change too, or that is not started again."""
 
     def tasks(self) -> Iterable[Task]:
         """Return the tasks: each has an id, a prompt or messages, and the data that the hooks need.
@@ -173,6 +180,10 @@ class CustomWorld:
         """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
         return None
 
+    def comparable(self, text: str) -> str:
+        """Return a tool result without what differs between two runs of the same call, such as a duration."""
+        return text
+
     def close(self, state: Any, *args: Any, **by_name: Any) -> Any:
         """Release what the state holds, such as a simulator or a connection.
 
@@ -200,7 +211,7 @@ def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
         if name == "call" and _is_defined(hooks, "tools"):
             return "call is not defined, which runs the functions of tools"
         return f"{name} is not defined" if name in ("tasks", "verify") else None
-    if name in ("tasks", "eval_tasks", "tools") and inspect.iscoroutinefunction(hook):
+    if name in _PLAIN_HOOKS and inspect.iscoroutinefunction(hook):
         return f"{name} is async, expected a plain method{where}"
     parameters = inspect.signature(hook).parameters
     names = {optional for optional in by_name if optional in parameters}
@@ -256,6 +267,25 @@ class HookedWorld:
         self.runs_programs = self.has_sandbox or self.takes("verify", "files")
         if self.has_sandbox:
             sandbox_factory(config.sandbox)
+
+    @property
+    def replayable(self) -> bool:
+        """See `core.types.ReplayableWorld`."""
+        return self.hooks.replayable
+
+    def comparable(self, text: str) -> str:
+        """See `core.types.ReplayableWorld`.
+
+        Raises:
+            WorldError: The hook failed, or returned something other than a text.
+        """
+        try:
+            compared: Any = self.hooks.comparable(text)
+        except Exception as error:
+            raise self.raised("comparable", error) from error
+        if not isinstance(compared, str):
+            raise self.failure("comparable", f"comparable gave {type(compared).__name__}, expected text")
+        return compared
 
     @property
     def has_close(self) -> bool:

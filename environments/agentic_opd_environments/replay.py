@@ -17,8 +17,9 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import message_text, turn_text
 from agentic_opd.distill.hints import Questions, parse_step_vote
 from agentic_opd.distill.judge import OpenAIJudge
+from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.journal import Journal, SessionState
-from agentic_opd.gateway.turns import RecordedTurn, TurnTree, reply_to
+from agentic_opd.gateway.turns import RecordedTurn, TurnTree, messages_of, reply_to
 from agentic_opd.worlds.custom import CustomWorld, ToolError
 
 GRADE_PROMPT = """\
@@ -57,6 +58,7 @@ class Replay(CustomWorld):
     """Replays recorded turns that somebody or something replied to; its tasks are for `evaluate` alone."""
 
     system_prompt = ""
+    replayable = False
 
     def __init__(self, config: Any, journal: str, turns: int = 64) -> None:
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.
@@ -123,21 +125,28 @@ class Replay(CustomWorld):
 
 
 def _tasks(journal: Journal) -> Iterator[Task]:
-    for session in journal.sessions(SessionState.WRITTEN, SessionState.EMPTY):
-        tree = TurnTree()
-        for turn in journal.turns(session.session_id):
-            tree.add(turn)
+    for session in journal.sessions(SessionState.WRITTEN, SessionState.EMPTY, SessionState.RECORDED):
+        tree = TurnTree[RecordedTurn | ForeignTurn].of(journal.spoken_turns(session))
         feedback_by_turn = journal.feedback(session.session_id)
         for turn_id, turn in sorted(tree.turns.items()):
             feedback = [entry.message() for entry in feedback_by_turn.get(turn_id, ())]
             reply = [*reply_to(tree, turn), *feedback]
-            reads_texts = not any(earlier.images for earlier in tree.path(turn_id))
+            reads_texts = not any(map(_is_of_pictures, tree.path(turn_id)))
             if turn.turn_type == "main" and reads_texts and (evidence := _evidence(reply)):
                 yield _task(f"{session.session_id}/{turn_id}", tree, turn, evidence)
 
 
-def _task(name: str, tree: TurnTree, turn: RecordedTurn, reply: tuple[Evidence, ...]) -> Task:
-    *history, answer = [message for earlier in tree.path(turn.turn_id) for message in earlier.messages]
+def _is_of_pictures(turn: RecordedTurn | ForeignTurn) -> bool:
+    return bool(turn.left_out if isinstance(turn, ForeignTurn) else turn.images)
+
+
+def _task(
+    name: str,
+    tree: TurnTree[RecordedTurn | ForeignTurn],
+    turn: RecordedTurn | ForeignTurn,
+    reply: tuple[Evidence, ...],
+) -> Task:
+    *history, answer = messages_of(tree.path(turn.turn_id))
     tools: list[Mapping[str, Any]] = list(turn.tools)
     data = _Recorded(turn_text(answer), reply)
     return Task(name, messages=history, tools=[dict(tool) for tool in tools], data=data, limits={"max_turns": 1})

@@ -58,9 +58,12 @@ class Served:
 
 
 @contextmanager
-def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG) -> Generator[Served]:
-    """Start a gateway on a free port with a random key; its log is in `folder`."""
-    port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
+def gateway(
+    vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG, needs_key: bool = True
+) -> Generator[Served]:
+    """Start a gateway on a free port with a random key, or with none; its log is in `folder`."""
+    port, log = free_port(), folder / "gateway.log"
+    key = secrets.token_urlsafe(16) if needs_key else ""
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
     command = (
         sys.executable,

@@ -50,7 +50,7 @@ FIRST = {
     ),
 }
 LAST = {
-    "demo": ("test_demo", "test_start", "test_distill_file", "test_hints"),
+    "demo": ("test_demo", "test_start", "test_distill_file", "test_hints", "test_replay"),
     "report_hostile": ("test_report_hostile",),
     "report_use": ("test_report_use",),
     "report": ("test_report", "test_report_compare"),

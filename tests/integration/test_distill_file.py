@@ -5,13 +5,17 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.local_server import LocalServer
 
+from agentic_opd.core.types import StopReason
 from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.foreign import ForeignTurn
+from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import trace_of
@@ -164,6 +168,40 @@ def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path
     last = next(group for group in read_lines(out) if group["messages"][0][0]["role"] == "assistant")
     records = last["overrides"][0]["opd"]["turns"]
     assert [record["outcome"] for record in records] == ["scored", "no_next_state", "scored"]
+
+
+def test_the_journal_of_a_recording_gateway(vllm_server: LocalServer, tmp_path: Path) -> None:
+    """Text of a foreign model becomes groups of the policy's ids; each answer is learned once, with its reply."""
+
+    def turn(number: int, parent: int | None, *messages: Any) -> ForeignTurn:
+        turn_messages = tuple({"role": role, "content": content} for role, content in messages)
+        index = len(turn_messages) - 1 + (2 if parent else 0)
+        return ForeignTurn(number, parent, turn_messages, index, "main", (), "big", "stop", is_whole=True)
+
+    path = tmp_path / "journal.sqlite"
+    row = SessionRow("session-1", "o", None, "https://api.example.org", 1.0, 1.0, SessionState.RECORDING)
+    journal = Journal(path)
+    first = turn(1, None, ("user", "Write f."), ("assistant", "def f(): pass"))
+    second = turn(2, 1, ("user", "It must return 1."), ("assistant", "def f(): return 1"))
+    third = turn(3, 1, ("user", "It must return 2."), ("assistant", "def f(): return 2"))
+    journal.add_turns([(row, first), (row, second), (row, third)])
+    ending = Ending(StopReason.CLOSED, "session-1", feedback="Thanks, it works.")
+    journal.close_session(replace(row, ending=ending))
+    journal.close()
+    with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
+        judged = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge")
+        done = distill(path, vllm_server, *RENDERER, *judged)
+    assert done.returncode == 0, done
+    assert "recorded sessions 1, answers 3, conversations 2" in done.stderr
+    out = tmp_path / "journal.distilled.jsonl"
+    groups = {group["group_overrides"]["item_id"]: group for group in read_lines(out)}
+    assert {group["group_overrides"]["off_policy"] for group in groups.values()} == {"rendered"}
+    of_second, of_third = groups["session-1/2"], groups["session-1/3"]
+    assert [len(group["overrides"][0]["opd"]["turns"]) for group in (of_second, of_third)] == [2, 1]
+    outcomes = [record["outcome"] for record in of_second["overrides"][0]["opd"]["turns"]]
+    assert outcomes == ["scored", "no_next_state"]
+    assert [record["outcome"] for record in of_third["overrides"][0]["opd"]["turns"]] == ["scored"], "its feedback"
+    assert run("validate", str(out), "--server", vllm_server.base_url).returncode == 0
 
 
 def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> None:

@@ -34,7 +34,9 @@ from agentic_opd.distill import leaks as leak_filter
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.distill.trajectory import Window, parse_answer
+from agentic_opd.gateway.answers import UnreadableError, read_answers
 from agentic_opd.gateway.choice import held_back
+from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
 from agentic_opd.worlds.authors import Authors
@@ -408,6 +410,25 @@ _INVALID_JSON = (ValueError, RecursionError)
 _INVALID_TESTS = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors that `checks_of` reports as a DatasetError."""
 
+DELTAS: dict[str, Any] = {
+    "/v1/chat/completions": lambda text: {"choices": [{"delta": {"content": text, "tool_calls": [{"id": text}]}}]},
+    "/v1/responses": lambda text: {"type": "response.output_text.delta", "output_index": 0, "delta": text},
+    "/v1/messages": lambda text: {
+        **{"type": "content_block_delta", "index": 0},
+        "delta": {"type": "text_delta", "text": text},
+    },
+}
+"""Protocol -> an event of its streams that holds a text."""
+
+
+def _streamed(path: str, text: str) -> None:
+    """Read a foreign model's stream whose events hold a text, and one that is the text."""
+    events = "".join(f"data: {json.dumps(DELTAS[path](piece))}\n\n" for piece in (text, *text))
+    for stream in (events, text, f"data: {text}\n\n"):
+        with suppress(UnreadableError):
+            read_answers(path, stream.encode(errors="surrogatepass"))
+
+
 READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "leaks: a hint": (lambda text: _leaks(text, TESTS, "public"), ()),
     "leaks: tests": (lambda text: _leaks("use [7, 8] or 345", text, "public"), ()),
@@ -425,6 +446,8 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "cut_middle": (lambda text: core_text.cut_middle(text, 99), ()),
     "text_lines": (core_text.text_lines, ()),
     "control tokens": (lambda text: core_text.without_control_tokens(CONTROL, text), ()),
+    "secrets": (mask_secrets, ()),
+    "secrets: a value": (lambda text: mask_secrets(f"API_KEY={text} https://a:{text}@b sk-{text}"), ()),
     "vote": (parse_vote, ()),
     "answer about a trajectory": (_answer, ()),
     "answer about a trajectory: a hint": (lambda text: _answer(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),
@@ -437,6 +460,7 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     **{f"calls of {name}": (read, ()) for name, read in tool_formats.FORMATS.items()},
     **{f"arguments of {name}": (partial(_arguments, name), ()) for name in ("qwen3.5", "glm", "hy3", "minimax-m2")},
     "held_back": (lambda text: held_back(text, ("\n\n", "]]"), has_tools=True), ()),
+    **{f"stream of {path}": (partial(_streamed, path), ()) for path in DELTAS},
     "function call": (lambda text: calls.verdict(SCHEMAS, [("f", {"a": text})], [{"f": {"a": [text[::-1]]}}]), ()),
     "query": (is_ordered, ()),
     "harbor: output": (lambda text: [*verdict._without_hidden(text, [TESTS], "public")], ()),

@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -51,10 +51,22 @@ class WireProtocol(ABC):
     count_path: ClassVar[str | None] = None
     """Path that counts a prompt's tokens without sampling; None: the protocol has no such route."""
     reply: "ClassVar[type[Reply]]"
+    history_field: ClassVar[str] = "messages"
+    """Field of a body with the conversation, to which a client appends each answer."""
+    conversation_fields: ClassVar[tuple[str, ...]]
+    """Fields of a body that hold what was said, the tools, or the name of a session."""
 
     @abstractmethod
     def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         """Validate a body; raises ClientError (400) with the invalid field. `counts`: its prompt is only counted."""
+
+    def conversation(self, body: Mapping[str, Any], client: Client) -> Request:
+        """Read the conversation of a request for another model; the fields that say how to answer are left out.
+
+        Raises:
+            ClientError: 400, the conversation can't be read.
+        """
+        return self.read({name: body[name] for name in self.conversation_fields if name in body}, client, counts=True)
 
     def counted(self, input_tokens: int) -> dict[str, Any]:
         """Return the body of the answer of `count_path`."""

@@ -338,6 +338,7 @@ def _message(finished: Finished) -> dict[str, Any]:
 class ChatCompletions(WireProtocol):
     path = "/v1/chat/completions"
     reply = _ChatReply
+    conversation_fields = ("messages", "tools", "prompt_cache_key")
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_ChatBody, body)

@@ -387,6 +387,7 @@ class AnthropicMessages(WireProtocol):
     path = "/v1/messages"
     count_path = "/v1/messages/count_tokens"
     reply = _MessagesReply
+    conversation_fields = ("messages", "system", "tools", "metadata")
 
     def read(self, body: object, client: Client, *, counts: bool = False) -> Request:
         read = read_body(_MessagesBody, body)

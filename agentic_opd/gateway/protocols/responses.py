@@ -564,6 +564,8 @@ class OpenAIResponses(WireProtocol):
     path = "/v1/responses"
     count_path = "/v1/responses/input_tokens"
     reply = _ResponsesReply
+    history_field = "input"
+    conversation_fields = ("input", "instructions", "tools", "previous_response_id", "prompt_cache_key")
 
     def counted(self, input_tokens: int) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": input_tokens}

@@ -15,6 +15,7 @@ from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.authors import Authors
+from agentic_opd.worlds.coding.comparable import comparable
 from agentic_opd.worlds.coding.config import CodingSettings
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
@@ -119,6 +120,7 @@ class CodingWorld:
 
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
     runs_programs = True
+    replayable = True
 
     def __init__(
         self, config: WorldConfig, system_prompt: str | None = None, settings: CodingSettings | None = None
@@ -138,6 +140,10 @@ class CodingWorld:
         async with sandbox_factory(self._config.sandbox, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, self._config, task)
+
+    def comparable(self, text: str) -> str:
+        """See `core.types.ReplayableWorld` and `worlds.coding.comparable`."""
+        return comparable(text)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""

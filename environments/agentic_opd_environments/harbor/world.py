@@ -29,6 +29,7 @@ from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
 from agentic_opd.sandboxes.workdir import unpacked
+from agentic_opd.worlds.coding.comparable import comparable
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.world import ToolSession
 from agentic_opd.worlds.config import WorldConfig
@@ -144,6 +145,7 @@ class HarborWorld:
     """Tasks in Harbor's format; see `core.types.World` and docs/harbor.md."""
 
     runs_programs = True
+    replayable = True
 
     def __init__(
         self,
@@ -188,6 +190,10 @@ class HarborWorld:
         self._engine = Engine(tuple(shlex.split(sandbox.container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
+
+    def comparable(self, text: str) -> str:
+        """See `core.types.ReplayableWorld` and `worlds.coding.comparable`."""
+        return comparable(text)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train and to evaluate on.

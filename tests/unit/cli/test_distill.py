@@ -14,6 +14,7 @@ from agentic_opd.cli.validate import main as validate
 from agentic_opd.core.types import sampled_spans
 from tests.support.fake_plugin import END, FakePlugin, decode, encode, fake_plugin
 from tests.support.places import MODEL
+from tests.unit.logs.samples import TOOLS, claude_code, codex
 
 PROMPT = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 TOLD = {"role": "user", "content": "What is 12 + 30?"}
@@ -120,6 +121,45 @@ def test_what_is_not_learned_of_logs_is_counted_at_the_end(
     assert "turns that are read and not learned: 2 without text or call" in shown
     assert "changed: 1 turns learned without their reasoning, for which the prompt has no place" in shown
     assert validate([str(tmp_path / "out.jsonl")]) == 0
+
+
+def test_a_folder_with_the_sessions_of_two_agents(
+    policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was read, left out and skipped is said; keys are masked unless they are to be kept."""
+    key = "sk-ant-api03-" + "a1B2c3D4" * 10
+    records = claude_code()
+    records[1]["message"]["content"] += f" The key is {key}."
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for name, lines in (("claude.jsonl", records), ("codex.jsonl", codex())):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "notes.md").write_text("# Notes")
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    renderer = ("--env.renderer.name", "qwen3", "--env.renderer.options", "{enable_thinking: false}")
+    own = ("--env.tokenizer_name", MODEL, "--env.distill_topk", "4", "--openai.base_url", policy.base_url)
+    for flags in ((), ("--keep-secrets",)):
+        out = tmp_path / f"out{len(flags)}.jsonl"
+        assert main([str(folder), "--out", str(out), "--tools", str(tools), *renderer, *own, *flags]) == 0
+        groups = [json.loads(line) for line in out.read_text().splitlines()]
+        assert {group["group_overrides"]["item_id"] for group in groups} == {"claude", "codex"}
+        assert all(len(learned(group)) == 3 for group in groups)
+        assert all(group["group_overrides"]["off_policy"] == "rendered" for group in groups)
+        shown = " ".join(capsys.readouterr().err.split())
+        assert "Claude Code: files 1, conversations 1, answers 3" in shown
+        assert "Codex, left out: 2 records without a part of the conversation, 1 encrypted reasoning" in shown
+        assert f"skipped, no JSON: {folder / 'notes.md'}" in shown
+        assert ("1 secrets masked" in shown) == (not flags)
+        assert (key in out.read_text()) == bool(flags)
+        assert validate([str(out)]) == 0
+
+
+def test_a_folder_without_logs_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text("# Notes")
+    assert main([str(tmp_path), "--out", str(tmp_path / "out.jsonl")]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "no group and no conversation in these paths; skipped, no JSON:" in shown
 
 
 def test_a_log_longer_than_the_context_keeps_the_turns_that_fit(

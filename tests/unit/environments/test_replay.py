@@ -16,6 +16,7 @@ from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd_environments.replay import GRADE_PROMPT, Replay
 from tests.unit.distill.fakes import served
 from tests.unit.gateway.fakes import AGAIN, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
+from tests.unit.gateway.foreign import chat_answer, recording_gateway, says
 
 JUDGE = {"judge": {"base_url": "http://127.0.0.1:1/v1", "model_name": "j"}}
 
@@ -60,6 +61,23 @@ def test_the_turns_that_were_replied_to_are_the_tasks(journal: Path) -> None:
     assert [one.text for one in second.data.reply] == ["That is wrong.\n(The answer was rated -1.)"]
     assert first.limits == {"max_turns": 1}
     assert [task.task_id for task in Replay(config(), str(journal), turns=1).tasks()] == [first.task_id]
+
+
+def test_recorded_turns_of_a_foreign_model_are_tasks_too(tmp_path: Path) -> None:
+    async def talk() -> None:
+        answers = says(chat_answer("Said 1."), chat_answer("Said 2."))
+        async with recording_gateway(answers, tmp_path) as gateway:
+            await gateway.post("/sessions/long/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
+            await gateway.recorded(1)
+            history = [USER, {"role": "assistant", "content": "Said 1."}, MORE]
+            await gateway.post("/sessions/long/v1/chat/completions", {"messages": history, "tools": [TOOL]})
+            await gateway.post("/sessions/long/end", {})
+
+    asyncio.run(talk())
+    (task,) = Replay(config(), str(tmp_path / "journal.sqlite")).eval_tasks()
+    assert [message["content"] for message in task.messages] == ["Write f."]
+    assert [tool["function"]["name"] for tool in task.tools or ()] == ["run"]
+    assert (task.data.earlier, [evidence.text for evidence in task.data.reply]) == ("Said 1.", ["It fails."])
 
 
 def graded(journal: Path, *rounds: list[str]) -> tuple[tuple[float, str], list[dict[str, Any]]]:

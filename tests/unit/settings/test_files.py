@@ -26,7 +26,7 @@ CONFIGS = sorted(Path("configs").glob("*.yaml"))
 OTHER_FILES = {
     "groups": ("agentic-opd report FILE", [group()]),
     "several groups": ("agentic-opd report FILE", [group(), group()]),
-    "a log": ("agentic-opd distill FILE", [{"messages": [{"role": "user", "content": "Hello"}]}]),
+    "a log": ("agentic-opd distill PATH", [{"messages": [{"role": "user", "content": "Hello"}]}]),
     "tasks": ("env.world.dataset_name", [{"prompt": "Add.", "tests": []}, {"prompt": "Subtract.", "tests": []}]),
     "a model": ("openai.model_name", [{"model_type": "qwen3"}]),
 }

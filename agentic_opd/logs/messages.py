@@ -9,7 +9,7 @@ padding of columnar files, and tool results in any order. The error for unsuppor
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Literal, cast
@@ -20,7 +20,8 @@ from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
-from agentic_opd.runs.log_tools import from_text, has_padded_tools, plain_tools
+from agentic_opd.logs.secrets import masked_messages
+from agentic_opd.logs.tools import from_text, has_padded_tools, plain_tools
 
 __all__ = ["ConversationLog", "LogNote", "has_arguments", "plain_messages", "plain_tools", "read_log"]
 
@@ -33,17 +34,25 @@ class LogNote(StrEnum):
     PROMPT = "in the prompt of a completion"
     EMPTY = "without text or call"
     MEDIA = "with pictures or sound"
+    ANSWERS_MEDIA = "that answer pictures, sound or files, which are left out"
     ARGUMENTS = "with arguments that are no JSON object"
     REASONING_IN_TEXT = "with marks of reasoning inside the text"
     CONTROL_TOKENS = "with control tokens in the text or a call"
     NO_REASONING = "without the reasoning that the prompt opens"
     NOT_READ_BACK = "that the renderer does not read back as written"
     TOO_LONG = "beyond the policy's context"
+    REPEATED = "that another conversation of the logs repeats, where they are learned"
+    STOPPED = "that an error or a person stopped"
+    SUMMARY = "that sum up the session for the agent itself"
+    DEMONSTRATION = "of a demonstration in the prompt"
+    SECRET = "with a masked secret"
     REASONING = "turns learned without their reasoning, for which the prompt has no place"
     PADDING = "conversations with null padding removed"
     REORDERED = "tool results put in the order of their calls"
     RESULT_WITHOUT_CALL = "tool results without a call of their id"
     CALL_WITHOUT_RESULT = "calls without a result"
+    MEDIA_LEFT_OUT = "pictures, sounds and files replaced by a word"
+    MASKED = "secrets masked"
 
     @property
     def is_context(self) -> bool:
@@ -57,7 +66,12 @@ _CHANGES = (
     LogNote.REORDERED,
     LogNote.RESULT_WITHOUT_CALL,
     LogNote.CALL_WITHOUT_RESULT,
+    LogNote.MEDIA_LEFT_OUT,
+    LogNote.MASKED,
 )
+
+NOT_LEARNED = "not_learned"
+"""Field of a message in which a reader writes the reason, a `LogNote`, why a turn is read and not learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,11 @@ class ConversationLog:
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking")
-_MEDIA_PARTS = ("image_url", "image", "input_image", "audio", "input_audio", "output_audio", "video", "file")
+MEDIA_PARTS = (
+    *("image_url", "image", "input_image", "image_file", "audio", "input_audio", "output_audio", "video", "video_url"),
+    *("file", "input_file", "document"),
+)
+"""Types of parts that a text model can't read."""
 
 
 class _Part(BaseModel):
@@ -206,12 +224,15 @@ def has_reasoning_marks(text: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ConversationLog:
+def read_log(
+    fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], *, mask_secrets: bool = True
+) -> ConversationLog:
     """Read the conversation of a row.
 
     Args:
         fields: The row.
         tools: The tools of the conversation, which tell padding from arguments.
+        mask_secrets: Replace what looks like a key by its prefix and `***` (`secrets`); such turns are not learned.
 
     Raises:
         AlignmentError: the row has no conversation, or a message can't be read; the error names the field
@@ -219,16 +240,23 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
     """
     messages, context = list[Message](), dict[int, LogNote]()
     objects = list[tuple[dict[str, Any], Call]]()
-    last_call = ""
+    notes = Counter[LogNote]()
+    last_call, answers_media = "", False
     if system := _system(fields):
         messages.append({"role": "system", "content": system})
     for row in _rows(fields):
-        message, note = row.message()
+        message, note, number_of_media = row.message()
         try:
             parsed = _LoggedMessage.model_validate(message)
             plain_of_row = list(_plain(parsed, row.index, last_call))
         except ValidationError as error:
             raise AlignmentError(_problem(row.where, error)) from error
+        if message["role"] == "assistant":
+            note = note or (LogNote.ANSWERS_MEDIA if answers_media else None)
+            answers_media = False
+        else:
+            notes[LogNote.MEDIA_LEFT_OUT] += number_of_media
+            answers_media = answers_media or number_of_media > 0
         extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
         if not extra.get("images"):
             extra.pop("images", None)
@@ -243,8 +271,18 @@ def read_log(fields: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> C
         del messages[0]
         context = {index - 1: why for index, why in context.items()}
     is_padded = _remove_padding(objects, tools) or has_padded_tools(fields)
-    notes = Counter({LogNote.PADDING: int(is_padded)})
-    return ConversationLog(_with_ordered_results(messages, notes), context, notes)
+    notes[LogNote.PADDING] = int(is_padded)
+    log = ConversationLog(messages, context, notes)
+    log = _without_secrets(log) if mask_secrets else log
+    return replace(log, messages=_with_ordered_results(log.messages, notes))
+
+
+def _without_secrets(log: ConversationLog) -> ConversationLog:
+    """Return the conversation with its secrets masked; answers that held one are not learned."""
+    messages, numbers = masked_messages(log.messages)
+    answers = [index for index in numbers if messages[index]["role"] == "assistant"]
+    log.notes[LogNote.MASKED] = sum(numbers.values())
+    return replace(log, messages=messages, context=dict.fromkeys(answers, LogNote.SECRET) | dict(log.context))
 
 
 def plain_messages(messages: object, tools: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
@@ -269,8 +307,10 @@ class _Row:
     is_prompt: bool = False
     """Whether it is in the prompt of a completion."""
 
-    def message(self) -> tuple[dict[str, Any], LogNote | None]:
-        """Return the message with a role and a content, and the reason why it is not learned if its form shows one."""
+    def message(self) -> tuple[dict[str, Any], LogNote | None, int]:
+        """Return the message with a role and a content, the reason why it is not learned if its form shows one, and
+        the number of its parts that are no text and were replaced by a word.
+        """
         value = from_text(self.value, self.where)
         note = LogNote.PROMPT if self.is_prompt else None
         if isinstance(value, Mapping) and value.get("role") is None and isinstance(value.get("from"), str):
@@ -279,18 +319,40 @@ class _Row:
         if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
             raise AlignmentError(f"{self.where}: expected an object with a role, got {value!r:.80}")
         message = dict(cast(Mapping[str, Any], value))
+        if isinstance(reason := message.pop(NOT_LEARNED, None), LogNote):
+            note = note or reason
         message |= {key: None for key in _OWN_FIELDS & message.keys() if _is_missing(message[key])}
         message["tool_calls"] = _parsed_calls(message.get("tool_calls"), f"{self.where}.tool_calls")
+        message["content"], number_of_media = without_media(message.get("content"))
         if message["role"] == "assistant":
-            content: Any = message.get("content")
-            parts = cast(list[Any], content) if isinstance(content, list) else []
-            text_parts = [
-                part for part in parts if not isinstance(part, Mapping) or part.get("type") not in _MEDIA_PARTS
-            ]
-            if len(text_parts) < len(parts) or message.get("audio") is not None:
+            if number_of_media or message.get("audio") is not None:
                 note = note or LogNote.MEDIA
-            message["content"] = text_parts if isinstance(content, list) else content
-        return message, note
+            if isinstance(content := message["content"], list):
+                message["content"] = [part for part in cast(list[Any], content) if part != MEDIA_WORD]
+        return message, note, number_of_media
+
+
+MEDIA_WORD = {"type": "text", "text": "[not text: left out]"}
+"""Part in place of a picture, a sound or a file."""
+
+
+def without_media(content: Any) -> tuple[Any, int]:
+    """Return a content with a word in place of each part that is no text, in tool results too, and their number."""
+    if not isinstance(content, list):
+        return content, 0
+    parts, number = list[Any](), 0
+    for part in cast(list[Any], content):
+        kind: Any = part.get("type") if isinstance(part, Mapping) else None
+        if kind in MEDIA_PARTS:
+            parts.append(MEDIA_WORD)
+            number += 1
+        elif kind == "tool_result":
+            inner, number_inside = without_media(part.get("content"))
+            parts.append({**part, "content": inner})
+            number += number_inside
+        else:
+            parts.append(part)
+    return parts, number
 
 
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:

@@ -8,13 +8,13 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError, PlaceError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Trace
+from agentic_opd.logs.messages import LogNote, plain_messages, read_log
+from agentic_opd.logs.tools import plain_tools
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.template import TemplateRenderer
 from agentic_opd.runs.distill import rendered_log, traces_of
 from agentic_opd.runs.distill_file import read_lines
-from agentic_opd.runs.log_tools import plain_tools
-from agentic_opd.runs.logs import LogNote, plain_messages, read_log
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from tests.unit.rollout.test_thinking import STRIPPING
 
@@ -550,7 +550,7 @@ def test_tools_are_read_as_text_and_as_functions(fields: dict[str, Any]) -> None
     [
         ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "messages[1].role: Input should be 'system'"),
         ({"messages": [USER, {**SAID, "content": 3}]}, "messages[1].content: Input should be a valid string"),
-        ({"messages": [{**USER, "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type: Input should be"),
+        ({"messages": [{**USER, "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type: Input should be"),
         ({"messages": [USER, {**SAID, "tool_calls": "{}"}]}, "messages[1].tool_calls: Input should be a valid list"),
         ({"messages": [USER, {**SAID, "tool_calls": "[{"}]}, "messages[1].tool_calls: a text that is not JSON"),
         ({"messages": "[{"}, "messages: a text that is not JSON"),

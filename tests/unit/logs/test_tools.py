@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.runs.log_tools import plain_tools
+from agentic_opd.logs.tools import plain_tools
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"name": "f", "description": "d"}

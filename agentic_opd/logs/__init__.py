@@ -1,0 +1,5 @@
+"""Logs of agents, clients and datasets -> conversations in this package's log form.
+
+In: files and folders, whose format is recognised by content. Out: messages and tools, with the counts of what was left
+out and why. `detect` lists the formats.
+"""

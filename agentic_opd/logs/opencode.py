@@ -1,0 +1,137 @@
+"""OpenCode's sessions, as `opencode export` writes them -> sessions. Pure.
+
+A document is `{"info": session, "messages": [{"info": message, "parts": [...]}]}`; `stored` makes it from the files of
+`~/.local/share/opencode/storage` or the rows of `opencode.db`. A message of the agent has a part for each text, thought
+and call; `step-start` begins the next answer of the model. A compaction ends a conversation; the next begins with its
+summary. System prompt and tools are not stored.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from agentic_opd.logs.messages import LogNote
+from agentic_opd.logs.session import (
+    Counts,
+    Draft,
+    LeftOut,
+    Record,
+    Session,
+    called,
+    member,
+    not_learned,
+    objects,
+    text_id,
+    unknown,
+)
+
+_BOOKKEEPING = ("step-finish", "snapshot", "patch", "agent", "retry", "compaction")
+
+
+def is_opencode(records: Sequence[Record]) -> bool:
+    """Return whether records are exported sessions."""
+    return any(
+        isinstance(record.get("info"), dict)
+        and any("parts" in message and member(message, "info", "role") for message in objects(record.get("messages")))
+        for record in records
+    )
+
+
+def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
+    """Yield the conversations of exported sessions: one, and one more for each compaction."""
+    for record in records:
+        draft = Draft(counts, str(member(record, "info", "id") or ""))
+        draft.begin(member(record, "info", "directory"), member(record, "info", "time", "created"))
+        for message in objects(record.get("messages")):
+            draft.begin(member(message, "info", "path", "cwd"), member(message, "info", "time", "created"))
+            yield from _read(draft, message.get("info"), objects(message.get("parts")))
+        yield from draft.ended()
+
+
+def stored(session: Record, messages: Sequence[Record], parts: Sequence[Record]) -> tuple[dict[str, Any], int]:
+    """Return a session as a document, and the number of parts without a message; ids are in the order of time."""
+    by_message = dict[Any, list[Record]]()
+    for part in sorted(parts, key=lambda part: str(part.get("id"))):
+        by_message.setdefault(part.get("messageID"), []).append(part)
+    ordered = sorted(messages, key=lambda message: (_created(message), str(message.get("id"))))
+    read = [{"info": message, "parts": by_message.pop(message.get("id"), [])} for message in ordered]
+    return {"info": session, "messages": read}, sum(map(len, by_message.values()))
+
+
+def _created(message: Record) -> float:
+    created = member(message, "time", "created")
+    return float(created) if isinstance(created, int | float) else 0.0
+
+
+def _read(draft: Draft, info: Any, parts: Sequence[Record]) -> Iterator[Session]:
+    role = member(info, "role")
+    if role == "user":
+        draft.add({"role": "user", "content": _prompt(parts, draft.counts)})
+    elif role == "assistant":
+        first = draft.last
+        for step in _steps(parts, draft.counts):
+            _add_step(draft, step, is_stopped=bool(member(info, "error")))
+        if member(info, "summary") is True:
+            texts = [part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str)]
+            draft.last = first
+            yield from draft.ended()
+            prompt = {"role": "user", "content": "What did we do so far?"}
+            draft.restart([prompt, {"role": "assistant", "content": "\n".join(texts)}], LogNote.SUMMARY)
+    else:
+        draft.counts[unknown("messages", role)] += 1
+
+
+def _prompt(parts: Sequence[Record], counts: Counts) -> list[dict[str, Any]]:
+    content = list[dict[str, Any]]()
+    for part in parts:
+        kind = part.get("type")
+        if kind == "text" and isinstance(part.get("text"), str) and not part.get("ignored"):
+            content.append({"type": "text", "text": part["text"]})
+        elif kind == "file":
+            content.append({"type": "file"})
+        elif kind == "subtask":
+            content.append({"type": "text", "text": str(part.get("prompt") or part.get("description") or "")})
+        elif kind != "text":
+            counts[LeftOut.BOOKKEEPING if kind in _BOOKKEEPING else unknown("parts", kind)] += 1
+    return content
+
+
+def _steps(parts: Sequence[Record], counts: Counts) -> Iterator[list[Record]]:
+    """Yield the parts of each answer of the model."""
+    step = list[Record]()
+    for part in parts:
+        kind = part.get("type")
+        if kind == "step-start":
+            yield step
+            step = []
+        elif kind in ("text", "reasoning", "tool", "file"):
+            step.append(part)
+        else:
+            counts[LeftOut.BOOKKEEPING if kind in _BOOKKEEPING else unknown("parts", kind)] += 1
+    yield step
+
+
+def _add_step(draft: Draft, step: Sequence[Record], *, is_stopped: bool) -> None:
+    content, tools = list[dict[str, Any]](), list[Record]()
+    for part in step:
+        kind, text = part["type"], part.get("text")
+        if kind == "tool":
+            tools.append(part)
+        elif kind == "file":
+            draft.counts[LeftOut.NO_TEXT_PART] += 1
+        elif isinstance(text, str) and text:
+            content.append({"type": kind, "text": text} if kind == "text" else {"type": "thinking", "thinking": text})
+    calls = called(
+        ((part.get("callID"), part.get("tool"), member(part, "state", "input")) for part in tools), draft.counts
+    )
+    if not content and not calls:
+        return
+    answer = {"role": "assistant", "content": content, "tool_calls": calls}
+    draft.add(not_learned(answer, LogNote.STOPPED) if is_stopped else answer)
+    for part in tools:
+        output: Any = next(
+            (member(part, "state", name) for name in ("output", "error") if member(part, "state", name)), ""
+        )
+        if member(part, "state", "status") not in ("pending", "running") and isinstance(part.get("tool"), str):
+            media = [{"type": "file"} for _ in objects(member(part, "state", "attachments"))]
+            parts = [{"type": "text", "text": output if isinstance(output, str) else str(output)}, *media]
+            draft.add({"role": "tool", "tool_call_id": text_id(part.get("callID")), "content": parts})

@@ -1,0 +1,77 @@
+"""OpenClaw's and pi's sessions: branches, compactions, answers that failed."""
+
+from collections import Counter
+from typing import Any
+
+from agentic_opd.logs.messages import LogNote, read_log
+from agentic_opd.logs.openclaw import is_openclaw, sessions
+from agentic_opd.logs.session import LeftOut, Session
+
+from .samples import openclaw
+
+HEAD = {"type": "session", "version": 3, "id": "s", "cwd": "/w"}
+
+
+def entry(name: str, parent: str | None, role: str, text: str, **more: Any) -> dict[str, Any]:
+    message = {"role": role, "content": [{"type": "text", "text": text}] if text else [], **more}
+    return {"type": "message", "id": name, "parentId": parent, "message": message}
+
+
+def texts(session: Session) -> list[str]:
+    return [message["content"] for message in read_log(session.fields(), ()).messages]
+
+
+def read(*records: dict[str, Any]) -> tuple[list[Session], Counter[str]]:
+    counts = Counter[str]()
+    return list(sessions(records, counts)), counts
+
+
+def test_branches_share_what_is_before_them_also_if_one_goes_on_later() -> None:
+    (first, second, third), _ = read(
+        HEAD,
+        entry("a", None, "user", "Go."),
+        entry("b", "a", "assistant", "Left."),
+        entry("c", "a", "assistant", "Right."),
+        entry("d", "b", "user", "On."),
+        entry("e", "d", "assistant", "More."),
+    )
+    assert texts(first) == ["Go.", "Left."]
+    assert texts(second) == ["Go.", "Right."]
+    assert texts(third) == ["Go.", "Left.", "On.", "More."]
+
+
+def test_a_compaction_keeps_the_entries_from_its_first_on() -> None:
+    (first, second), _ = read(
+        HEAD,
+        entry("a", None, "user", "Go."),
+        entry("b", "a", "assistant", "Left."),
+        entry("c", "b", "user", "On."),
+        entry("d", "c", "assistant", "Further."),
+        {"type": "compaction", "id": "x", "parentId": "d", "summary": "It went.", "firstKeptEntryId": "c"},
+        entry("e", "x", "user", "And?"),
+        entry("f", "e", "assistant", "Done."),
+    )
+    assert texts(first) == ["Go.", "Left.", "On.", "Further."]
+    assert texts(second) == ["Summary of the session so far:\n\nIt went.", "On.", "Further.", "And?", "Done."]
+    assert read_log(second.fields(), ()).context == {2: LogNote.REPEATED}
+
+
+def test_answers_that_failed_are_counted_or_not_learned() -> None:
+    (session,), counts = read(
+        HEAD,
+        entry("a", None, "user", "Go."),
+        entry("b", "a", "assistant", "", stopReason="error", errorMessage="overloaded"),
+        entry("c", "b", "assistant", "I l", stopReason="aborted"),
+        entry("d", "c", "user", "On."),
+        entry("e", "d", "assistant", "Done.", stopReason="stop"),
+        {"type": "model_change", "id": "f", "modelId": "m"},
+        {"type": "hologram"},
+    )
+    assert read_log(session.fields(), ()).context == {1: LogNote.STOPPED}
+    assert counts == {LeftOut.NOTICE: 1, LeftOut.BOOKKEEPING: 2, "records of unknown type 'hologram'": 1}
+
+
+def test_sessions_without_ids_are_read_in_order() -> None:
+    bare = [{key: value for key, value in record.items() if key not in ("id", "parentId")} for record in openclaw()]
+    assert is_openclaw(bare)
+    assert read(*bare)[0] == read(*openclaw())[0]

@@ -1,0 +1,145 @@
+"""Logs of requests of three protocols, lists of messages, verifiers' results."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agentic_opd.logs.messages import LogNote, read_log
+from agentic_opd.logs.requests import (
+    is_message_list,
+    is_request_log,
+    message_list_sessions,
+    request_sessions,
+    verifiers_sessions,
+)
+from agentic_opd.logs.session import LeftOut, Session, without_repeats
+
+from .samples import TOOLS, anthropic, chat, request_log, verifiers
+
+EXPECTED = read_log({"messages": chat()}, ()).messages
+
+
+def learned(sessions: list[Session]) -> list[tuple[int, list[int]]]:
+    """For each conversation that is left the number of its messages, and the answers that are learned."""
+    left = [session for session in without_repeats(sessions) if session is not None]
+    logs = [read_log(session.fields(), ()) for session in left]
+    return [
+        (
+            len(log.messages),
+            [i for i, one in enumerate(log.messages) if one["role"] == "assistant" and i not in log.context],
+        )
+        for log in logs
+    ]
+
+
+def test_the_requests_of_a_session_are_one_conversation() -> None:
+    assert is_request_log(request_log())
+    assert learned(list(request_sessions(request_log(), Counter()))) == [(6, [1, 3, 5])]
+
+
+def test_requests_with_another_end_share_what_is_before() -> None:
+    last = request_log()[-1]
+    other = {**last, "response": {"choices": [{"message": {"role": "assistant", "content": "One."}}]}}
+    assert learned(list(request_sessions([*request_log(), other], Counter()))) == [(6, [1, 3, 5]), (6, [5])]
+
+
+ANSWER = chat()[-1]
+PAIRS: dict[str, dict[str, Any]] = {
+    "JSON text": {key: json.dumps(value) for key, value in request_log()[-1].items()},
+    "one object": {"messages": chat()[:-1], "choices": [{"message": ANSWER}]},
+    "batch": {
+        "body": {"messages": chat()[:-1]},
+        "response": {"status_code": 200, "body": {"choices": [{"message": ANSWER}]}},
+    },
+    "proxy": {
+        "request": {"method": "POST", "url": "u", "body": {"messages": chat()[:-1]}},
+        "response": {"status_code": 200, "body": {"choices": [{"message": ANSWER}]}},
+    },
+    "anthropic": {
+        "request": {"model": "m", "system": [{"type": "text", "text": "Help."}], "messages": anthropic()[:-1]},
+        "response": {
+            "type": "message",
+            "role": "assistant",
+            "content": anthropic()[-1]["content"],
+            "stop_reason": "end",
+        },
+    },
+    "responses": {
+        "request": {
+            "model": "m",
+            "instructions": "Help.",
+            "input": [
+                {"role": "user", "content": chat()[0]["content"]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+                {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"command": "ls"}'},
+                {"type": "function_call_output", "call_id": "c1", "output": chat()[2]["content"]},
+                {"role": "assistant", "content": chat()[3]["content"]},
+                {"role": "user", "content": chat()[4]["content"]},
+            ],
+        },
+        "response": {
+            "output": [
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": ANSWER["content"]}],
+                }
+            ]
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_form_of_a_request_and_its_answer_is_read(name: str) -> None:
+    assert is_request_log([PAIRS[name]])
+    (session,) = request_sessions([PAIRS[name]], Counter())
+    messages = read_log(session.fields(), ()).messages
+    assert [one for one in messages if one["role"] != "system"] == EXPECTED
+
+
+def test_a_request_that_names_the_answer_before_it_continues_its_conversation() -> None:
+    def turn(number: int, words: str, previous: str | None) -> dict[str, Any]:
+        output = [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": f"Yes {number}."}]}
+        ]
+        request = {"model": "m", "input": words, "previous_response_id": previous}
+        return {"request": request, "response": {"id": f"r{number}", "output": output}}
+
+    counts = Counter[str]()
+    records = [turn(1, "One?", None), turn(2, "Two?", "r1"), turn(3, "Three?", "elsewhere")]
+    sessions = list(request_sessions(records, counts))
+    assert learned(sessions) == [(4, [1, 3])]
+    assert counts == {LeftOut.NO_BEGINNING: 1}
+
+
+def test_a_row_of_messages_is_no_request() -> None:
+    assert not is_request_log([{"messages": chat(), "tools": TOOLS}])
+
+
+def test_a_request_without_an_answer_and_a_tool_of_the_provider_are_counted() -> None:
+    counts = Counter[str]()
+    record = request_log()[-1]
+    record["request"]["tools"] = [*TOOLS, {"type": "web_search"}]
+    alone, session = request_sessions([{"request": record["request"], "response": None}, record, {"a": 1}], counts)
+    assert len(alone.messages) == len(session.messages) - 1
+    assert session.tools == TOOLS
+    assert counts == {LeftOut.NO_ANSWER: 1, LeftOut.NO_FUNCTION: 2, "records of unknown type 'None'": 1}
+
+
+def test_messages_one_a_line_are_a_conversation() -> None:
+    assert is_message_list(anthropic())
+    (session,) = message_list_sessions(anthropic(), Counter())
+    assert read_log(session.fields(), ()).messages == EXPECTED
+
+
+def test_the_prompt_of_a_result_is_not_learned_and_a_text_is_counted() -> None:
+    counts = Counter[str]()
+    shown = [{"role": "user", "content": "Show it."}, {"role": "assistant", "content": "Like this."}]
+    row = {**verifiers(), "prompt": [*shown, *verifiers()["prompt"]], "info": json.dumps({"oai_tools": TOOLS})}
+    (session,) = verifiers_sessions([row, {**row, "completion": "text"}], counts)
+    assert read_log(session.fields(), ()).context == {1: LogNote.PROMPT}
+    assert session.tools == TOOLS
+    assert counts == {LeftOut.TEXT_PROMPT: 1}
