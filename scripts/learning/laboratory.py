@@ -129,7 +129,7 @@ USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = (
     *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "ema", "contrast", "bf16"),
-    *("lora", "lora-live", "lora-ema"),
+    *("lora", "lora-live", "lora-ema", "trajectory", "trajectory-failed"),
 )
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
 batch."""
