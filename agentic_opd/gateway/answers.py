@@ -6,6 +6,7 @@ The events of a stream are put together to the body of an answer that is not str
 that are unknown here are left out.
 """
 
+import re
 import sys
 import zlib
 from collections import defaultdict
@@ -70,10 +71,13 @@ def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
 # -------------------------------------------------------------------------------------------------------------- streams
 
 
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
 def _events(stream: bytes) -> Iterator[Body]:
     """Yield the JSON objects among the server-sent events of a stream; an event that broke off is left out."""
     data: list[bytes] = []
-    for line in stream.splitlines():
+    for line in _LINE_END.split(stream):
         if line.startswith(b"data:"):
             data.append(line[5:])
         elif not line and data:
