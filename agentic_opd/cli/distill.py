@@ -37,7 +37,6 @@ from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
-from agentic_opd.wire.images import ImageFolder
 
 if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
@@ -136,7 +135,6 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     for sentence in inputs.summary:
         print(printable_line(sentence), file=sys.stderr)
     tools = _tools(arguments.tools, file, config)
-    images = ImageFolder.beside(file or arguments.paths[0])
     asks_judge = config.hint.asks_judge and not arguments.keep_hints
     judge_url = config.judge.base_url if asks_judge else None
     await _probe((server.base_url, judge_url, config.teacher.base_url), config.server_retry_s)
@@ -149,7 +147,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         retry_s=config.server_retry_s,
         seed=config.seed,
-        images=images,
+        file=file or arguments.paths[0],
         asks_judge=asks_judge,
     )
     written_settings = {**line_settings(config), "keep_hints": arguments.keep_hints}
@@ -159,8 +157,10 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         groups = GroupFile(out, written_settings, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
             by.distiller.check_kinds(())
-            distiller = FileDistiller(by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets)
-            return await _lines(lines, distiller, groups, images, config.groups_at_a_time)
+            distiller = FileDistiller(
+                by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets, written_to=out
+            )
+            return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:
             groups.close()
 
@@ -189,10 +189,8 @@ async def _probe(urls: Sequence[str | None], retry_s: float) -> None:
                 await client.get("/v1/models")
 
 
-async def _lines(
-    lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", images: ImageFolder, concurrency: int
-) -> int:
-    """Distill the lines, at most `concurrency` at a time, and count the results; `images` are their pictures."""
+async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
+    """Distill the lines, at most `concurrency` at a time, and count the results."""
     from agentic_opd.runs.distill_file import Counts
 
     todo = [line for line in lines if line.item_id not in groups.finished]
@@ -213,8 +211,6 @@ async def _lines(
                     counts.unmatched_sequences += 1
                     bar.say(f"{line.location}, unmatched: {why}")
                 if outcome.group is not None and outcome.result != "unmatched":
-                    digests = [image.digest for rollout in outcome.group.rollouts for image in rollout.images]
-                    await asyncio.to_thread(images.copy, digests, ImageFolder.beside(groups.path))
                     await groups.write(outcome.group)
                 counts.lines[outcome.result] += 1
                 counts.notes += outcome.notes

@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
     "report": "write an HTML report of a file of scored groups, or a comparison of two files",
+    "prove": "replay the hinted turns of a file with and without their hints, and write down what the hints change",
     "distill": "add hints and teacher rows to a file of groups or conversations, without new rollouts",
     "serve-vllm": "start a vLLM server with everything that the other commands need",
 }
@@ -35,6 +36,7 @@ _MODULES = {
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",
     "report": "agentic_opd.report.command",
+    "prove": "agentic_opd.cli.prove",
     "distill": "agentic_opd.cli.distill",
     "serve-vllm": "agentic_opd.serving.launch",
 }

@@ -15,7 +15,6 @@ from pathlib import Path
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder
 from agentic_opd.wire.validation import FileContents, opened, validate
 
 
@@ -76,8 +75,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     async with JsonClient(args.server, key, retry_s=5.0, key_setting=setting) as client:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
-            folder = ImageFolder.beside(path)
-            deviation = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, images=folder)
+            deviation = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, file=path)
     plain = "nothing of these weights" if deviation.without_hint is None else str(deviation.without_hint)
     overlaps = (
         "" if deviation.in_overlaps is None else f", {deviation.in_overlaps.largest:.2g} at most in overlaps of hints"

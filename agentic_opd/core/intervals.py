@@ -1,4 +1,4 @@
-"""Shares with 95% intervals that never collapse to a point. Pure."""
+"""Shares with intervals, usually of 95%, that never collapse to a point. Pure."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -10,17 +10,20 @@ _Z = 1.959964
 
 
 class Estimate(NamedTuple):
-    """A share, or the difference of two shares, with the ends of its 95% interval."""
+    """A share, or the difference of two shares, with the ends of its interval."""
 
     value: float
     low: float
     high: float
 
 
-def wilson(share: float, draws: float) -> Estimate:
-    """Return a share of independent draws with Wilson's score interval (Wilson, 1927). `draws` may be a fraction."""
-    centre = (share + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
-    half = _Z / (1 + _Z**2 / draws) * sqrt(share * (1 - share) / draws + _Z**2 / (4 * draws**2))
+def wilson(share: float, draws: float, z: float = _Z) -> Estimate:
+    """Return a share of independent draws with Wilson's score interval (Wilson, 1927). `draws` may be a fraction.
+
+    `z` is the half width of the interval, in standard deviations of a normal distribution; default: a 95% interval.
+    """
+    centre = (share + z**2 / (2 * draws)) / (1 + z**2 / draws)
+    half = z / (1 + z**2 / draws) * sqrt(share * (1 - share) / draws + z**2 / (4 * draws**2))
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 

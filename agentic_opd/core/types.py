@@ -755,6 +755,21 @@ class TurnOutcome(StrEnum):
     """The teacher returned no rows, or rows that do not fit the turn."""
     NOT_JUDGED = "not_judged"
     """The judge was not asked, because the rollout did not fail (`judge.when: failed`)."""
+    REFUTED = "refuted"
+    """Replayed from the turn, the policy passes less often with the hint (`hint.proof`)."""
+    UNPROVEN = "unproven"
+    """Replays did not show that the hint helps, or the turn can't be replayed (`hint.proof`)."""
+
+
+class ProofVerdict(StrEnum):
+    """Result of the continuations of a turn with and without its hint."""
+
+    PROVEN = "proven"
+    """The policy passes more often with the hint, beyond chance."""
+    REFUTED = "refuted"
+    """The policy passes less often with the hint, beyond chance."""
+    OPEN = "open"
+    """Neither is shown by as many continuations as were allowed."""
 
 
 EvidenceKind = Literal["tool", "user", "later", "verdict"]

@@ -28,6 +28,9 @@ ADVICE = {
     TurnOutcome.NOT_JUDGED: "no rollout failed, and env.judge.when is failed: take harder tasks",
     TurnOutcome.SCORING_ERROR: "the teacher gives no usable rows. `agentic-opd doctor` asks it for some; policy and "
     "teacher must have the same vocabulary",
+    TurnOutcome.REFUTED: "the policy passes less often with the hints. Take a stronger judge (env.judge.base_url)",
+    TurnOutcome.UNPROVEN: "replays do not show that the hints help. Take a stronger judge (env.judge.base_url), or "
+    "more continuations (env.hint.proof.pairs, env.hint.proof.rollouts)",
 }
 """Advice for the most frequent outcome."""
 

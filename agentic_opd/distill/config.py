@@ -20,7 +20,7 @@ from agentic_opd.distill.prompts import (
     VOTE_PROTOCOL,
     template_problems,
 )
-from agentic_opd.settings.fields import DISTILLATION, FIRST, HINT, JUDGE, RUN_ONLY, TEACHER, Section, Url
+from agentic_opd.settings.fields import DISTILLATION, FIRST, HINT, JUDGE, RUN_ONLY, TEACHER, Kinds, Section, Url
 from agentic_opd.settings.old_names import RootSettings
 
 
@@ -35,6 +35,39 @@ class TeacherServer(Section):
     base_url: Url
     model_name: str | None = None
     api_key: SecretStr | None = None
+
+
+class ProofConfig(Section):
+    """Whether a hint must be proven before it is scored."""
+
+    setting_group: ClassVar = HINT
+
+    type: Any = Field(
+        description="Test of a hint before it is scored: none, or replay (the episode starts again at the turn, and "
+        "only a hint with which the policy passes more often, beyond chance, is scored; docs/proof.md).",
+    )
+
+
+class NoProof(ProofConfig):
+    """Hints are scored as they are."""
+
+    type: Literal["none"] = "none"
+
+
+class ReplayProof(ProofConfig):
+    """Proof by continuations of the hinted turn."""
+
+    type: Literal["replay"] = "replay"
+    pairs: int = Field(
+        default=16,
+        ge=4,
+        description="Largest number of continuations of a turn with its hint, and of those without it.",
+    )
+    rollouts: int = Field(
+        default=64,
+        ge=8,
+        description="Largest number of continuations for all hints of an episode; further hints are unproven.",
+    )
 
 
 class HintConfig(Section):
@@ -74,6 +107,7 @@ class HintConfig(Section):
         "time, and record the logprobs: neutral (hint.neutral), other (an accepted hint of another task), "
         "or same_task (another accepted hint of this task). The neutral hint is used while none of the others fits.",
     )
+    proof: Annotated[ProofConfig, Kinds.of(none=NoProof, replay=ReplayProof)] = NoProof()
     neutral: str = Field(
         default="Take your time and think about the next step.",
         min_length=11,
@@ -84,6 +118,12 @@ class HintConfig(Section):
     def asks_judge(self) -> bool:
         """Whether any hint source may ask the judge, as a user's may."""
         return any(name not in ("feedback", "sibling", "reference") for name in self.source)
+
+    @model_validator(mode="after")
+    def _check_proof(self) -> "HintConfig":
+        if self.proof.type != "none" and self.selection == "overlap":
+            raise ValueError("proof replay proves a turn's hint before the teacher reads it: set another selection")
+        return self
 
     @model_validator(mode="after")
     def _check_sources(self) -> "HintConfig":

@@ -2,6 +2,8 @@
 
     turn --find_hint--> Hint | NoHint --score--> Scored | NotScored --distilled_turn--> record, rows, statistics
 
+With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored.
+
 Each step may end the turn; the turn's `TurnOutcome` names the reason. An unreachable policy or teacher server is not an
 outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
 """
@@ -9,7 +11,7 @@ outcome: it stops the run (ServerUnreachableError), and partial results are drop
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from renderers import Renderer
@@ -18,11 +20,12 @@ from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Recording
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
 from agentic_opd.distill.hints import Hint, SingleTurnJudge, TurnJudge, find_hint
 from agentic_opd.distill.pool import HintPool
+from agentic_opd.distill.proving import Budget, ProveHint, prove_hint
 from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
@@ -59,16 +62,21 @@ class TurnDistiller:
     servers: DistillServers
     config: DistillConfig
     pool: HintPool
+    prove: ProveHint | None = None
+    """Proves each hint before it is scored (`hint.proof: replay`), within `budget`."""
+    budget: Budget = field(default_factory=lambda: Budget(0))
 
     async def distill(self, context: TurnContext, judge: TurnJudge | None = None) -> DistilledTurn:
         """Judge a turn, score it if it has a hint, and build its record; without `judge` it is judged by itself."""
         judge = judge or SingleTurnJudge(self.servers.judge, self.config)
         hint = await find_hint(context, judge, self.config, self.pool)
-        result = None
-        if isinstance(hint, Hint):
+        result, proof = None, None
+        if isinstance(hint, Hint) and self.prove is not None:
+            proof, result = await prove_hint(context, hint, self.servers, self.config, self.prove, self.budget)
+        if isinstance(hint, Hint) and result is None:
             result = await score(context, hint, self.servers, self.config, self.pool)
         async with fair_slot():
-            return distilled_turn(context, hint, result, self.config)
+            return distilled_turn(context, hint, result, self.config, proof)
 
     async def distill_all(
         self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
@@ -131,11 +139,12 @@ class Distiller:
         retry_s: float,
         seed: int = 0,
         images: ImageFolder | None = None,
+        prove: ProveHint | None = None,
     ) -> None:
-        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, and the
-        pictures of the conversations.
+        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, the
+        pictures of the conversations, and what proves hints if episodes can be replayed.
         """
-        self._images = images
+        self._images, self._prove = images, prove
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -156,10 +165,26 @@ class Distiller:
         """Whether distilling an episode requires the other episodes of its group."""
         return "sibling" in self.config.hint.source
 
+    @property
+    def judges_early(self) -> bool:
+        """Whether turns are judged while their episode runs; with `delayed`, later turns are evidence too."""
+        config = self.config
+        is_complete = config.hindsight.evidence == "next_state" and config.judge.judges_early
+        return is_complete and config.hint.proof.type == "none"
+
     async def connect(
         self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any, *, asks_judge: bool = True
     ) -> None:
-        """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`."""
+        """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`.
+
+        Raises:
+            ConfigError: hints must be proven, but no episode can be replayed.
+        """
+        if self.config.hint.proof.type != "none" and self._prove is None:
+            raise ConfigError(
+                f"env.hint.proof.type {self.config.hint.proof.type} starts episodes again. process and serve can, but "
+                "not conversations of a gateway, a file or another environment: set it to none"
+            )
         servers = await connect(
             self.config,
             policy,
@@ -169,8 +194,9 @@ class Distiller:
             retry_s=self._retry_s,
             asks_judge=asks_judge,
         )
-        for client in (servers.teacher, *servers.teachers.values()):
-            client.images = self._images
+        for client in (servers.teacher, servers.student, *servers.teachers.values()):
+            if client is not None:
+                client.images = self._images
         self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
@@ -213,7 +239,10 @@ class Distiller:
         return await self._of_turns(recording, policy_url).distill_all(recording, by_turn or {}, siblings)
 
     def _of_turns(self, recording: Recording, policy_url: str) -> TurnDistiller:
-        return TurnDistiller(self.servers_of(policy_url).of(_kind(recording)), self.config, self.pool)
+        proof, servers = self.config.hint.proof, self.servers_of(policy_url).of(_kind(recording))
+        if not isinstance(proof, ReplayProof):
+            return TurnDistiller(servers, self.config, self.pool)
+        return TurnDistiller(servers, self.config, self.pool, self._prove, Budget(proof.rollouts))
 
     async def close_group(self, distilled: Sequence[DistilledRecording]) -> DistilledGroup:
         """Measure the engine's noise for a group and return the group's metadata and statistics."""
@@ -226,11 +255,10 @@ class Distiller:
         records = [record for recording in distilled for record in recording.records]
         self._warn(self._inactivity.saw(records))
         self._warn(self._step_scores.saw(records))
-        outcomes = [record.outcome for record in records]
         metadata = GroupDistillation(
             distill_topk=self.config.distill_topk,
             hint_placement=self.config.hint.placement,
-            outcomes=outcome_counts(outcomes),
+            outcomes=outcome_counts(record.outcome for record in records),
             gap_baseline=self.config.teacher.gap_baseline,
             hint_sources=tuple(map(source_name, self.config.hint.source)),
             noise_floor=noise and noise.largest,

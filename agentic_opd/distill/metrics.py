@@ -25,6 +25,9 @@ _OUTCOMES = {
     TurnOutcome.LEAKED: "turns whose hint was dropped because it repeated hidden test code",
     TurnOutcome.TOO_LONG: "turns that exceed the teacher's context together with their hint",
     TurnOutcome.SCORING_ERROR: "turns with a hint for which the teacher returned no usable rows",
+    TurnOutcome.REFUTED: "turns whose hint was dropped because the policy passes less often with it (hint.proof). Left "
+    "out unless hints are proven",
+    TurnOutcome.UNPROVEN: "turns whose hint was dropped because replays did not show that it helps, likewise",
     TurnOutcome.NOT_JUDGED: "turns of rollouts that did not fail, with judge.when: failed",
 }
 _VOTE_KINDS = {
@@ -40,11 +43,19 @@ _VOTE_KINDS = {
     TrajectoryVoteKind.EVERY_TURN: "names every turn, more than judge.max_turns, and abstains",
 }
 
+_PROOF_OUTCOMES = (TurnOutcome.REFUTED, TurnOutcome.UNPROVEN)
+
 OPD_METRICS = (
     *(Metric(f"opd/outcome/{outcome.value}", "turns", text) for outcome, text in _OUTCOMES.items()),
     Metric(
         "opd/total_hints", "hints", "accepted hints, scored or not: the quorum was reached and the hint leaks no test"
     ),
+    Metric(
+        "opd/proof_rollouts",
+        "episodes",
+        "continuations played to prove hints. Left out unless hints are proven (hint.proof)",
+    ),
+    *(Metric(f"opd/proof_s_p{q}", "seconds", f"time for one hint's proof, {q}th percentile") for q in (50, 95)),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
     Metric("opd/mean_turns_scored", "turns", "scored turns per episode"),
@@ -194,7 +205,12 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     floors = [group.noise_floor for group in groups if group.noise_floor is not None]
     squares = [group.noise_rms for group in groups if group.noise_rms is not None]
 
-    metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts.outcomes[outcome] for outcome in TurnOutcome}
+    usual = (outcome for outcome in TurnOutcome if outcome not in _PROOF_OUTCOMES)
+    metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts.outcomes[outcome] for outcome in usual}
+    if proofs := [turn.proof for turn in turns if turn.proof is not None]:
+        metrics |= {f"opd/outcome/{name.value}": counts.outcomes[name] for name in _PROOF_OUTCOMES}
+        metrics["opd/proof_rollouts"] = sum(proof.rollouts for proof in proofs)
+        metrics |= percentiles("opd/proof_s", [proof.seconds for proof in proofs])
     metrics["opd/total_hints"] = counts.hints
     metrics["opd/total_scored_turns"] = counts.scored
     if episodes:

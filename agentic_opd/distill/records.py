@@ -29,6 +29,7 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
+from agentic_opd.distill.proving import HintProof
 from agentic_opd.distill.rows import ComparedHint, known_logprobs, rounded, sampled_of
 from agentic_opd.distill.scoring import NotScored, Scored, gaps, scored_from
 from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, JudgedTrajectory, TurnRecord
@@ -77,6 +78,8 @@ class TurnStats:
     record: TurnRecord
     judge_s: float | None = None
     scored: ScoreStats | None = None
+    proof: HintProof | None = None
+    """Given if the hint's effect was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +164,13 @@ class DistilledRecording:
 
 
 def distilled_turn(
-    context: TurnContext, hint: Hint | NoHint, result: Scored | NotScored | None, config: DistillConfig
+    context: TurnContext,
+    hint: Hint | NoHint,
+    result: Scored | NotScored | None,
+    config: DistillConfig,
+    proof: HintProof | None = None,
 ) -> DistilledTurn:
-    """Put together the results of a turn's two steps; `result` is None if and only if there is no hint."""
+    """Put together the results of a turn's steps; `result` is None if and only if there is no hint."""
     turn, judgement = context.turn, hint.judgement
     failure = next((step for step in (hint, result) if isinstance(step, NoHint | NotScored)), None)
     request = result.request if isinstance(result, NotScored) else None
@@ -187,16 +194,17 @@ def distilled_turn(
         hint_source=hint.source if isinstance(hint, Hint) else None,
         reasoning_tokens=turn.reasoning_tokens,
         scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
+        proof=None if proof is None else proof.record,
         judge_tokens=judgement.tokens,
     )
     if not isinstance(result, Scored):
-        return DistilledTurn(context.pair, TurnStats(record, judgement.seconds))
+        return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, proof=proof))
     trace, (first, end) = context.trace, record.scored_span
     rows = written_rows(first, trace.tokens_T[first:end], result.rows, config.distill_topk)
     record = with_scores(record, result, trace.logprobs_T, config.distill_topk)
     record = replace(record, control=_control_reading(result, rows))
     stats = _score_stats(record, result, rows, trace.logprobs_T, config)
-    return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats), rows)
+    return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats, proof), rows)
 
 
 def with_scores(record: TurnRecord, scored: Scored, logprobs_T: Sequence[float], top_k: int) -> TurnRecord:

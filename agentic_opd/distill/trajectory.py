@@ -429,8 +429,8 @@ class TrajectoryJudge:
             answered_windows = await gather_all(map(self._ask_about, windows))
             is_too_long = any(window.error is not None and refuses_length(window.error) for window in answered_windows)
             if not is_too_long or max_chars <= LEAST_QUESTION_CHARS:
-                first, *others = answered_windows
-                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *others]
+                first, *rest = answered_windows
+                return [first._replace(tokens=JudgeTokens.total([*dropped_tokens, first.tokens])), *rest]
             dropped_tokens += [window.tokens for window in answered_windows if window.error is None]
             longest = max(len(window.question) for window in windows)
             max_chars = max(LEAST_QUESTION_CHARS, min(max_chars, longest) // 2)

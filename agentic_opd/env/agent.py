@@ -219,10 +219,8 @@ class AgentEnv(BaseEnv):
                 return await self._sampled(task, server), None
             policy_url = server.client.base_url
             async with PendingTurns(self.distiller, policy_url) as turns:
-                # With `delayed`, later turns are evidence too.
-                settings = self.distiller.config
-                is_early = settings.hindsight.evidence == "next_state" and settings.judge.judges_early
-                episode = await self._sampled(task, server, turns.begin if is_early else None)
+                on_answered = turns.begin if self.distiller.judges_early else None
+                episode = await self._sampled(task, server, on_answered)
                 if episode.no_verdict is not None:
                     return episode, None
                 await stack.aclose()  # The next episode begins while this one is judged and scored.

@@ -1,12 +1,20 @@
 """AgenticOPDEnv: rollouts of coding tasks distilled from hindsight, as an Atropos environment."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
+from agentic_opd.core.types import TeacherRequest
+from agentic_opd.distill.config import ReplayProof
 from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.evidence import TurnContext
+from agentic_opd.distill.proving import HintProof
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
+from agentic_opd.proof.prove import prove
+from agentic_opd.rollout.loop import HintInsertion
 from agentic_opd.settings.atropos import PolicyServerConfig
 
 
@@ -39,7 +47,26 @@ class AgenticOPDEnv(AgentEnv):
             max_token_length=config.max_token_length,
             retry_s=config.server_retry_s,
             seed=config.seed,
+            prove=self.prove_hint,
         )
+
+    async def setup(self) -> None:
+        """Load the tasks and check what rollouts, and the proofs of hints, require; see `AgentEnv.setup`."""
+        await super().setup()
+        if self.distiller is not None and self.config.hint.proof.type == "replay":
+            self.replay()
+
+    async def prove_hint(
+        self, context: TurnContext, request: TeacherRequest, spend: Callable[[int], bool]
+    ) -> HintProof:
+        """Play continuations of a turn with and without its hint; see `distill.proving.ProveHint`."""
+        proof = self.config.hint.proof
+        assert isinstance(proof, ReplayProof)
+        hint = HintInsertion(request.insert_at, request.hint_token_ids)
+        result = await prove(
+            partial(self.continued, context.recording, context.pair.turn_index, hint), proof.pairs, spend
+        )
+        return HintProof(result.record, result.rollouts, result.seconds)
 
     def roles(self) -> dict[str, str]:
         """Return the policy, the judge and the teacher, for the first lines of a run."""

@@ -6,6 +6,7 @@ The events of a stream are put together to the body of an answer that is not str
 that are unknown here are left out.
 """
 
+import re
 import sys
 import zlib
 from collections import defaultdict
@@ -70,10 +71,13 @@ def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
 # -------------------------------------------------------------------------------------------------------------- streams
 
 
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
 def _events(stream: bytes) -> Iterator[Body]:
     """Yield the JSON objects among the server-sent events of a stream; an event that broke off is left out."""
     data: list[bytes] = []
-    for line in stream.splitlines():
+    for line in _LINE_END.split(stream):
         if line.startswith(b"data:"):
             data.append(line[5:])
         elif not line and data:
@@ -200,21 +204,23 @@ _ITEM_DELTAS = {
 
 def _responses_body(events: Iterator[Body]) -> Body:
     body: Body = {}
-    begun: dict[int, Body] = {}
-    done: dict[int, Body] = {}
+    started_items: dict[int, Body] = {}
+    finished_items: dict[int, Body] = {}
     texts = _Texts()
     for event in events:
         kind, index = event.get("type"), event.get("output_index")
         if isinstance(event.get("response"), Mapping):
             body |= {name: value for name, value in event["response"].items() if value is not None}
         elif kind == "response.output_item.added":
-            begun[event["output_index"]] = event["item"]
+            started_items[event["output_index"]] = event["item"]
         elif kind == "response.output_item.done":
-            done[event["output_index"]] = event["item"]
+            finished_items[event["output_index"]] = event["item"]
         elif kind in _ITEM_DELTAS:
             texts.add(event.get("delta"), index, *_ITEM_DELTAS[kind])
-    broken = {index: _broken_item(item, index, texts) for index, item in begun.items() if index not in done}
-    items = [item for _, item in sorted((broken | done).items()) if item is not None]
+    broken = {
+        index: _broken_item(item, index, texts) for index, item in started_items.items() if index not in finished_items
+    }
+    items = [item for _, item in sorted((broken | finished_items).items()) if item is not None]
     # Some servers leave the items out of the last event.
     return {**body, "output": body.get("output") or items}
 

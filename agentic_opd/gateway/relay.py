@@ -88,7 +88,7 @@ class Relay:
                 if not is_own:
                     await self._pass_on(http, send, path, protocol_path, owner, name)
                     return
-                response = await self._own(http, path, owner, name or "")
+                response = await self._answer(http, path, owner, name or "")
             except ClientDisconnect:
                 self._telemetry.hung_up.inc()
                 return
@@ -187,7 +187,7 @@ class Relay:
             )
         )
 
-    async def _own(self, http: HttpRequest, path: str, owner: str, name: str) -> Response:
+    async def _answer(self, http: HttpRequest, path: str, owner: str, name: str) -> Response:
         """Answer a request to the gateway itself."""
         expected = "POST" if path == "/end" else "GET"
         if http.method != expected:

@@ -33,7 +33,7 @@ from agentic_opd.plugin.scoring import (
     read_scores,
     score_body,
 )
-from agentic_opd.wire.images import ImageFolder
+from agentic_opd.wire.images import ImageFolder, ImageFolders
 
 _PARSED_AT_ONCE = 32
 """Largest number of a stream's events that are parsed in one slot of the event loop: about a millisecond."""
@@ -68,7 +68,7 @@ class PluginClient:
     info: ServerInfo
     read_by: ReadBy = "policy"
     max_concurrent: int = 32
-    images: ImageFolder | None = None
+    images: ImageFolder | ImageFolders | None = None
     """The pictures of the conversations that are sampled and scored."""
     _scoring: asyncio.Semaphore = field(init=False, repr=False)
     _image_tokens: OrderedDict[str, tuple[int, ...]] = field(

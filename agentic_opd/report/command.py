@@ -62,7 +62,7 @@ def make_report(
     `brake` is the trainer's `brake.jsonl`; None: the one beside each file, if any.
 
     Raises:
-        PlaceError: a file, or the lifts or verdicts beside it, can't be read, a file holds no valid group, or `output`
+        PlaceError: a file, or the verdicts beside it, can't be read, a file holds no valid group, or `output`
             is one of them.
         OutputError: the report can't be written.
         ConfigError: `tokenizer_name` can't be loaded.

@@ -27,6 +27,8 @@ _LOST_FOR = {
     TurnOutcome.VOTE_FAILED: "too few votes were for a hint",
     TurnOutcome.JUDGE_ERROR: "the judge failed, or no vote of it could be read: look at its words beside a turn",
     TurnOutcome.LEAKED: "their hints repeated hidden test code",
+    TurnOutcome.REFUTED: "the policy passes less often with their hints",
+    TurnOutcome.UNPROVEN: "replays did not show that their hints help",
     TurnOutcome.NOT_JUDGED: "their rollouts did not fail, and the judge reads failed ones only",
 }
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.report.lifts import Lift, ResampledTurn, evidence_key, hint_key, lift_of
 from agentic_opd.report.read import ShownRollout
-from agentic_opd.wire.group import TurnRecord
+from agentic_opd.wire.group import ProofRecord, TurnRecord
 
 MAX_ROWS = 500
 """Largest number of hints in a report; the hints with the fewest turns are left out."""
@@ -51,8 +51,19 @@ class HintedTurn(NamedTuple):
     next_turn: NextTurn
     passed: bool | None
     """Whether its rollout passed verification; None if it has none."""
-    resampled: ResampledTurn | None
-    """Pass counts with and without the hint, if the turn was sampled again."""
+
+
+class Effect(NamedTuple):
+    """Mean pass rates of continuations of turns with and without their hints, and the difference, with intervals.
+
+    For a single turn these are the record's difference and interval. For several the sampling unit is the turn
+    (`mean_of_tasks`), and the intervals are of 95%.
+    """
+
+    turns: int
+    with_hint: float
+    without_hint: float
+    difference: Estimate
 
 
 class HintRow(NamedTuple):
@@ -75,10 +86,39 @@ class HintRow(NamedTuple):
     next_turns: dict[str, int]
     verified: int
     passed: int
-    lift: Lift | None
-    """Change of the pass rate with the hint, if measured."""
+    effect: Effect | None
+    """Of the turns whose proof has an effect."""
     rollout: int
     position: int
+
+
+def hint_key(hint: str) -> str:
+    """Return the hint's text without differences in spaces, case and final stops."""
+    return " ".join(hint.casefold().split()).rstrip(" .!")
+
+
+def evidence_key(evidence: Sequence[str]) -> str:
+    """Return the kinds of evidence as one name."""
+    return ", ".join(evidence) or "unknown"
+
+
+def effect_of(proofs: Sequence[ProofRecord]) -> Effect | None:
+    """Return the effect over the proofs that measured one; None without such a proof."""
+    measured = [proof for proof in proofs if proof.with_hint and proof.effect is not None and proof.interval]
+    if not measured:
+        return None
+    arms = [[arm for proof in measured if (arm := getattr(proof, name))] for name in ("with_hint", "without_hint")]
+    estimates = [
+        mean_of_tasks([passed / played for passed, played in arm], sum(played for _, played in arm) / len(arm))
+        for arm in arms
+    ]
+    with_hint, without = estimates
+    proof = measured[0]
+    if len(measured) == 1 and proof.effect is not None and proof.interval is not None:
+        change = Estimate(proof.effect, *proof.interval)
+    else:
+        change = difference(without, with_hint)
+    return Effect(len(measured), with_hint.value, without.value, change)
 
 
 def hinted_turns(rollouts: Sequence[ShownRollout]) -> list[HintedTurn]:
@@ -116,7 +156,6 @@ def _hinted(index: int, rollout: ShownRollout, turn_index: int) -> HintedTurn:
         total=float(moved.sum()),
         next_turn=_next_turn(rollout, turn_index),
         passed=None if checks is None else checks.all_passed,
-        resampled=rollout.resampled.get(turn_index),
     )
 
 
@@ -143,7 +182,6 @@ def _rows(turns: Iterable[HintedTurn], key: Callable[[HintedTurn], str]) -> Iter
 
 def _row(key: str, turns: Sequence[HintedTurn]) -> HintRow:
     texts = Counter(turn.record.hint or "" for turn in turns)
-    measured = [turn.resampled for turn in turns if turn.resampled is not None]
     moved, strongest = sum(turn.moved for turn in turns), max(turns, key=lambda turn: turn.largest)
     return HintRow(
         key=key,
@@ -158,7 +196,7 @@ def _row(key: str, turns: Sequence[HintedTurn]) -> HintRow:
         next_turns=dict(Counter(turn.next_turn.value for turn in turns)),
         verified=sum(turn.passed is not None for turn in turns),
         passed=sum(turn.passed is True for turn in turns),
-        lift=lift_of(measured) if measured else None,
+        effect=effect_of([turn.record.proof for turn in turns if turn.record.proof is not None]),
         rollout=strongest.rollout,
         position=strongest.record.span[0],
     )

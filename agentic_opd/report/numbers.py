@@ -97,7 +97,7 @@ _STAGES: tuple[tuple[str, tuple[TurnOutcome, ...]], ...] = (
     ("with a next state", (TurnOutcome.NO_NEXT_STATE,)),
     ("voted on", (TurnOutcome.NOT_JUDGED, TurnOutcome.JUDGE_ERROR)),
     ("with a hint", (TurnOutcome.VOTE_FAILED, TurnOutcome.LEAKED)),
-    ("scored", (TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR)),
+    ("scored", (TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR, TurnOutcome.REFUTED, TurnOutcome.UNPROVEN)),
 )
 """Stages of the funnel, each with the outcomes of the turns that did not reach it."""
 

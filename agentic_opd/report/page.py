@@ -183,9 +183,8 @@ class Packer:
                     **self._turn(rollout, span),
                     **_record_fields(record),
                     "calls": called_names(message),
-                    "resampled": index in rollout.resampled and asdict(rollout.resampled[index]),
                 }
-                for index, (span, record, message) in enumerate(turns)
+                for span, record, message in turns
             ],
         }
         arrays: dict[str, NDArray[Any]] = {
@@ -272,6 +271,7 @@ def _record_fields(turn: TurnRecord | None) -> dict[str, Any]:
         **{name: fields.get(name) for name in ("outcome", "hint", "error")},
         "evidence": [] if turn is None else turn.evidence,
         "question": fields.get("question"),
+        "proof": fields.get("proof"),
         "stepScore": fields.get("step_score"),
         "votes": fields.get("votes", []),
         "hintTokens": len(fields.get("hint_token_ids", ())),

@@ -8,7 +8,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,6 @@ from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, sampled_spans
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.settings.old_names import current_names
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import JudgeCounts, RolloutCounts
@@ -96,8 +95,6 @@ class ShownRollout:
     """The judge's questions about the whole rollout (`judge.scope: trajectory`), in each of its sequences."""
     turns_before: int = 0
     """Number of the rollout's turns in earlier sequences: `windows` count over all of them."""
-    resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
-    """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
     @property
     def judge_counts(self) -> JudgeCounts:
@@ -155,7 +152,7 @@ class ShownRollout:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The data of a file of scored groups, with the lifts of its hints if there is a file of them.
+    """The data of a file of scored groups.
 
     `settings` holds the contents of the `.run.json` beside the file, empty without one. `left_out` has one sentence per
     invalid line.
@@ -173,7 +170,7 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
     `wrap` replaces the opened file, given it and its size in bytes, by a reader that shows progress.
 
     Raises:
-        PlaceError: the file or the lifts beside it can't be read, or the file holds no valid group.
+        PlaceError: the file can't be read, or it holds no valid group.
     """
     left_out: list[str] = []
     try:
@@ -190,9 +187,6 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
             f"{str(path)!r} holds no scored group{why}. It must be a JSONL that `process` wrote; "
             "`agentic-opd validate` lists what is wrong with a file"
         )
-    lifts = read_lifts(lifts_path(path))
-    if lifts is not None:
-        rollouts = _with_lifts(rollouts, lifts)
     return Run(path.name, read_settings(settings_path(path)), rollouts, tuple(left_out))
 
 
@@ -277,19 +271,6 @@ def _rollout(group: ScoredGroup, rollout: ScoredRollout, line: int, index: int, 
         distillation=group.distillation,
         no_verdicts=group.no_verdicts or {},
     )
-
-
-def _with_lifts(rollouts: Sequence[ShownRollout], lifts: Lifts) -> tuple[ShownRollout, ...]:
-    """Attach measured turns to their rollouts; ignore measurements of a file that has been replaced since."""
-    measured = {turn.key: turn for turn in lifts.turns}
-
-    def resampled_turns(rollout: ShownRollout) -> Iterator[tuple[int, ResampledTurn]]:
-        for turn_index, record in enumerate(rollout.records):
-            turn = measured.get((rollout.line, rollout.index, turn_index))
-            if turn is not None and (turn.hint, turn.task_id) == (record.hint, rollout.task_id):
-                yield turn_index, turn
-
-    return tuple(replace(rollout, resampled=dict(resampled_turns(rollout))) for rollout in rollouts)
 
 
 def _teacher(rollout: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
@@ -353,7 +354,7 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         retry_s: float = 60.0,
         seed: int = 0,
-        images: ImageFolder | None = None,
+        file: Path | None = None,
         asks_judge: bool = True,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
@@ -366,7 +367,7 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
-            images: The pictures of the conversations.
+            file: The file of the groups, beside which their pictures are; None: they have none.
             asks_judge: Whether the judge is asked; otherwise it is not checked, and may be gone.
 
         Raises:
@@ -375,7 +376,7 @@ class PolicyDistiller:
         """
         async with JsonClient(policy_url, api_key, retry_s=retry_s) as client:
             policy = await PluginClient.connected(client)
-            policy.images = images
+            policy.images = images = None if file is None else ImageFolder.beside(file)
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             chat = ChatFormat(configured_renderer(tokenizer, rendering), tokenizer, ())
             context = policy.info.max_model_len

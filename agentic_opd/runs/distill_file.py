@@ -5,6 +5,7 @@ A conversation in text has the form `{"messages": [...], "tools": [...]}`; the s
 failed and not written.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from agentic_opd.runs.distill import (
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
+from agentic_opd.wire.images import ImageFolder
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
@@ -250,20 +252,31 @@ class FileDistiller:
     """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge.
 
     With `mask_secrets`, keys in conversations in text are masked (`logs.secrets`).
+    Pictures are copied beside the file that groups are `written_to`; None: they are written to no file.
     """
 
     by: PolicyDistiller
     tools: Sequence[dict[str, Any]] = ()
     keep_hints: bool = False
     mask_secrets: bool = True
+    written_to: Path | None = None
 
     async def distill(self, line: Line) -> DistilledLine:
         """Distill one line.
 
         Raises:
             AlignmentError: the line's contents can't be scored.
+            PlaceError: a picture is missing, or can't be copied.
             ServerError: a server failed.
         """
+        distilled = await self._distilled(line)
+        if self.written_to is not None and distilled.group is not None and distilled.result != "unmatched":
+            digests = [image.digest for rollout in distilled.group.rollouts for image in rollout.images]
+            if digests and self.by.policy.images is not None:
+                await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, self.by.policy.images)
+        return distilled
+
+    async def _distilled(self, line: Line) -> DistilledLine:
         if "tokens" not in line.fields:
             return await self._messages(line)
         group = replace(ScoredGroup.from_wire(_as_read(line.fields)), item_id=line.item_id)

@@ -71,7 +71,7 @@ def _recording(
     except UNMATCHED as error:
         raise ReplayError(ReplayOutcome.UNREADABLE, f"a rollout of {task_id!r} can't be read: {error}") from error
     recorded = list(traces[0].messages[: traces[0].turns[0].message_index])
-    if recorded != json.loads(json.dumps(first_messages(world, task))):
+    if recorded != read_json(json.dumps(first_messages(world, task))):
         raise ReplayError(
             ReplayOutcome.TASK_CHANGED,
             f"the messages before the first turn of {task_id!r} are not those of the world's task: its prompt, its "

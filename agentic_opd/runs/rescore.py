@@ -6,6 +6,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -168,12 +169,12 @@ async def compare(
     seed: int = 0,
     teacher: str = "live",
     kind: str | None = None,
-    images: ImageFolder | None = None,
+    file: Path | None = None,
 ) -> Deviation:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
-    `teacher` is the run's `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None:
-    the usual teacher.
+    `file` is the file of the groups, beside which their pictures are; None: they have none. `teacher` is the run's
+    `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None: the usual teacher.
 
     Raises:
         PlaceError: a picture is missing or has changed.
@@ -190,7 +191,7 @@ async def compare(
         of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
         raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
     scorer = await PluginClient.connected(client)
-    scorer.images = images
+    scorer.images = None if file is None else ImageFolder.beside(file)
     await scorer.check_scores(1)
     info, version = scorer.info, scorer.info.weight_version
     if teacher == "frozen" or kind is not None:

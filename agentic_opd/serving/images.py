@@ -9,7 +9,6 @@ returns must be those of the prompt. The given ids themselves are never changed.
 """
 
 import asyncio
-import io
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -24,11 +23,9 @@ from vllm.engine.protocol import EngineClient
 from vllm.inputs import EngineInput, tokens_input
 from vllm.model_executor.model_loader import get_model_cls
 
+from agentic_opd.serving.decoding import decoded
 from agentic_opd.serving.errors import RouteError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-MOST_PIXELS = 2**25
-"""Largest number of pixels of a picture, checked before it is decoded."""
 MOST_BYTES = 2**29
 """Bytes of decoded pictures that are kept; the least recently used ones are dropped, and clients send them again."""
 MOST_IMAGES = 256
@@ -168,30 +165,3 @@ class HeldImages:
 
 def _size(image: HeldImage) -> int:
     return 3 * image.pixels.width * image.pixels.height
-
-
-def decoded(data: bytes) -> Image.Image:
-    """Decode a picture to RGB; transparent parts become white.
-
-    Raises:
-        RouteError: the data is no whole picture of a known format, is animated, or has too many pixels.
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise Image.DecompressionBombError
-            if getattr(image, "is_animated", False):
-                raise RouteError(None, "the picture is animated; send one frame")
-            image.load()
-            if not image.has_transparency_data:
-                return image.convert("RGB")
-            opaque = Image.new("RGB", image.size, "white")
-            opaque.paste(image, mask=image.convert("RGBA").getchannel("A"))
-            return opaque
-    except RouteError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise RouteError(None, f"the picture has more than {MOST_PIXELS} pixels", 413) from error
-    except Exception as error:
-        message = f"the picture can't be decoded ({type(error).__name__}); it must be a whole {', '.join(FORMATS)}"
-        raise RouteError(None, message) from error

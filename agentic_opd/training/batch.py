@@ -1,7 +1,7 @@
 """Convert the scored groups of a batch to padded tensors, and check the alignment of their rows."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
-from agentic_opd.core.types import IGNORED, sampled_spans
+from agentic_opd.core.types import IGNORED, PlacedImage, sampled_spans
 from agentic_opd.training.advantages import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.packing import packed_parts
@@ -79,6 +79,8 @@ class TrainBatch:
     `step.read_behaviour` sets; None: that of the policy now."""
     greedy_BT: Tensor | None = None
     """bool: tokens sampled at temperature 0, which no ratio fits; None: there are none."""
+    images_B: tuple[tuple[PlacedImage, ...], ...] | None = None
+    """The pictures among the tokens of each sequence, in order; None: there are none."""
     turn_weights_BT: Tensor | None = None
     """float32: weight of the scored turn at its scored positions, 1 elsewhere; None: no weights were asked for."""
 
@@ -124,8 +126,14 @@ class TrainBatch:
     def before(self, ends_B: Tensor) -> "TrainBatch":
         """Return a copy in which each sequence ends before its position in `ends_B`, int64 [B]; 0 empties it."""
         kept_BT = torch.arange(self.tokens_BT.shape[1]) < ends_B[:, None]
+        ends: list[int] = ends_B.tolist()
+        images = self.images_B and (
+            tuple(image for image in images if image.offset < end)
+            for images, end in zip(self.images_B, ends, strict=True)
+        )
         return replace(
             self,
+            images_B=images_or_none(images or ()),
             attended_BT=self.attended_BT & kept_BT,
             sampled_BT=self.sampled_BT & kept_BT,
             entries_BTK=self.entries_BTK & kept_BT[..., None],
@@ -135,18 +143,28 @@ class TrainBatch:
         """Select sequences by index, and cut T to the longest of them."""
         indices = list(index)
         length = int(self.attended_BT[indices].sum(-1).max())
-        return self._changed(lambda name, t: t[indices] if name.endswith(("_B", "_BS")) else t[indices][:, :length])
+        images_B = self.images_B and images_or_none(self.images_B[index] for index in indices)
+        rows = self._changed(lambda name, t: t[indices] if name.endswith(("_B", "_BS")) else t[indices][:, :length])
+        return replace(rows, images_B=images_B)
 
     def parts(self, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
         """Yield the indices of the sequences of each forward pass, of about `max_tokens` tokens with padding.
 
-        Sequences with a shared prefix are adjacent if packed, else sequences of similar length. Each part holds at
-        least one sequence. Empty sequences are left out.
+        Sequences with a shared prefix are adjacent if packed, else sequences of similar length. Sequences with
+        pictures are in parts of their own, which are never packed. Each part holds at least one sequence. Empty
+        sequences are left out.
         """
+        has_pictures_B = torch.tensor([bool(images) for images in self.images_B or ((),) * len(self.tokens_BT)])
+        yield from self._parts(~has_pictures_B, max_tokens, is_packed=is_packed)
+        yield from self._parts(has_pictures_B, max_tokens, is_packed=False)
+
+    def _parts(self, chosen_B: Tensor, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
+        """Yield the parts of the chosen sequences."""
+        attended_BT = self.attended_BT & chosen_B[:, None]
         if is_packed:
-            yield from packed_parts(self.tokens_BT, self.attended_BT, max_tokens)
+            yield from packed_parts(self.tokens_BT, attended_BT, max_tokens)
             return
-        lengths: list[int] = self.attended_BT.sum(-1).tolist()
+        lengths: list[int] = attended_BT.sum(-1).tolist()
         part: list[int] = []
         for i in sorted((i for i, length in enumerate(lengths) if length), key=lengths.__getitem__):
             if part and (len(part) + 1) * lengths[i] > max_tokens:
@@ -169,8 +187,14 @@ class TrainBatch:
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> "TrainBatch":
         """Apply `change` to each tensor and its name."""
         tensors: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors |= {name: change(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+        tensors |= {name: change(name, value) for name, value in tensors.items() if isinstance(value, Tensor)}
         return TrainBatch(**tensors)
+
+
+def images_or_none(images_B: Iterable[tuple[PlacedImage, ...]]) -> tuple[tuple[PlacedImage, ...], ...] | None:
+    """Return the pictures of each sequence; None if no sequence has any."""
+    images = tuple(images_B)
+    return images if any(images) else None
 
 
 _ZEROS = (
@@ -239,6 +263,7 @@ def padded(
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
         advantages_B=torch.zeros(len(rollouts)),
+        images_B=images_or_none(rollout.images for rollout in rollouts),
     )
     turns = [
         (first, statistics)

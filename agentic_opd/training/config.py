@@ -14,6 +14,7 @@ from agentic_opd.settings.fields import FIRST, SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.layers import flags_layer
 from agentic_opd.settings.read import refuse, validated
+from agentic_opd.wire.images import ImageFolder
 
 GAP_PARTS = ("token_advantage", "combined")
 """Parts that use the difference of two readings of the sampled token."""
@@ -343,6 +344,11 @@ class TrainerConfig(BaseModel):
     api_url: Annotated[Url, FIRST] = Field(
         default="http://127.0.0.1:8001", description="Trajectory API (run-api), if groups names no files."
     )
+    image_folders: list[Path] = Field(
+        default_factory=list[Path],
+        description="Folders of the pictures that the trajectory API's groups name: the gateway's groups.images. Those "
+        "of groups are beside their files.",
+    )
     vllm_urls: Annotated[list[Url], FIRST] = Field(
         default_factory=lambda: ["http://127.0.0.1:8000"],
         description="vLLM servers that receive the new weights. Empty, as by default with groups: weights are only "
@@ -512,6 +518,11 @@ class TrainerConfig(BaseModel):
     def part_tokens(self) -> int:
         """Approximate number of tokens in one forward pass."""
         return self.micro_tokens or DEFAULT_PART_TOKENS
+
+    @property
+    def picture_folders(self) -> list[ImageFolder]:
+        """The folders of all pictures that the groups of a run may name."""
+        return [*map(ImageFolder, self.image_folders), *map(ImageFolder.beside, self.groups)]
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.core.errors import ConfigError, TrainingError
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import TrainerConfig, custom_name
 from agentic_opd.training.distributed import DistContext
@@ -24,6 +24,7 @@ from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, fit_memor
 from agentic_opd.training.push import Probe
 from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
+from agentic_opd.training.sources import check_can_read_pictures
 from agentic_opd.training.step import (
     SKIPPED,
     mean_metrics,
@@ -74,16 +75,13 @@ class Learner:
         """Make all updates of a step, counted from 0, on its batch.
 
         Raises:
-            AlignmentError: a group is misaligned.
-            TrainingError: a group has pictures.
+            AlignmentError: a group is misaligned, or the model's processor does not write the ids of its pictures.
+            ConfigError: a group has pictures, and the settings name no folder of them, or the model's family does not
+                take them.
+            PlaceError: the file of a picture is missing or has changed.
         """
         start_s = time.monotonic()
         config = self.config.model_copy(update={"loss": self.weights.at_step(step)})
-        if any(rollout.images for group in groups for rollout in group.rollouts):
-            raise TrainingError(
-                "a group has pictures, and this trainer gives the policy token ids only; train on it with "
-                "agentic_opd.training.collate in a loop that gives the model its pictures (docs/trainers.md)"
-            )
         batch = make_batch(
             groups,
             contrast=config.loss.contrast,
@@ -91,6 +89,10 @@ class Learner:
             temperature=config.loss.temperature,
             turn_weight_source=config.loss.weighs_turns_by,
         )
+        if batch.images_B is not None:
+            check_can_read_pictures(config, self.world)
+            if not config.groups:  # Files were checked at the start.
+                self._check_pictures(groups)
         lr, gauges = config.lr_at(step), batch_gauges(batch)
         gauges |= self.sampling_notes.check(groups, config.loss.temperature)
         gauges |= {f"weight/{custom_name(name)}": config.loss.weight_of(name) for name in config.loss.schedules}
@@ -118,6 +120,14 @@ class Learner:
         metrics |= self.weights.passed(groups) | self.alarm.check(metrics)
         metrics["step_s"] = time.monotonic() - start_s
         return TrainedBatch(metrics, Probe.of(batch) if is_updated else None)
+
+    def _check_pictures(self, groups: Sequence[ScoredGroup]) -> None:
+        """Check that the model's processor writes the ids of the groups' pictures; see `PictureReader.check`."""
+        assert self.policy.pictures is not None
+        for number, group in enumerate(groups):
+            for index, rollout in enumerate(group.rollouts):
+                name = f"group {number} of the batch, sequence {index}"
+                self.policy.pictures.check(name, rollout.tokens_T, rollout.images)
 
     async def _epoch(self, batch: TrainBatch, order: torch.Generator, config: TrainerConfig) -> dict[str, float]:
         """Make one pass over the batch, with one update for each minibatch."""

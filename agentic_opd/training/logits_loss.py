@@ -17,6 +17,7 @@ from agentic_opd.training.batch import TrainBatch, padded
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import combined_loss, contrast_target
+from agentic_opd.training.pictures import PictureReader
 from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.step import loss_inputs
 from agentic_opd.wire.checks import checked_group
@@ -33,18 +34,27 @@ def collate(
     *,
     special_ids: Sequence[int] | None = None,
     packed: bool = False,
+    pictures: PictureReader | None = None,
 ) -> dict[str, Any]:
     """Build a batch of whole groups; `config` decides what it holds: `contrast`, `mean`, `temperature`, `turn_weights`.
+
+    `pictures` makes the model's inputs for the pictures of groups.
 
     Returns:
         `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`
         [1, N], whose positions start from 0 in each sequence, and no mask. `labels` of the same shape serve to count:
         all but -100 are the sampled tokens, or with `mean: turn` the first token of each turn. `opd` holds the tensors
-        of a `TrainBatch` [B, T] by name.
+        of a `TrainBatch` [B, T] by name. With pictures also the model's own arguments for them: idefics3 and smolvlm
+        `pixel_values` [1, N, 3, H, W] and `pixel_attention_mask` [1, N, H, W] of the N tiles of all pictures in order,
+        llava `pixel_values` [N, 3, H, W] of N pictures.
 
     Raises:
         WireError: a group can't be read, or an entry of its arrays is no id or number.
         AlignmentError, ConfigError: as `make_batch`. What `agentic-opd validate` refuses is refused in the same words.
+        ConfigError: groups have pictures, and `pictures` is None, or the model's family does not take them.
+        AlignmentError: the processor does not write the ids of a picture that vLLM read; or a token of a picture is
+            not in any, so that the model would put pixels in its place.
+        PlaceError: the file of a picture is missing or has changed.
     """
     config = config or LossConfig()
     origins = [f"group {number} of the batch" for number in range(len(groups))]
@@ -53,13 +63,33 @@ def collate(
     batch = padded(checked, config.contrast, special_ids, config.temperature, config.weighs_turns_by)
     counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
     labels = torch.where(counted, batch.tokens_BT, IGNORED)
+    pixels = {} if batch.images_B is None else _pixels(batch, pictures)
+    batch = replace(batch, images_B=None)
     opd = {name: value for name in TrainBatch.__slots__ if (value := getattr(batch, name)) is not None}
     if not packed:
         mask = batch.attended_BT.long()
-        return {"input_ids": batch.tokens_BT, "attention_mask": mask, "labels": labels, "opd": opd}
+        return {"input_ids": batch.tokens_BT, "attention_mask": mask, "labels": labels, **pixels, "opd": opd}
     positions = (batch.attended_BT.cumsum(1) - 1)[batch.attended_BT]
     rows = {"input_ids": batch.tokens_BT[batch.attended_BT], "labels": labels[batch.attended_BT]}
-    return {**{name: row[None] for name, row in rows.items()}, "position_ids": positions[None], "opd": opd}
+    return {**{name: row[None] for name, row in rows.items()}, "position_ids": positions[None], **pixels, "opd": opd}
+
+
+def _pixels(batch: TrainBatch, pictures: PictureReader | None) -> dict[str, Tensor]:
+    """Return the model's arguments for the pictures of a batch; see `collate`."""
+    if pictures is None:
+        raise ConfigError(
+            "the groups have pictures: collate(groups, pictures=PictureReader.beside(MODEL, FILE_OF_GROUPS)) makes the "
+            "model's inputs of them (docs/trainers.md)"
+        )
+    inputs = pictures.inputs(batch.tokens_BT, batch.attended_BT, batch.images_B or ())
+    if inputs.stray_BT.any():
+        sequence, position = inputs.stray_BT.nonzero()[0].tolist()
+        raise AlignmentError(
+            f"sequence {sequence}, position {position}: token {int(batch.tokens_BT[sequence, position])} is that of "
+            "pictures, and no picture is there: the model would put pixels in its place. Leave the group out, or train "
+            "it with `agentic-opd train`"
+        )
+    return inputs.pixels
 
 
 def opd_loss(

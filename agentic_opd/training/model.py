@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import unsharded
+from agentic_opd.training.pictures import FAMILIES, freeze_vision, language_matrices
 
 Value = TypeVar("Value")
 
@@ -66,12 +67,14 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False, is
     activations between layers. With `is_frozen` no weight is trained, the matrices that autocast would round are
     stored rounded, and the logprobs are equal to those of float32 weights.
 
+    Of a model that reads pictures (`pictures.FAMILIES`) only the language model and its head are trained.
+
     With `is_empty` no weights are read, and the parameters are on torch's device "meta".
 
     Raises:
         ConfigError: the model can't be loaded, or peft is needed and missing.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # It prints a line for each weight, and another for each save.
@@ -79,33 +82,41 @@ def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False, is
     dtype = torch.bfloat16 if has_adapters and config.precision == "bf16" else torch.float32
     model: Any
     try:
+        described = AutoConfig.from_pretrained(config.model)
+        reads_pictures = described.model_type in FAMILIES
+        kind: Any = AutoModelForImageTextToText if reads_pictures else AutoModelForCausalLM
         if is_empty:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), dtype=dtype)
+                model = kind.from_config(described, dtype=dtype)
         else:
-            model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
+            model = kind.from_pretrained(config.model, dtype=dtype)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # The last two: a file that is cut off.
         problem = str(error)
         is_path = config.model.startswith(("/", ".", "~")) or config.model.count("/") > 1
         if is_path and not Path(config.model).is_dir():
             problem = f"there is no such folder (the current one is {Path.cwd()})"
+        if problem.startswith("Unrecognized configuration class"):  # A list of all others follows.
+            family = AutoConfig.from_pretrained(config.model).model_type
+            problem = f"its family {family!r} is not trained here; of those that read pictures: {', '.join(FAMILIES)}"
         raise ConfigError(f"the model {config.model!r} can't be loaded: {problem}") from error
     recompute_cheap_parts(model)
+    if reads_pictures:
+        freeze_vision(model)
     if is_frozen:
         model.requires_grad_(requires_grad=False)
         if config.precision == "bf16":
             round_matrices(model)
     if config.lora_rank is not None:
-        model = _with_adapters(model, config.lora_rank)
+        model = _with_adapters(model, config.lora_rank, language_matrices(model) if reads_pictures else "all-linear")
     return (model if is_empty else model.to(device)).train()
 
 
-def _with_adapters(model: Any, rank: int) -> Any:
+def _with_adapters(model: Any, rank: int, matrices: list[str] | str) -> Any:
     try:
         from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
     except ImportError as error:
         raise ConfigError("lora_rank needs peft: install agentic-opd[train]") from error
-    model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+    model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=matrices))
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             # Each adapter would keep a copy of its input: autocast keeps the input itself.

@@ -5,7 +5,7 @@ chosen_BTK = policy(tokens_BT, attended_BT, ids_BTK, wanted_BT)
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from agentic_opd.core.types import PlacedImage
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.logprobs import head_logprobs, selected_logprobs
@@ -27,6 +28,7 @@ from agentic_opd.training.memory import (
 )
 from agentic_opd.training.model import in_float32, load_model, set_recomputing
 from agentic_opd.training.packing import WORTH_SHARING, pack, packed_arguments, use_packed_attention
+from agentic_opd.training.pictures import PictureReader, embedded_as
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +58,16 @@ class ForwardPass(NamedTuple):
 class TrainedPolicy(nn.Module):
     """A transformers model, with or without adapters."""
 
-    def __init__(self, model: Any, precision: str = "fp32", *, pack: bool = True) -> None:
-        """Wrap a model; `pack` replaces its attention implementation by the packed one."""
+    def __init__(
+        self, model: Any, precision: str = "fp32", *, pack: bool = True, pictures: PictureReader | None = None
+    ) -> None:
+        """Wrap a model; `pack` replaces its attention implementation by the packed one.
+
+        `pictures` makes the inputs of sequences with pictures.
+        """
         super().__init__()
         self.model = model
+        self.pictures = pictures
         self.ways = Ways(is_packed=pack)
         self.plan: PartPlan | None = None
         """Which parts are recomputed in the backward pass; None: as the model is set."""
@@ -74,30 +82,37 @@ class TrainedPolicy(nn.Module):
         ids_BTK: Tensor,
         wanted_BT: Tensor,
         temperatures_BT: Tensor | None = None,
+        images_B: Sequence[Sequence[PlacedImage]] | None = None,
     ) -> ForwardPass:
         """Compute the logprobs [B, T, K] of `ids_BTK` at each wanted position, given the tokens before it.
 
         With temperatures also those of each position's first id for logits / temperature. Sequences are padded on the
-        right. Positions that are not wanted, and position 0, get 0.
+        right. Positions that are not wanted, and position 0, get 0. With pictures the sequences are not packed.
+
+        Raises:
+            AlignmentError, ConfigError, PlaceError: as `PictureReader.inputs`.
         """
         B, T, _ = ids_BTK.shape
         wanted_BT = wanted_BT.clone()
         wanted_BT[:, 0] = False
-        row = pack(tokens_BT, attended_BT) if self.ways.is_packed else None
+        row = pack(tokens_BT, attended_BT) if self.ways.is_packed and images_B is None else None
         computed = int(attended_BT.sum()) if row is None else len(row.tokens_N)
         if self.plan is not None and torch.is_grad_enabled():
             num_tokens = tokens_BT.numel() if row is None else computed
             set_recomputing(self._causal, is_on=self.plan.is_recomputed(num_tokens))
-        with torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=self._is_bf16):
+        with (
+            torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=self._is_bf16),
+            self._arguments(tokens_BT, attended_BT, images_B) as arguments,
+        ):
+            padded = {**arguments, "attention_mask": attended_BT.long(), "use_cache": False}
             if not self.ways.by_head:
-                logits = self.model(input_ids=tokens_BT, attention_mask=attended_BT.long(), use_cache=False).logits
+                logits = self.model(**padded).logits
                 chosen_BTK = selected_logprobs(logits, ids_BTK, temperatures_BT)
                 return _forward_pass(torch.where(wanted_BT[..., None], chosen_BTK, 0.0), computed, temperatures_BT)
             if row is not None:
                 hidden_ND = self._causal.base_model(**packed_arguments(row)).last_hidden_state[0]
                 indices_BT = row.indices_BT
             else:
-                padded = {"input_ids": tokens_BT, "attention_mask": attended_BT.long(), "use_cache": False}
                 hidden_ND = self._causal.base_model(**padded).last_hidden_state.flatten(0, 1)
                 indices_BT = torch.arange(B * T, device=tokens_BT.device).view(B, T)
             before_W = indices_BT.roll(1, 1)[wanted_BT]
@@ -109,12 +124,27 @@ class TrainedPolicy(nn.Module):
         chosen_BTK = chosen_BTK.index_put(wanted_BT.nonzero(as_tuple=True), chosen_WK)
         return _forward_pass(chosen_BTK, computed, temperatures_BT)
 
+    @contextmanager
+    def _arguments(
+        self, tokens_BT: Tensor, attended_BT: Tensor, images_B: Sequence[Sequence[PlacedImage]] | None
+    ) -> Generator[dict[str, Tensor]]:
+        """Yield the forward arguments for tokens and pictures; the model must be called inside the block."""
+        if images_B is None:
+            yield {"input_ids": tokens_BT}
+            return
+        assert self.pictures is not None
+        inputs = self.pictures.inputs(tokens_BT, attended_BT, images_B)
+        with embedded_as(self._causal, tokens_BT):
+            yield {"input_ids": inputs.input_ids_BT, **inputs.pixels}
+
     @torch.no_grad()
     def find_ways(self) -> None:
         """Test each shortcut on a small input, and disable those that differ from the full forward pass."""
         device = next(self.parameters()).device
         drawn = torch.Generator().manual_seed(0)
-        tokens_BT = torch.randint(self._causal.config.vocab_size, (2, WORTH_SHARING + 8), generator=drawn).to(device)
+        tokens_BT = torch.randint(
+            self._causal.config.get_text_config().vocab_size, (2, WORTH_SHARING + 8), generator=drawn
+        ).to(device)
         tokens_BT[:, : WORTH_SHARING + 1] = tokens_BT[0, : WORTH_SHARING + 1]
         attended_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
         attended_BT[1, -2:] = False
@@ -186,7 +216,8 @@ def load_policy(config: TrainerConfig, world: DistContext, *, is_frozen: bool = 
     """Load the model and shard it over the processes; only the first process reads the weights."""
     device = world.device if world.size == 1 else "cpu"
     model = load_model(config, device, is_empty=not world.is_first, is_frozen=is_frozen)
-    policy = TrainedPolicy(model, config.precision, pack=config.pack)
+    pictures = PictureReader(config.model, config.picture_folders)
+    policy = TrainedPolicy(model, config.precision, pack=config.pack, pictures=pictures)
     if world.is_first:
         policy.find_ways()
     policy.ways = world.share(policy.ways)

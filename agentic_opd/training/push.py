@@ -16,7 +16,7 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
-from agentic_opd.core.types import TeacherRequest
+from agentic_opd.core.types import PlacedImage, TeacherRequest
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
@@ -25,6 +25,7 @@ from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.rounding import MUCH, Rounding, as_sent, common_dtype
 from agentic_opd.training.transfer import WeightSender
+from agentic_opd.wire.images import ImageFolders
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +41,23 @@ class Probe:
     """Token ids on which the logprobs of server and trainer are compared."""
 
     token_ids: tuple[int, ...]
+    images: tuple[PlacedImage, ...] = ()
+    """The pictures among the ids, in order."""
 
     @classmethod
     def of(cls, batch: TrainBatch) -> "Probe":
-        """Take the first tokens of the batch's longest sequence, at most `_PROBE_TOKENS`."""
-        longest = int(batch.attended_BT.sum(-1).argmax())
+        """Take the first tokens of the batch's longest sequence, of those with pictures if there are any.
+
+        There are `_PROBE_TOKENS` at most, or more up to the end of the first picture.
+        """
+        lengths: list[int] = batch.attended_BT.sum(-1).tolist()
+        images_B = batch.images_B or ((),) * len(lengths)
+        longest = max(range(len(lengths)), key=lambda index: (bool(images_B[index]), lengths[index]))
         tokens: list[int] = batch.tokens_BT[longest][batch.attended_BT[longest]].tolist()
-        return cls(tuple(tokens[:_PROBE_TOKENS]))
+        images = images_B[longest]
+        end = max(_PROBE_TOKENS, images[0].end + 1 if images else 0)
+        end = next((image.offset for image in images if image.offset < end < image.end), end)
+        return cls(tuple(tokens[:end]), tuple(image for image in images if image.offset < end))
 
     def own_logprobs(self, policy: TrainedPolicy, device: str) -> list[float]:
         """Return the trainer's logprobs (nats) of every token but the first.
@@ -58,7 +69,9 @@ class Probe:
         was_training = policy.training
         policy.eval()
         with torch.no_grad():
-            row: list[float] = policy(tokens, attended, tokens[..., None], attended).chosen_BTK[0, 1:, 0].tolist()
+            images_B = (self.images,) if self.images else None
+            computed = policy(tokens, attended, tokens[..., None], attended, images_B=images_B)
+            row: list[float] = computed.chosen_BTK[0, 1:, 0].tolist()
         policy.train(was_training)
         return row
 
@@ -259,7 +272,9 @@ class WeightPusher:
         """
         trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
         servers = await self._servers()
-        request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version)
+        request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version, images=probe.images)
+        for server in servers:
+            server.images = ImageFolders(self._config.picture_folders)
         replies = await asyncio.gather(*(server.score(request, top_k=1) for server in servers))
         noises: list[Noise] = []
         for server, reply in zip(servers, replies, strict=True):

@@ -23,6 +23,7 @@ from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.losses import weighted_parts
+from agentic_opd.training.pictures import PictureReader
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.images import ImageFolder
@@ -76,8 +77,12 @@ def open_source(config: TrainerConfig, world: DistContext) -> tuple[BatchSource,
     All processes call this. Only the first one reads files, and its error is raised in all.
 
     Raises:
-        ConfigError, PlaceError: the files can't be trained on, see `GroupFiles`; or the warm-up is too long for them.
+        AlignmentError, ConfigError, PlaceError: the files can't be trained on, see `GroupFiles`; the warm-up is too
+            long for them; or the model takes no pictures, and there are folders of them.
     """
+    if config.image_folders:
+        check_can_read_pictures(config, world)
+        PictureReader(config.model, config.picture_folders).open()
     if not config.groups:
         return TrainerClient(config.api_url, registration(config)), config
     files: GroupFiles | None = None
@@ -85,6 +90,8 @@ def open_source(config: TrainerConfig, world: DistContext) -> tuple[BatchSource,
     if world.is_first:
         try:
             files = GroupFiles(config)
+            if files.has_pictures:
+                check_can_read_pictures(config, world)
         except OPDError as error:
             failure = error
     if (failure := world.share(failure)) is not None:
@@ -95,6 +102,24 @@ def open_source(config: TrainerConfig, world: DistContext) -> tuple[BatchSource,
             f"warmup_steps ({config.warmup_steps}) must be below the {steps} steps that the batches of groups make"
         )
     return files or _FollowingSource(state), config.model_copy(update={"total_steps": steps})
+
+
+def check_can_read_pictures(config: TrainerConfig, world: DistContext) -> None:
+    """Check that the settings let a run train on groups with pictures.
+
+    Raises:
+        ConfigError: they name no folder of pictures, or several processes train.
+    """
+    if not config.picture_folders:
+        raise ConfigError(
+            "a group of the trajectory API has pictures: name the folder of their files in image_folders, the "
+            "gateway's groups.images"
+        )
+    if world.size > 1:
+        raise ConfigError(
+            f"groups with pictures are trained by one process, and {world.size} are running: the vision tower of a "
+            "model that is sharded would have to run in all of them at once"
+        )
 
 
 def registration(config: TrainerConfig) -> TrainerDescription:
@@ -138,10 +163,15 @@ class GroupFiles:
         """Check the files, and plan the batches.
 
         Raises:
-            PlaceError: a file can't be read, violates the wire format, or has pictures; or no group remains.
-            ConfigError: the loss reads nothing but the teacher's rows, and no group has any.
+            PlaceError: a file can't be read or violates the wire format, a picture is missing, or no group remains.
+            ConfigError: the loss reads nothing but the teacher's rows, and no group has any; or groups have pictures,
+                and the model's family does not take them.
+            AlignmentError: the model's processor does not write the ids of a picture that vLLM read.
         """
         self._config = config
+        self._reader = PictureReader(config.model, config.picture_folders)
+        self._checked_pictures: set[tuple[str, tuple[int, ...]]] = set()
+        """Digest and recorded ids of each picture that the model's processor writes in the same way."""
         self._lines: list[_GroupLine] = []
         self._files = ExitStack()
         self._close = weakref.finalize(self, self._files.close)  # Also if the trainer that holds it can't be built.
@@ -165,11 +195,21 @@ class GroupFiles:
             "%d groups of %d sequences in %d files: %d steps",
             *(len(self._lines), sum(line.sequences for line in self._lines), len(digests), self.steps),
         )
+        if self.has_pictures:
+            logger.info(
+                "%d pictures are read as vLLM read them; sequences with pictures are padded, not packed, and the "
+                "vision tower is not trained",
+                len(self._checked_pictures),
+            )
 
     @property
     def steps(self) -> int:
         """Number of batches."""
         return len(self._batches)
+
+    @property
+    def has_pictures(self) -> bool:
+        return bool(self._checked_pictures)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -210,6 +250,8 @@ class GroupFiles:
                     self._names |= names
                     sequences = len(line.group.rollouts)
                     location = _GroupLine(path, file, line.number, line.offset, line.size, line.digest, sequences)
+                    if not line.violations:
+                        self._check_pictures(location, line.group)
                     self._add(location, line.group, is_repeated=not names.isdisjoint(earlier))
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
@@ -238,12 +280,6 @@ class GroupFiles:
         return file
 
     def _add(self, location: _GroupLine, group: ScoredGroup, *, is_repeated: bool) -> None:
-        if any(rollout.images for rollout in group.rollouts):
-            raise PlaceError(
-                f"groups: {str(location.path)!r}, line {location.number}: the group has pictures, and this trainer "
-                "gives the policy token ids only; train on it with agentic_opd.training.collate in a loop that gives "
-                "the model its pictures (docs/trainers.md)"
-            )
         if is_repeated:
             self._left_out["duplicates"] += 1
         elif max(len(rollout.tokens_T) for rollout in group.rollouts) > self._config.max_token_len:
@@ -251,6 +287,16 @@ class GroupFiles:
         else:
             self._has_rows |= group.rollouts[0].rows is not None
             self._lines.append(location)
+
+    def _check_pictures(self, location: _GroupLine, group: ScoredGroup) -> None:
+        """Check that the model's processor writes the ids of the group's pictures; each picture once."""
+        for index, rollout in enumerate(group.rollouts):
+            for image in rollout.images:
+                recorded = (image.digest, tuple(rollout.tokens_T[image.offset : image.end]))
+                if recorded not in self._checked_pictures:
+                    name = f"groups: {str(location.path)!r}, line {location.number}, sequence {index}"
+                    self._reader.check(name, rollout.tokens_T, [image])
+                    self._checked_pictures.add(recorded)
 
     def _check_rest(self) -> None:
         """Log the groups that are left out, and check that the loss can learn from the others."""

@@ -238,4 +238,4 @@ def _read(policy: TrainedPolicy, part: TrainBatch) -> ForwardPass:
     """Compute the policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
     ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
     wanted_BT = part.sampled_BT | part.scored_BT
-    return policy(part.tokens_BT, part.attended_BT, ids_BTK, wanted_BT, part.temperatures_BT)
+    return policy(part.tokens_BT, part.attended_BT, ids_BTK, wanted_BT, part.temperatures_BT, part.images_B)

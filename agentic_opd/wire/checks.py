@@ -26,6 +26,7 @@ from agentic_opd.core.types import (
     MOST_ID,
     MOST_NATS,
     PROMPT_LOGPROB,
+    ProofVerdict,
     TurnOutcome,
     sampled_spans,
 )
@@ -48,7 +49,18 @@ from agentic_opd.wire.group import (
 GAP_SLACK = 1e-3
 """Tolerance between a hint's mean gap and that of its rows (nats); both are computed from written numbers."""
 
-_HINTED = frozenset({TurnOutcome.SCORED, TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR})
+_PROOF_SLACK = 1e-6
+"""Tolerance between an effect and its counts; effects are written rounded."""
+
+_HINTED = frozenset(
+    {
+        TurnOutcome.SCORED,
+        TurnOutcome.TOO_LONG,
+        TurnOutcome.SCORING_ERROR,
+        TurnOutcome.REFUTED,
+        TurnOutcome.UNPROVEN,
+    }
+)
 """Outcomes of turns with an accepted hint."""
 
 _MASKS = TypeAdapter[Any](Annotated[list[Annotated[int, Field(strict=True, ge=-MOST_ID, le=MOST_ID)]], FailFast()])
@@ -518,8 +530,26 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
     if len(set(turn.evidence)) != len(turn.evidence):
         yield f"evidence: {list(turn.evidence)}, expected each kind once"
     yield from _judge_problems(turn)
+    yield from _proof_problems(turn)
     yield from _reading_problems(turn)
     yield from _hints_problems(turn)
+
+
+def _proof_problems(turn: TurnRecord) -> Iterator[str]:
+    if (proof := turn.proof) is None:
+        return
+    with_hint, without, verdict = proof.with_hint, proof.without_hint, proof.verdict
+    if (with_hint is None) != (verdict is None) or (verdict is not None and not turn.hint):
+        yield f"proof: verdict {verdict} with_hint {with_hint}, expected both for a turn with a hint, or none"
+    if turn.outcome is TurnOutcome.REFUTED and verdict is not ProofVerdict.REFUTED:
+        yield f"proof: verdict {verdict} does not go with outcome {turn.outcome.value!r}"
+    if proof.effect is None or proof.interval is None:
+        return
+    rates = [passed / played for passed, played in (with_hint or (0, 0), without) if played]
+    if len(rates) < 2 or abs(proof.effect - (rates[0] - rates[1])) > _PROOF_SLACK:
+        yield f"proof: effect {proof.effect}, but the counts are {with_hint} and {without}"
+    if not proof.interval[0] <= proof.effect <= proof.interval[1]:
+        yield f"proof: effect {proof.effect} is outside of its interval {list(proof.interval)}"
 
 
 def _judge_problems(turn: TurnRecord) -> Iterator[str]:

@@ -42,6 +42,7 @@ from agentic_opd.core.types import (
     Message,
     PlacedImage,
     ProgramRun,
+    ProofVerdict,
     SamplingDistribution,
     StepScore,
     StopReason,
@@ -169,6 +170,34 @@ class HintReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ProofRecord:
+    """Continuations of a turn by the policy, from the turn's prompt to the end, with its hint there and without it.
+
+    Counts are `[passed, played]`, without continuations whose tests gave no verdict.
+    """
+
+    without_hint: tuple[Index, Index]
+    with_hint: Annotated[tuple[Index, Index] | None, _IF_KNOWN] = None
+    """None: the turn has no hint, and only its pass rate was measured."""
+    verdict: Annotated[ProofVerdict | None, _IF_KNOWN] = None
+    effect: Annotated[Number | None, _IF_KNOWN] = None
+    """Pass rate with the hint minus that without it; None for an arm without a verdict of its tests."""
+    interval: Annotated[tuple[Number, Number] | None, _IF_KNOWN] = None
+    """Interval of the effect; `proof.statistics.effect` has its level."""
+    weight_version: Annotated[Index | None, _IF_KNOWN] = None
+    """Oldest version of the weights that played, if their server reports one."""
+    not_replayed: Annotated[str | None, _IF_KNOWN] = None
+    """Why the turn could not be replayed: the turn before it and the difference of its results."""
+
+    def __post_init__(self) -> None:
+        for arm in (self.without_hint, self.with_hint or (0, 0)):
+            if arm[0] > arm[1]:
+                raise AlignmentError(f"proof: {arm[0]} of {arm[1]} continuations passed")
+        if (self.effect is None) != (self.interval is None):
+            raise AlignmentError(f"proof: effect {self.effect}, interval {self.interval}; expected both or none")
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedWindow:
     """A question about a trajectory, and the answers; it shows the turns `first` to `last`, counted from 1, in full."""
 
@@ -241,6 +270,8 @@ class TurnRecord:
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     support: Annotated[DistillSupport | None, _IF_KNOWN] = None
     """Choice of the rows' tokens; None: the teacher's most likely."""
+    proof: Annotated[ProofRecord | None, _IF_KNOWN] = None
+    """Effect of the hint on the episode's end, if it was measured."""
     judge_tokens: Annotated[JudgeTokens | None, _IF_KNOWN] = None
     """Tokens of the judge's answers to `question`, and to an earlier one without all evidence; None if its endpoint
     does not count them."""
@@ -502,13 +533,13 @@ def _sampling_of(trace: Trace) -> tuple[SamplingDistribution, ...]:
 
 
 def outcome_counts(outcomes: Iterable[TurnOutcome]) -> dict[str, int]:
-    """Return the number of turns with each outcome, by its value; `not_judged` is left out if no turn has it."""
+    """Return the number of turns with each outcome, by its value; those of optional settings only if there are any."""
     counts = Counter(outcomes)
-    return {
-        outcome.value: counts[outcome]
-        for outcome in TurnOutcome
-        if counts[outcome] or outcome is not TurnOutcome.NOT_JUDGED
-    }
+    return {outcome.value: counts[outcome] for outcome in TurnOutcome if counts[outcome] or outcome not in _ONLY_IF_ANY}
+
+
+_ONLY_IF_ANY = frozenset({TurnOutcome.NOT_JUDGED, TurnOutcome.REFUTED, TurnOutcome.UNPROVEN})
+"""Outcomes of settings that are off by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -94,10 +94,17 @@ class ImageFolder:
             raise PlaceError(f"the picture {digest} in {str(self.path)!r} has changed since it was recorded")
         return data
 
-    def copy(self, digests: Iterable[str], target: "ImageFolder") -> None:
-        """Add pictures of this folder to `target`; raises as `read` and `add`."""
+    def has(self, digest: str) -> bool:
+        """Return whether there is a file of this picture."""
+        try:
+            return self._path_of(digest).exists()
+        except OSError:
+            return False
+
+    def copy(self, digests: Iterable[str], source: "ImageFolder | ImageFolders") -> None:
+        """Add pictures of another folder to this one; raises as `read` and `add`."""
         for digest in dict.fromkeys(digests):
-            target.add(self.read(digest))
+            self.add(source.read(digest))
 
     def _path_of(self, digest: str) -> Path:
         if re.fullmatch("[0-9a-f]{64}", digest) is None:
@@ -106,3 +113,22 @@ class ImageFolder:
         if path is None:
             raise FileNotFoundError(digest)
         return path
+
+
+class ImageFolders:
+    """The pictures of several folders."""
+
+    def __init__(self, folders: Sequence[ImageFolder]) -> None:
+        self.folders = folders
+
+    def read(self, digest: str) -> bytes:
+        """Return a picture's file from the first folder that has it.
+
+        Raises:
+            PlaceError: it is missing or has changed.
+        """
+        folder = next((folder for folder in self.folders if folder.has(digest)), None)
+        if folder is None:
+            names = ", ".join(repr(str(folder.path)) for folder in self.folders)
+            raise PlaceError(f"there is no picture {digest!r} in {names or 'any folder: none is named'}")
+        return folder.read(digest)

@@ -49,10 +49,10 @@ def responses(words: Sequence[str]) -> list[Event]:
     part = {"type": "output_text", "text": "".join(words), "annotations": []}
     item = {"id": "msg_1", "type": "message", "role": "assistant", "content": [part]}
     response = {"id": "resp_1", "object": "response", "model": "scripted", "status": "completed", "output": [item]}
-    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    position = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     return [
         {"type": "response.output_item.added", "output_index": 0, "item": {**item, "content": []}},
-        *({"type": "response.output_text.delta", **place, "delta": word} for word in words),
+        *({"type": "response.output_text.delta", **position, "delta": word} for word in words),
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": response},
     ]

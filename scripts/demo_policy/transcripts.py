@@ -55,7 +55,7 @@ _THANKS = ("Thank you, it works.", "Great, that is what I wanted.", "Thanks!")
 UNLIMITED = RolloutConfig(max_turns=1000, max_token_length=1_000_000)
 """A script says itself where an episode ends."""
 
-Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge", "judge_step"]
+Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge", "judge_step", "judge_trajectory"]
 """The skills that a transcript may teach."""
 
 
@@ -64,7 +64,8 @@ class Transcript:
     """One training sequence: its ids, and which of them the policy is to write.
 
     `kind` names the skill: to act without a hint, to heed a fitting one before anything is written or later, to ignore
-    a foreign or empty one, to judge with a hint, to judge whether a turn did what was wanted.
+    a foreign or empty one, to judge with a hint, to judge whether a turn did what was wanted, to name the turns of a
+    trajectory that are at fault.
     """
 
     kind: Kind

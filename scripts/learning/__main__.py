@@ -9,12 +9,14 @@ of that source, and no judge is asked), step-reward (the judge's second question
 (opd, and no batch is sampled before the one before it is learned), held (opd, while turns without a hint are held at
 the start), live (opd, and the teacher is the policy as it is), live-held (both), ema (opd, and the teacher is the
 policy's moving average, on a third server), contrast and contrast-other (what a neutral or another task's hint explains
-is taken out of the target), wrong-hint-contrast and wrong-hint-contrast-other (wrong hints, with that contrast), bf16
-(opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the teacher is the policy itself, or its
-moving average). First a sweep with another seed chooses the learning rate, the batch size and the divergence's weight
-of each mode; a control uses opd's, so that it differs only in its hints. Then every seed trains. Along the way
-`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. costs.json
-lists the judged turns and scored tokens of each curve.
+is taken out of the target), proof and wrong-hint-proof (opd and wrong-hint, but only hints are scored with which the
+policy passes more often when it plays on from their turn), wrong-hint-contrast and wrong-hint-contrast-other (wrong
+hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters alone), lora-live and lora-ema (the
+teacher is the policy itself, or its moving average), trajectory and trajectory-failed (opd, and the judge reads each
+rollout once, as a whole; only failed ones). First a sweep with another seed chooses the learning rate, the batch size
+and the divergence's weight of each mode; a control uses opd's, so that it differs only in its hints. Then every seed
+trains. Along the way `evaluate` measures the pass rate without hints at temperature 1, and how many of its first
+solutions pass. costs.json lists the judged turns and scored tokens of each curve.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
@@ -75,12 +77,14 @@ from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
     BFCL,
+    JUDGE_RANK,
     LORA_RANK,
     MODES,
     OBJECTIVES,
     ROOT,
     SUBJECTS,
     TALK_MODES,
+    TRAJECTORY_JUDGE,
     USUAL_FUNCTION_MODES,
     USUAL_MODES,
     USUAL_OBJECTIVES,
@@ -90,6 +94,7 @@ from learning.laboratory import (
     Run,
     RunFailedError,
     Setting,
+    Subject,
     examiner,
     scripted_judge,
     settings_of,
@@ -312,8 +317,8 @@ async def experiment(args: argparse.Namespace) -> int:
         vllm = parts.enter_context(local_server(args.model, *trained, *flags, log=log, cwd=ROOT, port=policy_port))
         expert_url = (args.expert or f"http://127.0.0.1:{expert_port}").rstrip("/").removesuffix("/v1")
         if args.expert is None and any(map(subject.needs_expert, args.modes)):
-            log = args.out / "expert.log"
-            parts.enter_context(local_server(args.model, *size, *flags, log=log, cwd=ROOT, port=expert_port))
+            log, options = args.out / "expert.log", expert_options(subject, args.modes, flags)
+            parts.enter_context(local_server(args.model, *size, *options, log=log, cwd=ROOT, port=expert_port))
         average = None
         if any(map(subject.needs_teacher, args.modes)):
             log = args.out / "average.log"
@@ -334,6 +339,15 @@ async def experiment(args: argparse.Namespace) -> int:
         finally:
             await work.examiner.close()
     return 0
+
+
+def expert_options(subject: Subject, modes: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the options of the expert's server: the judge of trajectories is an adapter beside its weights."""
+    adapter = next(filter(None, map(subject.judge_adapter, modes)), None)
+    if adapter is None:
+        return [*flags]
+    load = ["--lora-modules", f"{TRAJECTORY_JUDGE}={adapter}"]
+    return ["--max-lora-rank", str(JUDGE_RANK), *(flags or ["--"]), *load]
 
 
 def ports(out: Path) -> list[int]:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import yaml
 from agents.demo_gateway import gateway
 from bench.local_server import LocalServer, child_process
+from demo_policy import TRAJECTORY_JUDGES
 from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -40,6 +41,8 @@ from learning.talk import TalkFailedError, User, WireProtocol, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
+TRAJECTORY_JUDGE, JUDGE_RANK = "trajectory", 32
+"""Name and rank of the adapter that judges whole trajectories, on the expert's server."""
 SOURCES_FILE = Path(__file__).with_name("hint_sources.py")
 WRONG_HINT, NO_HINT = f"{SOURCES_FILE}:wrong_hint", f"{SOURCES_FILE}:no_hint"
 MODES: dict[str, dict[str, dict[str, object]]] = {
@@ -112,20 +115,34 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
 USUAL_OBJECTIVES = ("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "rejection")
 """The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
+MODES |= {
+    "trajectory": {"loss": {"forward_kl": 1.0}, "env": {"judge.scope": "trajectory"}},
+    "trajectory-failed": {
+        "loss": {"forward_kl": 1.0},
+        "env": {"judge.scope": "trajectory", "judge.when": "failed"},
+    },
+}
 MODES |= {"binary": {"loss": {"step_reward": 1.0}, "env": {"judge.step_votes": 1}}}
+_PROOF = {"hint.proof.type": "replay", "hint.proof.pairs": 8, "hint.proof.rollouts": 48}
+MODES |= {
+    "proof": {"loss": {"forward_kl": 1.0}, "env": _PROOF},
+    "wrong-hint-proof": {"loss": {"forward_kl": 1.0}, "env": {**_PROOF, "hint.source": WRONG_HINT}},
+}
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")
 USUAL_PERSON_MODES = ("opd", "binary", "combined", "no-hint")
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = (
     *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "ema", "contrast", "bf16"),
-    *("lora", "lora-live", "lora-ema"),
+    *("lora", "lora-live", "lora-ema", "trajectory", "trajectory-failed"),
 )
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
 batch."""
 TUNED_AS = {
     "wrong-hint": "opd",
     "no-hint": "opd",
+    "proof": "opd",
+    "wrong-hint-proof": "opd",
     "next-state": "opd",
     "feedback": "opd",
     "sibling": "opd",
@@ -136,6 +153,8 @@ TUNED_AS = {
     "live-held": "opd",
     "ema": "opd",
     "opd-judge": "opd",
+    "trajectory": "opd",
+    "trajectory-failed": "opd",
     "bf16": "opd",
     "lora-live": "lora",
     "lora-ema": "lora",
@@ -165,6 +184,8 @@ class Subject(NamedTuple):
     """Settings of the loss beside the weight of a divergence."""
     measured: str = "pass rate without hints, temperature 1"
     """What a point of a curve is."""
+    trajectory_judge: Path | None = None
+    """The adapter that judges whole trajectories, on the expert's server; None: its weights do."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
 
@@ -172,6 +193,10 @@ class Subject(NamedTuple):
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
         is_frozen = self.distilling(mode).get("teacher.weights") == "frozen"
         return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
+
+    def judge_adapter(self, mode: str) -> Path | None:
+        """Return the adapter that a mode's judge is; None if its server's weights are."""
+        return self.trajectory_judge if self.distilling(mode).get("judge.scope") == "trajectory" else None
 
     def needs_teacher(self, mode: str) -> bool:
         """Return whether a mode is taught by a third server, which receives the moving average of whole weights."""
@@ -202,10 +227,16 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
     "contrast": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
     "contrast-other": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}},
     "opd-full": {"trainer": _WHOLE_WEIGHTS, "env": {"hint.source": "judge"}},
+    **{
+        mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint.source": "judge"}}
+        for mode in ("trajectory", "trajectory-failed")
+    },
 }
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
-    "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
+    "coding": Subject(
+        "demo.yaml", "scripts/demo_policy/policy", {}, {}, 8, trajectory_judge=TRAJECTORY_JUDGES["coding"]
+    ),
     # What is measured is never trained on: other schemas, other combinations.
     "sql": Subject(
         "sql.yaml",
@@ -213,6 +244,7 @@ SUBJECTS = {
         {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Lessons"},
         {"world": f"{ROOT}/scripts/demo_policy/sql_world.py:Exam"},
         192,
+        trajectory_judge=TRAJECTORY_JUDGES["sql"],
     ),
     # What is measured shares no function and no question with what is trained on. The teacher of adapters is the same
     # server without them; that of whole weights is a second server.
@@ -560,6 +592,8 @@ class Laboratory:
             "judge.base_url": f"{self.judge_url or self.expert_url}/v1",
             "judge.model_name": "verbatim" if is_scripted else self.model,
         }
+        if self.subject.judge_adapter(run.mode) is not None:
+            settings["judge.model_name"] = TRAJECTORY_JUDGE
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher.base_url"] = f"{self.average.base_url}/v1"
         elif of_mode.get("teacher.weights") != "frozen":

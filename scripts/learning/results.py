@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from rich.table import Table
 
@@ -126,12 +127,29 @@ def draw(curves: Curves, path: Path, measured: str) -> None:
 
     `measured` names what the points are.
     """
+    draw_panels({measured: curves}, path)
+
+
+def draw_panels(panels: Mapping[str, Curves], path: Path) -> None:
+    """Write a PNG with curves beside each other, as `draw` has them; their names are the labels of their vertical axes.
+
+    A curve has the points that all of its seeds have.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.8), dpi=130, layout="constrained")
+    figure, rows = plt.subplots(
+        1, len(panels), figsize=(8 * len(panels), 4.8), dpi=130, layout="constrained", squeeze=False
+    )
+    for axes, (name, curves) in zip(rows[0], panels.items(), strict=True):
+        _draw_curves(axes, curves, name)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _draw_curves(axes: Any, curves: Curves, label: str) -> None:
     colours = dict(zip(curves, cycle(_COLOURS), strict=False))
     for mode, seeds in curves.items():
         centre = mean_curve(seeds)
@@ -145,8 +163,6 @@ def draw(curves: Curves, path: Path, measured: str) -> None:
     highest = max(point.pass_rate for seeds in curves.values() for points in seeds.values() for point in points)
     if highest > 0.5:
         axes.axhline(TARGET, color="black", lw=0.8, ls=":")
-    axes.set(xlabel="rollouts trained on", ylabel=measured, ylim=(0, 1 if highest > 0.5 else 0.5))
+    axes.set(xlabel="rollouts trained on", ylabel=label, ylim=(0, 1 if highest > 0.5 else 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best" if highest > 0.5 else "upper right", ncols=2)
-    figure.savefig(path)
-    plt.close(figure)

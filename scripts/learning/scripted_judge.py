@@ -1,33 +1,50 @@
-"""A judge without a model, for function calls and a person's talks: it reads the evidence of the question, as any does.
+"""A judge without a model, for function calls, a person's talks and coding: it reads what any judge is shown.
 
     python -m learning.scripted_judge PORT
 
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
-`words` is a sentence that says what to do; `person` is what the person replied. Asked how good a turn was, it says 1 or
--1 likewise.
+`words` is a sentence that says what to do; `person` is what the person replied; `reader` names the function of a failed
+example, for the turn that wrote it. Asked how good a turn was, it says 1 or -1 likewise. Asked about a whole
+trajectory, it names the first turns that it has a hint for.
 """
 
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from learning.person import CONTENT
 
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
+_TURN = re.compile(r"Turn(?: (?P<number>[0-9]+))?(?:: .+)?")
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
+_FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
-HINT_START = "[HINT_START]"
+HINT_START, OF_TRAJECTORY = "[HINT_START]", "\\boxed{N}"
+MOST_TURNS = 3
+
+
+class Section(NamedTuple):
+    """A part of a question: its heading, and its text."""
+
+    title: str
+    text: str
+
+
+def sections(question: str) -> list[Section]:
+    """Return the sections of a question of `distill.prompts`, the last, empty one excepted."""
+    parts = _SECTION.split(question)[1:]
+    texts = (text.strip() for text in parts[2::3])
+    return [Section(title, text) for title, text in zip(parts[::3], texts, strict=True) if title != "End"]
 
 
 def evidence(question: str) -> list[str]:
-    """Return the texts of the sections behind the turn of a question of `distill.prompts`."""
-    parts = _SECTION.split(question)[1:]
-    sections = list(zip(parts[::3], parts[2::3], strict=True))
-    turn = next(position for position, (title, _) in enumerate(sections) if title == "Turn")
-    return [text.strip() for title, text in sections[turn + 1 :] if title != "End"]
+    """Return the texts of the sections behind the turn of a question about one turn."""
+    parts = sections(question)
+    turn = next(position for position, section in enumerate(parts) if section.title == "Turn")
+    return [section.text for section in parts[turn + 1 :]]
 
 
 def in_words(evidence_text: str) -> str:
@@ -43,15 +60,56 @@ def in_words(evidence_text: str) -> str:
     return f"Make the call differently: {evidence_text}"
 
 
-def answer(system: str, question: str, model: str) -> str:
-    """Return the judge's answer to a question of hints, or to one whose system prompt asks how good the turn was."""
-    evidence_text = "\n\n".join(evidence(question))
-    is_content = any(text in evidence_text for text in (RIGHT, CONTENT))
-    if HINT_START not in system:
-        return "\\boxed{1}" if is_content else "\\boxed{-1}"
+def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
+    """Return what a model says of a turn, from what came after it; None if it has nothing to say."""
+    if any(text in evidence_text for text in (RIGHT, CONTENT)):
+        return None
+    if model == "reader":
+        failures = (match for match in _FAILURE.finditer(evidence_text) if f"def {match['function']}(" in turn)
+        failure = next(failures, None)
+        return failure and f"Write {failure['function']} so that its examples pass; now there is {failure[0]}"
     call = _CALL.search(evidence_text)
-    hint = {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
-    return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint and not is_content else "\\boxed{-1}"
+    return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
+
+
+def answer(system: str, question: str, model: str) -> str:
+    """Return the judge's answer, by its system prompt: hints, how good a turn was, or the turns at fault."""
+    if OF_TRAJECTORY in system:
+        return about_trajectory(question, model)
+    parts, evidence_text = sections(question), "\n\n".join(evidence(question))
+    if HINT_START not in system:
+        is_content = any(text in evidence_text for text in (RIGHT, CONTENT))
+        return "\\boxed{1}" if is_content else "\\boxed{-1}"
+    turn = next(section.text for section in parts if section.title == "Turn")
+    hint = hint_of(turn, evidence_text, model)
+    return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint else "\\boxed{-1}"
+
+
+def about_trajectory(question: str, model: str) -> str:
+    """Return the answer about a whole trajectory.
+
+    A turn's evidence is what answered it, for the last one also the verdict; a reader looks for the failure of a turn's
+    function in all that came after.
+    """
+    turns = dict[int, str]()
+    answered = dict[int, str]()
+    for section in sections(question):
+        match = _TURN.fullmatch(section.title)
+        if match is not None and match["number"] is not None:
+            number = int(match["number"])
+            part = turns if number not in turns else answered
+            part[number] = "\n\n".join(filter(None, (part.get(number), section.text)))
+    verdict = next((section.text for section in sections(question) if section.title == "Verdict"), "")
+    if turns:
+        answered[max(turns)] = "\n\n".join(filter(None, (answered.get(max(turns)), verdict)))
+    named = list[str]()
+    for number, turn in turns.items():
+        later = [text for position, text in answered.items() if position >= number]
+        evidence_text = "\n\n".join(later) if model == "reader" else answered.get(number, "")
+        hint = hint_of(turn, evidence_text, model) if evidence_text else None
+        if hint and len(named) < MOST_TURNS:
+            named.append(f"\\boxed{{{number}}}\n{HINT_START}{hint}[HINT_END]")
+    return "\n".join(named) or "\\boxed{-1}"
 
 
 async def _complete(request: web.Request) -> web.Response:
@@ -74,7 +132,7 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
 
-NAMES = ("verbatim", "words", "person")
+NAMES = ("verbatim", "words", "person", "reader")
 
 
 def main() -> None:

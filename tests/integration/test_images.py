@@ -1,10 +1,8 @@
 """Pictures before a real vLLM: a model that sees (Idefics3's shape, random weights), whose processor runs on PIL."""
 
-import io
 import json
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from bench.local_server import LocalServer, local_server
-from numpy.typing import NDArray
 
 from tests.support import commands
 from tests.support.environment import read_lines
@@ -20,7 +17,7 @@ from tests.support.gateway import Served, request, served
 from tests.support.pictures import base64_of, png, uri
 from tests.support.places import ROOT
 from tests.support.plugin_client import TOLERANCE, ask
-from tests.support.vision_model import save_vision_model
+from tests.support.vision_model import reading, save_vision_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.all]
 
@@ -100,25 +97,6 @@ def test_the_group_places_its_pictures(seeing: Seeing, group: dict[str, Any]) ->
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
-def reading(folder: Path, ids: Sequence[int], pictures: Sequence[bytes]) -> NDArray[np.float32]:
-    """transformers' logprobs [T, V] of ids with pictures, whose pixels its own processor makes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        from PIL import Image
-        from transformers import AutoProcessor, Idefics3ForConditionalGeneration
-
-        processor: Any = AutoProcessor.from_pretrained(folder)
-        model: Any = Idefics3ForConditionalGeneration.from_pretrained(folder)
-        pixels: dict[str, Any] = {}
-        if pictures:
-            opened = [Image.open(io.BytesIO(one)).convert("RGB") for one in pictures]
-            made = processor.image_processor([opened], return_tensors="pt", return_row_col_info=False)
-            pixels = {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
-        with torch.inference_mode():
-            return model(input_ids=torch.tensor([list(ids)]), **pixels).logits[0].log_softmax(-1).numpy()
-
-
 def test_rows_with_pictures_are_transformers_own(seeing: Seeing, group: dict[str, Any]) -> None:
     tokens, opd = group["tokens"][0], group["overrides"][0]["opd"]
     ids_TK, logprobs_TK = group["distill_token_ids"][0], group["distill_logprobs"][0]
@@ -127,8 +105,10 @@ def test_rows_with_pictures_are_transformers_own(seeing: Seeing, group: dict[str
     worst = 0.0
     for turn in scored:
         (start, end), at, hint = turn["span"], turn["insert_at"], turn["hint_token_ids"]
-        pictures = [data for one, data in zip(opd["images"], (WIDE, SQUARE), strict=True) if one["offset"] < end]
-        read = reading(seeing.folder, [*tokens[:at], *hint, *tokens[at:end]], pictures)
+        placed = [(image["offset"], data) for image, data in zip(opd["images"], (WIDE, SQUARE), strict=True)]
+        pictures = [(offset, data) for offset, data in placed if offset < end]
+        moved = [(offset + (len(hint) if at <= offset else 0), data) for offset, data in pictures]
+        read = reading(seeing.folder, [*tokens[:at], *hint, *tokens[at:end]], moved)
         for position in range(start, end):
             row = read[position + len(hint) - 1, ids_TK[position]]
             worst = max(worst, float(np.abs(row - logprobs_TK[position]).max()))
@@ -138,7 +118,8 @@ def test_rows_with_pictures_are_transformers_own(seeing: Seeing, group: dict[str
     assert worst < TOLERANCE
     # The same ids are read otherwise with another picture.
     start, end = scored[0]["span"]
-    own, other = (reading(seeing.folder, tokens[:end], [one]) for one in (WIDE, png(64, 32, shade=120)))
+    offset = opd["images"][0]["offset"]
+    own, other = (reading(seeing.folder, tokens[:end], [(offset, data)]) for data in (WIDE, png(64, 32, shade=120)))
     assert np.abs(own - other)[start - 1 : end - 1].max() > 0.05
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learning.hint_lifts.written import write_lifts
 from playwright.sync_api import Browser
 
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path
 from tests.support import commands
 from tests.support.browser import Report, opened
 from tests.support.places import MODEL
@@ -80,37 +78,38 @@ def test_both_runs_can_be_looked_at(compared: Report, groups: list[dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ResampledTurn]]:
-    """The demo run with lifts beside it, from 8 of 8 to 1 of 8 turn by turn."""
+def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, int, int, float]]]:
+    """The demo run with proofs in its records, from 8 of 8 to 1 of 8 turn by turn: (line, sequence, turn, effect)."""
     file = tmp_path_factory.mktemp("measured") / "groups.jsonl"
-    shutil.copy(demo.path, file)
-    places = [
-        (line, index, at, group["group_overrides"]["task_id"], turn["hint"])
-        for line, group in enumerate(demo.groups, start=1)
-        for index, overrides in enumerate(group["overrides"])
-        for at, turn in enumerate(overrides["opd"]["turns"])
-        if turn["hint"] is not None
-    ]
-    turns = [ResampledTurn(*place, ("tool",), 8, 8 - i % 8, 1) for i, place in enumerate(places)]
-    write_lifts(lifts_path(file), Lifts(8, 1.0, "policy", 0, len(turns), tuple(turns)))
+    groups, turns = demo.groups, list[tuple[int, int, int, float]]()
+    for line, group in enumerate(groups, start=1):
+        for index, overrides in enumerate(group["overrides"]):
+            for number, turn in enumerate(overrides["opd"]["turns"]):
+                if turn["hint"] is None:
+                    continue
+                passed = 8 - len(turns) % 8
+                effect = passed / 8 - 1 / 8
+                counts = {"without_hint": [1, 8], "with_hint": [passed, 8], "verdict": "open"}
+                turn["proof"] = {**counts, "effect": effect, "interval": [effect - 0.125, min(1, effect + 0.125)]}
+                turns.append((line, index, number, effect))
+    file.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    shutil.copy(demo.path.with_suffix(".run.json"), file.with_suffix(".run.json"))
     make(file, "--tokenizer", MODEL)
     return file.with_suffix(".html"), turns
 
 
-def test_a_measured_lift_is_the_first_column(browser: Browser, measured: tuple[Path, list[ResampledTurn]]) -> None:
+def test_a_measured_effect_is_the_first_column(browser: Browser, measured: tuple[Path, Any]) -> None:
     path, turns = measured
     with opened(browser, path) as report:
-        assert report.texts("[aria-label='Hints'] thead th")[0] == "lift"
-        first = report.texts("[aria-label='Hints'] tbody tr")[0]
-        best = max(turns, key=lambda turn: turn.passed_with)
-        assert best.passed_with == 8
-        shown = float(first.split(" points")[0])
-        hints = {turn.hint: [one for one in turns if one.hint == turn.hint] for turn in turns}
-        assert shown == pytest.approx(max(100 * lift_of(own).lift.value for own in hints.values()), abs=0.051)
-        report.go(f"#r={best.line}.{best.index}")
-        report.page.locator(f"#turn-{best.turn} .t").first.wait_for()
-        said = report.texts(f"#turn-{best.turn} .verdict")[0]
-        assert "passed right after it: 8 of 8 with the hint, 1 of 8 without" in said
+        assert report.texts("[aria-label='Hints'] thead th")[0] == "effect"
+        shown = [float(row.split(" points")[0]) for row in report.texts("[aria-label='Hints'] tbody tr")]
+        assert shown == sorted(shown, reverse=True)
+        line, index, number, effect = turns[0]
+        assert shown[0] <= 100 * effect
+        report.go(f"#r={line}.{index}")
+        report.page.locator(f"#turn-{number} .t").first.wait_for()
+        said = report.texts(f"#turn-{number} .verdict")[0]
+        assert "played on from here, 8 of 8 passed with it, 1 of 8 without" in said
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])

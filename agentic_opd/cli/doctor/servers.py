@@ -181,7 +181,7 @@ async def check_judge(setup: DoctorSetup) -> Note:
         messages = questions.hint_messages(questions.question(PAIR))
         if config.judge.scope == "trajectory":
             messages = questions.trajectory_messages(window.question, max_turns)
-        texts, seconds = await judge.ask(messages, num_votes)
+        texts, seconds, _ = await judge.ask(messages, num_votes)
     finally:
         await judge.close()
     if config.judge.scope == "trajectory":

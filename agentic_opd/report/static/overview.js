@@ -74,21 +74,21 @@ function taskTable(run) {
 
 const NEXT_TURNS = [['no_fault', 'no fault'], ['fault', 'fault again'], ['repeated', 'same tokens again'], ['unclear', 'unclear'], ['none', 'none followed']];
 
-// What the hint does to the pass rate, in points, with the interval and the two rates.
-function liftCell(lift) {
-  if (lift === null) return '–';
-  const [withHint, without] = [lift.with_hint, lift.without_hint].map(share);
-  return [el('b', { class: changeClass(lift.lift) }, points(lift.lift[0])),
-    el('span', { class: 'note from' }, changeRange(lift.lift)), el('span', { class: 'note from' }, `${without} → ${withHint}`)];
+// What the hint does to the pass rate at the end, in points, with the interval and the two rates.
+function effectCell(effect) {
+  if (effect === null) return '–';
+  return [el('b', { class: changeClass(effect.difference) }, points(effect.difference[0])),
+    el('span', { class: 'note from' }, changeRange(effect.difference)),
+    el('span', { class: 'note from' }, `${percent(effect.without_hint)} → ${percent(effect.with_hint)}`)];
 }
 
 // Hints, or kinds of evidence: what they moved, and what came after them.
 function hintTable(run, rows, first, caption, name, onPhone = 3) {
-  const isMeasured = rows.some((row) => row.lift !== null);
-  const columns = [...(isMeasured ? [['lift', 'n']] : []), first, ['turns', 'n'], ['tasks', 'n'], ['tokens moved', 'n'], ['largest |gap|', 'n'], ['mean |gap| of moved', 'n'], ['next turn', 'some'], ['passed in the end', 'n']];
-  const best = isMeasured ? rows.toSorted((a, b) => (b.lift?.lift[0] ?? -2) - (a.lift?.lift[0] ?? -2)) : rows;
+  const isMeasured = rows.some((row) => row.effect !== null);
+  const columns = [...(isMeasured ? [['effect', 'n']] : []), first, ['turns', 'n'], ['tasks', 'n'], ['tokens moved', 'n'], ['largest |gap|', 'n'], ['mean |gap| of moved', 'n'], ['next turn', 'some'], ['passed in the end', 'n']];
+  const best = isMeasured ? rows.toSorted((a, b) => (b.effect?.difference[0] ?? -2) - (a.effect?.difference[0] ?? -2)) : rows;
   const cells = best.map((row) => [
-    ...(isMeasured ? [[liftCell(row.lift), row.lift?.lift[0]]] : []),
+    ...(isMeasured ? [[effectCell(row.effect), row.effect?.difference[0]]] : []),
     [name(row), row.text],
     [number(row.turns), row.turns], [number(row.tasks), row.tasks], [number(row.moved), row.moved],
     [row.largest === null ? '–' : el('a', { href: rolloutLink(run.first + row.rollout, row.position) }, fixed(row.largest, 2)), row.largest],
@@ -112,7 +112,7 @@ function hintName(run, row) {
 function hints(run) {
   const { evidence_rows: byEvidence, hint_rows: byHint } = run.overview;
   return [
-    byHint.some((row) => row.lift) ? el('p', { class: 'note' }, 'Lift: the turn sampled again with the hint in its prompt and without it; the difference of the pass rates right after it, with its 95% interval.') : null,
+    byHint.some((row) => row.effect) ? el('p', { class: 'note' }, 'Effect: the policy played on from the turn to the end, with the hint in its prompt and without it; the difference of the pass rates, with its interval.') : null,
     hintTable(run, byHint, ['hint', 'wide'], 'Hints', (row) => hintName(run, row)),
     el('h3', null, 'By what the judge was shown'),
     hintTable(run, byEvidence, ['evidence', ''], 'Evidence', (row) => evidenceText(row.evidence), 1),

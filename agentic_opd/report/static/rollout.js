@@ -14,6 +14,8 @@ const WHY = {
   leaked: 'The hint repeated hidden test code and was dropped.',
   too_long: 'Hint and turn together do not fit the teacher’s context.',
   scoring_error: 'The teacher gave no rows, or rows that do not fit the turn.',
+  refuted: 'Replayed from here, the policy passes less often with the hint.',
+  unproven: 'Replays from here did not show that the hint helps.',
   not_judged: 'The rollout did not fail, and the judge reads failed ones only.',
 };
 const EVIDENCE = { tool: 'tool results', user: 'the user’s reply', later: 'what showed later', verdict: 'the hidden tests’ verdict' };
@@ -65,6 +67,14 @@ function movedTokens(data, turn) {
     el('p', { class: 'who' }, `${count(moved.length, 'token')} moved; → what the teacher wanted instead`),
     el('ul', null, moved.slice(0, MOVED_SHOWN).map(entry)),
     rest.length ? el('details', null, el('summary', null, `${number(rest.length)} more`), el('ul', null, rest.slice(0, 200).map(entry))) : null);
+}
+
+function proofText(proof) {
+  if (proof.not_replayed) return `not replayed: ${proof.not_replayed}`;
+  const arm = ([passed, played]) => `${passed} of ${played}`;
+  if (!proof.with_hint) return `played on from here, ${arm(proof.without_hint)} passed`;
+  const range = proof.interval ? `: ${points(proof.effect)} (${changeRange([proof.effect, ...proof.interval])})` : '';
+  return `hint ${proof.verdict}${range}; played on from here, ${arm(proof.with_hint)} passed with it, ${arm(proof.without_hint)} without`;
 }
 
 const dots = (classes) => el('span', { class: 'dots', 'aria-hidden': 'true' }, classes.map((name) => el('i', { class: name })));
@@ -130,7 +140,7 @@ function verdictPane(data, turn, index) {
     WHY[turn.outcome] ? el('p', { class: 'note' }, WHY[turn.outcome]) : null,
     turn.error ? el('p', { class: 'error' }, shownText(turn.error)) : null,
     turn.hint === null ? null : el('blockquote', { class: 'hint' }, el('p', { class: 'who' }, `hint · ${count(turn.hintTokens, 'token')}`), shownText(turn.hint)),
-    turn.resampled ? el('p', { class: 'note' }, `sampled again, passed right after it: ${turn.resampled.passed_with} of ${turn.resampled.samples} with the hint, ${turn.resampled.passed_without} of ${turn.resampled.samples} without`) : null,
+    turn.proof ? el('p', { class: 'note' }, proofText(turn.proof)) : null,
     movedTokens(data, turn),
     turn.stepScore === null ? null : el('p', { class: 'note' }, `second question: ${STEP[turn.stepScore]} (${turn.stepScore})`),
     turn.question === null ? null : el('details', { class: 'votes' }, el('summary', null, 'what the judge read'), el('pre', null, shownText(turn.question))),

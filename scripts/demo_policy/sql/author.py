@@ -82,7 +82,7 @@ class SqlAuthor:
     def write(self, rng: Random) -> Iterator[Transcript]:
         """Write one episode, and what is taught along with it."""
         if self._drawn is None:
-            self._drawn = questions(rng.getrandbits(32), held_out=False, nouns=_nouns(rng, self.mix.made_up))
+            self._drawn = drawn_questions(rng, self.mix.made_up)
         question = next(self._drawn)
         wrong = self.mistake(question, rng)
         written = wrong.sql if wrong else sql(question.query)
@@ -134,8 +134,11 @@ class SqlAuthor:
 
     def play(self, question: Question, written: str, rng: Random) -> Episode:
         """Run a scripted episode with this answer."""
+        return self.run(question, (call("schema"), call("answer", sql=written), rng.choice(ENDS)))
+
+    def run(self, question: Question, turns: Sequence[str]) -> Episode:
+        """Run an episode of these turns."""
         task = self.sql_world.task_of("sql/written", question)
-        turns = (call("schema"), call("answer", sql=written), rng.choice(ENDS))
         policy = ScriptedPolicy(self.completion_ids(text) for text in turns)
         return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
 
@@ -188,6 +191,11 @@ class SqlAuthor:
     def judge_prompt(self, messages: Any) -> list[int]:
         """The judge's messages as the server renders them."""
         return self.chat.renderer.render_ids(messages, add_generation_prompt=True)
+
+
+def drawn_questions(rng: Random, made_up: float) -> Iterator[Question]:
+    """Yield questions to train on; this share of their schemas has names that are no words."""
+    return questions(rng.getrandbits(32), held_out=False, nouns=_nouns(rng, made_up))
 
 
 def _nouns(rng: Random, made_up: float) -> Iterator[Nouns]:

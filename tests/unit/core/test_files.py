@@ -14,7 +14,6 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, OutputE
 from agentic_opd.core.files import check_regular
 from agentic_opd.gateway.journal import Journal
 from agentic_opd.report.brake import brake_notes
-from agentic_opd.report.lifts import read_lifts
 from agentic_opd.report.page import write_report
 from agentic_opd.report.read import read_run, read_settings
 from agentic_opd.runs.distill_file import read_lines
@@ -52,7 +51,6 @@ def test_files_new_files_and_open_pipes_are_taken(tmp_path: Path) -> None:
 
 READERS: list[tuple[Callable[[Path], Any], type[Exception]]] = [
     (read_run, PlaceError),
-    (read_lifts, PlaceError),
     (lambda path: brake_notes(path), PlaceError),
     (lambda path: list(read_lines(path)), OSError),
     (lambda path: read_yaml(path, "settings"), ConfigError),

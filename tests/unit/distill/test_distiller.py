@@ -1,7 +1,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
-from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import (
+    AlignmentError,
+    ConfigError,
+    ServerMismatchError,
+    ServerRequestError,
+    ServerUnreachableError,
+)
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
     JudgeTokens,
     Message,
+    ProofVerdict,
     Recording,
     StopReason,
     TeacherRequest,
@@ -23,11 +30,12 @@ from agentic_opd.core.types import (
 )
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
-from agentic_opd.distill.evidence import turn_contexts
+from agentic_opd.distill.evidence import TurnContext, turn_contexts
 from agentic_opd.distill.hints import JudgedBy, Questions
 from agentic_opd.distill.insertion import HintEncoder, insert_hint
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.pool import AcceptedHint, HintPool
+from agentic_opd.distill.proving import Budget, HintProof
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
 from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.distill.scoring import noise_floor
@@ -35,7 +43,7 @@ from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import SIBLING
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
+from agentic_opd.wire.group import GroupDistillation, ProofRecord, ScoredGroup, ScoredRollout
 from tests.support.settings import with_settings
 
 from .conftest import make_qwen_tokenizer
@@ -220,6 +228,64 @@ def test_the_second_question_gives_a_turn_its_score() -> None:
     assert [(record.step_votes, record.step_score) for record in records] == [((1, -1, -1), -1)] * 2
     unasked = run(make_deps({FIRST: YES, LAST: NO})).records
     assert [(record.step_votes, record.step_score) for record in unasked] == [((), None)] * 2
+
+
+class Prover:
+    """Gives each hint the next verdict, and plays eight continuations for it if the budget allows them."""
+
+    def __init__(self, *verdicts: ProofVerdict) -> None:
+        self.verdicts = list(verdicts)
+        self.requests: list[TeacherRequest] = []
+
+    async def __call__(self, context: TurnContext, request: TeacherRequest, spend: Callable[[int], bool]) -> HintProof:
+        self.requests.append(request)
+        if not spend(8):
+            return HintProof(ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN), 0, 0.0)
+        verdict = self.verdicts.pop(0)
+        return HintProof(ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8)), 8, 1.5)
+
+
+def prove_all(prover: Prover, left: int = 64, **script: Any) -> DistilledRecording:
+    deps = make_deps({FIRST: YES, LAST: YES} | script)
+    distiller = TurnDistiller(deps, CONFIG, HintPool(), prover, Budget(left))
+    return asyncio.run(distiller.distill_all(make_recording(), {}))
+
+
+def test_only_proven_hints_are_scored_and_the_others_say_why() -> None:
+    prover = Prover(ProofVerdict.PROVEN, ProofVerdict.REFUTED)
+    distilled = prove_all(prover)
+    assert outcomes(distilled) == ["scored", "refuted"]
+    proven, refuted = distilled.records
+    assert proven.proof is not None
+    assert (proven.proof.verdict, proven.error) == (ProofVerdict.PROVEN, None)
+    assert (refuted.hint, refuted.error) == (HINT, "the policy passes less often with the hint")
+    for record, request in zip(distilled.records, prover.requests, strict=True):
+        assert (record.hint_token_ids, record.insert_at) == (request.hint_token_ids, request.insert_at)
+        assert request.token_ids == (
+            TOKENS[: request.insert_at] + request.hint_token_ids + TOKENS[request.insert_at : record.span[1]]
+        ), "the policy reads what the teacher reads"
+    assert [len(row) for row in arrays_of(distilled).token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 5
+    assert [turn.proof and turn.proof.rollouts for turn in distilled.stats.turns] == [8, 8]
+    group = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
+    assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []
+
+
+def test_a_hint_that_is_not_proven_is_dropped_with_its_counts_or_for_want_of_a_budget() -> None:
+    distilled = prove_all(Prover(ProofVerdict.OPEN), left=8)
+    assert outcomes(distilled) == ["unproven", "unproven"]
+    assert [record.error for record in distilled.records] == [
+        "passed 2 of 4 with the hint, 1 of 4 without",
+        "the episode's budget of continuations (hint.proof.rollouts) is spent",
+    ]
+    assert not any(arrays_of(distilled).token_ids_TK)
+
+
+def test_without_a_world_that_starts_again_proofs_are_refused() -> None:
+    config = with_settings(CONFIG, {"hint": {"proof": {"type": "replay"}}})
+    distiller = Distiller(config, max_token_length=100, retry_s=0)
+    assert not distiller.judges_early
+    with pytest.raises(ConfigError, match="replay starts episodes again"):
+        asyncio.run(distiller.connect(Any, Any, None))  # type: ignore[arg-type]
 
 
 def test_a_turn_that_nothing_answered_is_counted_and_never_judged() -> None:

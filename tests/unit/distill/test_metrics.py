@@ -13,8 +13,9 @@ import math
 import numpy as np
 import pytest
 
-from agentic_opd.core.types import JudgeTokens, StepScore, TurnOutcome, Vote
+from agentic_opd.core.types import JudgeTokens, ProofVerdict, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, aggregate
+from agentic_opd.distill.proving import HintProof
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.wire.group import (
     ControlReading,
@@ -22,6 +23,7 @@ from agentic_opd.wire.group import (
     HintReading,
     JudgedTrajectory,
     JudgedWindow,
+    ProofRecord,
     TurnRecord,
 )
 
@@ -120,11 +122,17 @@ def test_metrics_of_two_episodes() -> None:
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
+    of_proofs = {
+        "opd/proof_rollouts",
+        "opd/proof_s_p50",
+        "opd/proof_s_p95",
+        "opd/outcome/refuted",
+        "opd/outcome/unproven",
+    }
     of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
     of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
-    assert metrics.keys() == described - of_thinking - of_overlap - of_steps - of_trajectories - of_usage, (
-        "what is logged is described, and nothing else"
-    )
+    left_out = of_thinking | of_overlap | of_steps | of_proofs | of_trajectories | of_usage
+    assert metrics.keys() == described - left_out, "what is logged is described, and nothing else"
 
 
 def judged(tokens: JudgeTokens | None, hint: str | None = None) -> TurnStats:
@@ -192,6 +200,23 @@ def test_compared_hints_are_counted_and_the_overlap_is_that_of_the_rows() -> Non
     assert (metrics["opd/hints_compared"], metrics["opd/hint_overlap"]) == (1.5, 0.5)
 
 
+def test_proofs_are_counted_with_what_they_cost() -> None:
+    proofs = [HintProof(ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.2, 1.0)), 8, 1.0)]
+    proofs += [HintProof(ProofRecord((2, 16), (3, 16), ProofVerdict.OPEN, 0.06, (-0.2, 0.4)), 32, 3.0)]
+    outcomes = (Out.SCORED, Out.UNPROVEN)
+    turns = [
+        TurnStats(TurnRecord((1, 3), outcome, "tool", hint="a hint"), proof=proof)
+        for outcome, proof in zip(outcomes, proofs, strict=True)
+    ]
+    metrics = aggregate([EpisodeStats(9, tuple(turns))])
+    assert (metrics["opd/outcome/unproven"], metrics["opd/outcome/refuted"], metrics["opd/proof_rollouts"]) == (
+        1,
+        0,
+        40,
+    )
+    assert (metrics["opd/proof_s_p50"], metrics["opd/proof_s_p95"]) == (2.0, 2.9)
+
+
 def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:
     rows = ((-0.5, -2.0), (-1.0, None))
     control = ControlReading("neutral", "Take your time.", (5,), rows)
@@ -211,7 +236,7 @@ def test_requests_one_after_the_other_are_busy_only_while_they_last() -> None:
 
 
 def test_what_can_not_be_computed_is_left_out() -> None:
-    nothing = {f"opd/outcome/{outcome.value}": 0 for outcome in TurnOutcome}
+    nothing = {f"opd/outcome/{name}": 0 for name in TurnOutcome if name not in (Out.REFUTED, Out.UNPROVEN)}
     assert aggregate([]) == {**nothing, "opd/total_hints": 0, "opd/total_scored_turns": 0}
     unread = aggregate([EpisodeStats(4, (turn(Out.JUDGE_ERROR, "???", None, 0.1),))], [measured(None, None)])
     assert unread["opd/scored_token_fraction"] == unread["opd/votes_readable"] == 0

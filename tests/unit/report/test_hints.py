@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_evidence, rows_by_hint
+from agentic_opd.core.intervals import Estimate
+from agentic_opd.core.types import ProofVerdict
+from agentic_opd.report.hints import Effect, HintRow, effect_of, hinted_turns, rows_by_evidence, rows_by_hint
+from agentic_opd.wire.group import ProofRecord
 
 from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
 
@@ -52,6 +55,24 @@ def test_the_same_hint_in_other_spelling_is_one() -> None:
         (HINT, 2, 6, 2),
         (spelled[3], 1, 2, 1),
     ]
+
+
+def test_a_hint_has_the_effect_of_its_proof_and_several_that_of_their_turns() -> None:
+    proof = {"without_hint": [0, 4], "with_hint": [4, 4], "verdict": "proven", "effect": 1.0, "interval": [0.25, 1.0]}
+    unproven = {**proof, "with_hint": [0, 4], "verdict": "open", "effect": 0.0, "interval": [-0.5, 0.5]}
+    (row,) = by_hint(with_records({**SCORED, "proof": proof}, UNSCORED) | {"scores": [0.5, 0.5]})
+    assert row.effect is not None
+    assert (row.effect.turns, row.effect.with_hint, row.effect.without_hint) == (2, 1.0, 0.0)
+    one, other = (with_records(told(HINT, proof=each), UNSCORED) for each in (proof, unproven))
+    (row,) = by_hint(one, other)
+    assert row.effect is not None
+    assert (row.effect.turns, row.effect.difference.value) == (4, 0.5)
+    assert row.effect.difference.low < 0.5 < row.effect.difference.high
+    (row,) = by_hint(group())
+    assert row.effect is None
+    assert effect_of([ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.25, 1.0))]) == Effect(
+        1, 1.0, 0.0, Estimate(1.0, 0.25, 1.0)
+    )
 
 
 def test_rows_by_evidence_name_what_was_shown_together() -> None:

@@ -4,14 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learning.hint_lifts.written import write_lifts
 
 from agentic_opd.core.errors import PlaceError
-from agentic_opd.report.hints import hinted_turns, rows_by_hint
-from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path
 from agentic_opd.report.read import read_groups, read_run, report_path, settings_path
 
-from .sample import HINT, TOKENS, group, rollouts, write
+from .sample import HINT, TOKENS, group, rollouts
 
 
 def test_a_rollout_holds_what_the_line_says() -> None:
@@ -36,16 +33,6 @@ def test_a_rollout_holds_what_the_line_says() -> None:
     )
     assert (one.reward, one.stop_reason, one.tool_errors) == ({"correctness": 1, "efficiency": 0.5}, "finished", 1)
     assert one.distillation.noise_floor == 2e-6
-
-
-def test_a_lift_is_shown_beside_the_hint_that_was_measured_and_beside_no_other(tmp_path: Path) -> None:
-    path = write(tmp_path / "groups.jsonl", group(), group())
-    measured = ResampledTurn(1, 0, 0, "t", HINT, ("tool",), 8, 8, 2)
-    stale = ResampledTurn(2, 0, 0, "t", "A hint of a file since replaced.", ("tool",), 8, 0, 2)
-    write_lifts(lifts_path(path), Lifts(8, 1.0, "p", 0, 2, (measured, stale)))
-    (row,) = rows_by_hint(hinted_turns(read_run(path).rollouts))
-    assert row.lift is not None
-    assert (row.lift.turns, row.lift.lift.value) == (1, 0.75)
 
 
 def test_of_a_row_the_likely_entries_are_kept_and_three_at_least() -> None:

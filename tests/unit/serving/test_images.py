@@ -13,7 +13,8 @@ from tests.support.pictures import png, png_of
 from .fakes import RouteError, TableEngine, client_of
 
 from agentic_opd.serving import images as held_images  # isort: skip - vLLM is imported by the fakes
-from agentic_opd.serving.images import HeldImages, ImageRef, decoded  # isort: skip
+from agentic_opd.serving.decoding import decoded  # isort: skip
+from agentic_opd.serving.images import HeldImages, ImageRef  # isort: skip
 
 A, B = png(2, 1), png(3, 1)
 DIGESTS = [sha256(one).hexdigest() for one in (A, B)]

@@ -9,6 +9,7 @@ import pytest
 
 from agentic_opd.cli.distill import main as distill
 from agentic_opd.cli.doctor.command import main as doctor
+from agentic_opd.cli.prove import main as prove
 from agentic_opd.env.command import main as environment
 from agentic_opd.gateway.command import main as gateway
 from agentic_opd.settings.atropos import IdleEnvSettings
@@ -19,7 +20,7 @@ Main = Callable[[Sequence[str]], int]
 MOST_SHOWN = 30
 COMMANDS: dict[str, Main] = {
     **{mode: lambda argv, mode=mode: environment(None, [mode, *argv]) for mode in ("process", "serve", "evaluate")},
-    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill},
+    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill, "prove": prove},
 }
 
 

@@ -260,7 +260,7 @@ def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest
     lines = [json.dumps(group) for group in eight_groups()]
     (tmp_path / "runs/demo/groups.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
-    program, loop, _, _, advantages = BLOCKS
+    program, loop, _, _, _, advantages = BLOCKS
     names: dict[str, Any] = {}
     exec(program, names)
     assert (tmp_path / "runs/transformers/final/model.safetensors").exists()

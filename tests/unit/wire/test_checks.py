@@ -15,6 +15,7 @@ from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import ContextTurn
 from agentic_opd.wire import checks
 from agentic_opd.wire.checks import GroupChecker, read_group
+from agentic_opd.wire.group import ScoredGroup
 
 from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, TRAJECTORY, UNSCORED, group, k_1_group, known_more
 
@@ -422,6 +423,55 @@ def test_compared_hints_hold_figures_and_the_choice(index: int, field: str, valu
     bad = known_more()
     bad["overrides"][1]["opd"]["turns"][0]["hints"][index][field] = value
     assert expected in violations(bad)[0]
+
+
+PROOF = {
+    "without_hint": [1, 4],
+    "with_hint": [4, 4],
+    "verdict": "proven",
+    "effect": 0.75,
+    "interval": [0.1, 1.0],
+    "weight_version": 3,
+}
+
+
+def with_proof(proof: dict[str, Any], **record: Any) -> list[str]:
+    one = group()
+    one["overrides"][0]["opd"]["turns"][0] |= {"proof": proof, **record}
+    return violations(one)
+
+
+def test_a_proof_is_read_and_written_again() -> None:
+    assert with_proof(PROOF) == []
+    unhinted = group()
+    unhinted["overrides"][0]["opd"]["turns"][1]["proof"] = {"without_hint": [0, 4], "weight_version": 3}
+    assert violations(unhinted) == []
+    assert ScoredGroup.from_wire(unhinted).to_wire()["overrides"][0] == unhinted["overrides"][0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"without_hint": [5, 4]}, "proof: 5 of 4 continuations passed"),
+        ({"without_hint": [-1, 4]}, "proof.without_hint[0]: -1, expected at least 0"),
+        ({"with_hint": None}, "proof: verdict proven with_hint None"),
+        ({"verdict": "maybe"}, "proof.verdict: 'maybe', expected 'proven', 'refuted' or 'open'"),
+        ({"effect": 0.5}, "proof: effect 0.5, but the counts are (4, 4) and (1, 4)"),
+        ({"interval": [0.8, 1.0]}, "proof: effect 0.75 is outside of its interval [0.8, 1.0]"),
+        ({"interval": None}, "interval"),
+        ({"effect": 1e9}, "proof.effect"),
+    ],
+)
+def test_a_proofs_numbers_agree(changed: dict[str, Any], expected: str) -> None:
+    problems = with_proof({**PROOF, **changed})
+    assert problems
+    assert expected in problems[0]
+
+
+def test_a_verdict_belongs_to_a_hint() -> None:
+    one = group()
+    one["overrides"][0]["opd"]["turns"][1]["proof"] = PROOF
+    assert "proof: verdict proven with_hint (4, 4)" in violations(one)[0]
 
 
 def test_only_scored_turns_have_compared_hints() -> None:

@@ -12,7 +12,7 @@ from agentic_opd.core.errors import AlignmentError, PlaceError
 from agentic_opd.core.types import IMAGE_MARK, PlacedImage, moved_images
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder, digest_of, kind_of
+from agentic_opd.wire.images import ImageFolder, ImageFolders, digest_of, kind_of
 from tests.support.pictures import png
 
 from .sample import group
@@ -115,3 +115,15 @@ def test_validate_reads_the_folder_beside_the_file(tmp_path: Path) -> None:
     kept.write_bytes(png(shade=1))
     (shown,) = validate(file).listed
     assert "has changed since it was recorded" in shown
+
+
+def test_a_picture_is_read_from_the_folder_that_has_it(tmp_path: Path) -> None:
+    first, second = ImageFolder(tmp_path / "first"), ImageFolder(tmp_path / "second")
+    second.add(DATA)
+    assert ImageFolders([first, second]).read(DIGEST) == DATA
+    first.copy([DIGEST, DIGEST], second)
+    assert first.read(DIGEST) == DATA
+    with pytest.raises(PlaceError, match=f"there is no picture '{'0' * 64}' in .*first.*second"):
+        ImageFolders([first, second]).read("0" * 64)
+    with pytest.raises(PlaceError, match="in any folder: none is named"):
+        ImageFolders([]).read(DIGEST)

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from agentic_opd.core.types import ProgramRun, StoppedFor, WhyContext
+from agentic_opd.proof.statistics import Passes, effect
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.group import HintReading, ScoredGroup, TurnRecord
+from agentic_opd.wire.group import HintReading, ProofRecord, ScoredGroup, TurnRecord
 from tests.support.places import ROOT
 
 PAGE = (ROOT / "docs" / "wire_format.md").read_text()
@@ -59,7 +60,7 @@ def test_the_page_shows_a_group_without_a_violation() -> None:
 
 
 def test_its_compared_hints_are_those_of_a_record() -> None:
-    _, several, _ = examples()
+    _, several, *_ = examples()
     one = group()
     one["overrides"][0]["opd"]["turns"][0] |= several
     assert GroupChecker().read(one).problems == []
@@ -67,6 +68,19 @@ def test_its_compared_hints_are_those_of_a_record() -> None:
     table = PAGE.partition("| field of a hint | what it holds |")[2].partition("\n\n")[0]
     named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`(\w+)`", row)}
     assert named == set(HintReading.__dataclass_fields__)
+
+
+def test_its_proof_is_that_of_a_record() -> None:
+    _, _, proof, _ = examples()
+    one = group()
+    one["overrides"][0]["opd"]["turns"][0]["proof"] = proof
+    assert GroupChecker().read(one).problems == []
+    change = effect(Passes(*proof["with_hint"]), Passes(*proof["without_hint"]), 0, 3)
+    assert change is not None
+    assert [round(bound, 6) for bound in change] == [proof["effect"], *proof["interval"]]
+    table = PAGE.partition("| field of a proof | what it holds |")[2].partition("\n\n")[0]
+    named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(ProofRecord.__dataclass_fields__)
 
 
 def test_its_pictures_are_those_of_a_message() -> None:

@@ -23,6 +23,7 @@ from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 pytestmark = pytest.mark.slow
 
 Point = progress.Point
+WORLDS = {world: laboratory.SUBJECTS[world] for world in ("coding", "sql")}
 
 
 CURVES = {
@@ -163,6 +164,10 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     assert commands["next-state"] == [*plain, "--env.hindsight.evidence", "next_state"]
     assert commands["contrast"] == [*plain, "--env.hint.control", "neutral"]
     assert commands["sibling"] == [*plain, "--env.hint.source", "sibling"]
+    judge = plain.index("--env.judge.model_name") + 1
+    by_adapter = [*plain[:judge], "trajectory", *plain[judge + 1 :], "--env.judge.scope", "trajectory"]
+    assert commands["trajectory"] == by_adapter
+    assert commands["trajectory-failed"] == [*by_adapter, "--env.judge.when", "failed"]
     assert plain[plain.index("--env.world.builtin_examples") + 1] == "true"
     urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
     assert urls == {
@@ -170,6 +175,19 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
         "--env.judge.base_url": "http://127.0.0.1:3/v1",
         "--env.teacher.base_url": "http://127.0.0.1:3/v1",
     }
+
+
+def test_the_judge_of_trajectories_is_an_adapter_on_the_experts_server() -> None:
+    options = {world: learn.expert_options(subject, ["opd", "trajectory"], []) for world, subject in WORLDS.items()}
+    assert options["coding"][:3] == ["--max-lora-rank", "32", "--"]
+    assert [text[-1].rpartition("/")[2] for text in options.values()] == ["trajectory_judge", "sql_trajectory_judge"]
+    for subject in WORLDS.values():
+        adapter = subject.judge_adapter("trajectory")
+        assert adapter is not None
+        assert json.loads((adapter / "adapter_config.json").read_text())["r"] == laboratory.JUDGE_RANK
+    assert learn.expert_options(WORLDS["sql"], ["opd"], ["--", "--x"]) == ["--", "--x"]
+    flags = learn.expert_options(WORLDS["sql"], ["trajectory"], ["--", "--x"])
+    assert flags[2:5] == ["--", "--x", "--lora-modules"]
 
 
 def test_a_moving_average_of_whole_weights_teaches_from_a_server_of_its_own() -> None:

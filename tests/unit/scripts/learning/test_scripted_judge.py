@@ -4,8 +4,14 @@ import pytest
 from learning.scripted_judge import answer, evidence, in_words
 
 from agentic_opd.core.types import Evidence, HindsightPair
-from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
-from agentic_opd.distill.prompts import JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
+from agentic_opd.distill.hints import Questions, filled, parse_step_vote, parse_vote
+from agentic_opd.distill.prompts import (
+    JUDGE_STEP_PROMPT,
+    JUDGE_SYSTEM_PROMPT,
+    TRAJECTORY_QUESTION,
+    TRAJECTORY_SYSTEM_PROMPT,
+)
+from agentic_opd.distill.trajectory import Window, parse_answer
 
 CALL = 'The name must be "py.pay", the parameters "sum" (a number).'
 
@@ -69,3 +75,35 @@ def test_a_persons_complaint_is_the_hint_and_decides_the_step(said: str, hint: s
     asked = question(said)
     assert parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "person")).hint == hint
     assert parse_step_vote(answer(JUDGE_STEP_PROMPT, asked, "person")) == step
+
+
+def about_trajectory(turns: dict[str, str], verdict: str, model: str) -> dict[int, str]:
+    """Ask the scripted judge about turns, each with the result that followed it."""
+    sections = [
+        f"## {title} [0123abcd]\n{text}"
+        for number, (turn, result) in enumerate(turns.items(), start=1)
+        for title, text in ((f"Turn {number}", turn), (f"Turn {number}: tool result", result))
+    ]
+    fields = {"mark": "0123abcd", "task": "## Turn 9 [0]\nPay.", "turns": "\n\n".join(sections), "verdict": verdict}
+    asked = filled(TRAJECTORY_QUESTION, fields)
+    parsed = parse_answer(answer(TRAJECTORY_SYSTEM_PROMPT, asked, model), Window("", range(1, len(turns) + 1)), 3)
+    assert parsed.vote.kind.is_readable
+    return {turn.number: turn.hint for turn in parsed.named}
+
+
+def test_of_a_trajectory_it_names_the_turns_that_the_environment_corrected() -> None:
+    turns = {'{"name": "a"}': CALL, '{"name": "py.pay"}': "The calls are right."}
+    assert about_trajectory(turns, "The calls are right.", "verbatim") == {1: CALL}
+    assert about_trajectory({'{"name": "a"}': "ok"}, CALL, "words") == {1: f"Write only the call: {CALL}"}
+
+
+def test_a_reader_names_the_turn_that_wrote_the_function_of_a_failed_example() -> None:
+    turns = {
+        "def first(n):\n    return n": "wrote 2 lines",
+        "def second(n):\n    return n": "[no output]",
+        "python test_solution.py": "ok   first(1)\nFAIL second(2): expected 4, got 2",
+    }
+    named = about_trajectory(turns, "Hidden tests: 1 of 2 passed.", "reader")
+    assert list(named) == [2]
+    assert "second" in named[2]
+    assert about_trajectory({**turns, "python test_solution.py": "2 of 2 examples passed"}, "All.", "reader") == {}

@@ -1,1 +1,0 @@
-"""How much hints change the pass rate: scripts/learning/measure_hints."""
