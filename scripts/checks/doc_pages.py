@@ -248,28 +248,28 @@ less. Without a score: if there is a `feedback` in words, or the user said somet
 
 ## Open sessions
 
-A [gateway](gateway.md) judges a whole session at its end. A person who never says goodbye would never teach it \
-anything. With `judge_every_turns: N` it makes a *part* as soon as N turns of an open session have a next state: the \
-judge is asked about these turns, and they form a group of their own, which is written and sent at once. What is left \
+A [gateway](gateway.md) judges a whole session at its end. A person who never says goodbye would never teach it
+anything. With `judge_every_turns: N` it makes a *part* as soon as N turns of an open session have a next state: the
+judge is asked about these turns, and they form a group of their own, which is written and sent at once. What is left
 at the session's end is its last group.
 
-- A turn is in one part, so it is judged and scored once. The judge reads the turns before a part as context (`C1`, \
-`C2`, ...) and can't name them. So what is said later is evidence about later turns only. A larger N sees more of \
-what a turn led to; each part reads the earlier turns again, up to `judge.max_question_chars`.
+- A turn is in one part, so it is judged and scored once. The judge reads the turns before a part as context (`C1`,
+  `C2`, ...) and can't name them. So what is said later is evidence about later turns only. A larger N sees more of
+  what a turn led to; each part reads the earlier turns again, up to `judge.max_question_chars`.
 - The record of each group has the questions about its own turns with their `judge_tokens`.
-- A turn that nothing followed waits for the next part, or for the end. The session's reward and its final feedback \
-reach the last group. Feedback for a single turn counts until the turn is in a part; later it is refused (409, \
-`group_made`).
-- A part is in the journal before the judge is asked, and its group before it is written. After a restart, a part \
-whose group was not finished is asked about again, and no other.
-- With `judge.scope: turn` (each turn is judged when its next state arrives), and with a `group_size` above 1 (which \
-compares whole sessions), the setting is refused."""
+- A turn that nothing followed waits for the next part, or for the end. The session's reward and its final feedback
+  reach the last group. Feedback for a single turn counts until the turn is in a part; later it is refused (409,
+  `group_made`).
+- A part is in the journal before the judge is asked, and its group before it is written. After a restart, a part
+  whose group was not finished is asked about again, and no other; the record lacks the tokens of the first question.
+- With `judge.scope: turn` (each turn is judged when its next state arrives), and with a `group_size` above 1 (which
+  compares whole sessions), the setting is refused."""
 
 _JUDGE_COST = """\
 ## Cost
 
-Tokens that the judge read and sampled for a rollout, of the same rollouts with each setting \
-(`scripts/learning/judge_tokens`; of the conversations only what it read):
+Tokens that the judge read and sampled for a rollout, of the same rollouts with each setting
+(`scripts/learning/judge_tokens`; of the conversations only what it read), in percent of `turn`:
 
 | rollouts | `turn` | `trajectory` | and `when: failed` |
 |---|---|---|---|
@@ -277,9 +277,9 @@ Tokens that the judge read and sampled for a rollout, of the same rollouts with 
 | SQL: 64, 80% passed | 985 | 884 (90%) | 19% |
 | BFCL conversations: 50, 52% passed | 6,617 | 2,700 (41%) | 19% |
 
-With a prefix cache it computes 293, 263 and 2,537 of these tokens with `turn`, and 273, 129 and 2,236 with \
-`trajectory`. Take `trajectory` for many turns a rollout, and `turn` for one or two: there the whole rollout is hardly \
-longer than its turns' questions, and a turn's own question shows just what came of it."""
+With a prefix cache it computes 293, 263 and 2,537 of these tokens with `turn`, and 273, 129 and 2,236 with
+`trajectory`. Take `trajectory` for rollouts of many turns. With one or two turns it saves little, and a turn's own
+question shows just what came of it: take `turn`."""
 
 _JUDGE_ENDPOINT = """\
 ## The endpoint

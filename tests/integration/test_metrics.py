@@ -19,7 +19,10 @@ from agentic_opd.core.types import NoVerdict, TrajectoryVoteKind
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from tests.support.environment import process, read_lines
+from tests.support.scripted_judge import judge_server
 from tests.support.wandb_run import logged_steps, tables
+
+from .test_judged_trajectories import TrajectoryJudge
 
 pytestmark = pytest.mark.vllm
 
@@ -30,7 +33,14 @@ OUTCOMES = (
 STOPS = ("finished", "max_turns", "context_full", "render_error", "agent_failed", "agent_timeout", "sandbox_died")
 IN_NO_LINE = {
     "train/in_process",
-    *("opd/judge_s_p50", "opd/judge_s_p95", "opd/score_s_p50", "opd/score_s_p95", "opd/scored_tokens_per_s"),
+    *(
+        "opd/judge_s_p50",
+        "opd/judge_s_p95",
+        "opd/judge_s_per_rollout",
+        "opd/score_s_p50",
+        "opd/score_s_p95",
+        "opd/scored_tokens_per_s",
+    ),
     *("opd/prefix_cache_hit_share", "train/sample_s_p50", "train/sample_s_p95"),
     *(f"train/loop_lag_s_{part}" for part in ("p50", "p95", "p99", "max")),
 }
@@ -41,9 +51,10 @@ NOT_OF_THIS_RUN = {
     *(f"train/no_verdict/{cause.value}" for cause in NoVerdict),
     *(f"opd/trajectory_vote/{kind.value}" for kind in TrajectoryVoteKind),
     "opd/trajectory_windows",
+    *("opd/outcome/refuted", "opd/outcome/unproven", "opd/proof_rollouts", "opd/proof_s_p50", "opd/proof_s_p95"),
 }
-"""Metrics of programs (`agent_command`), of policies that think, of `hint_selection: overlap`, of `step_votes`, of
-tests that gave no verdict, and of `judge.scope: trajectory`.
+"""Metrics of programs (`agent.command`), of policies that think, of `hint.selection: overlap`, of `step_votes`, of
+tests that gave no verdict, of `judge.scope: trajectory`, and of `hint.proof`.
 """
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
@@ -64,7 +75,6 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
         "opd/mean_hints_per_rollout": len(hints) / len(rollouts),
         "opd/mean_turns_scored": sum(scored) / len(rollouts),
         "opd/hint_rate": len(hints) / len(turns),
-        "opd/judged_share": sum("question" in turn for turn in turns) / len(turns),
         **{f"opd/{name}": group["group_overrides"]["opd"][name] for name in ("noise_floor", "noise_rms")},
         "train/episodes": len(rollouts),
         "train/no_verdict": 0,
@@ -85,14 +95,61 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
     if any(scored):
         rebased = sum("baseline_logprobs" in turn for turn in turns)
         metrics["opd/rebased_share"] = rebased / sum(scored)
-    return {**metrics, **recount_votes(turns), **recount_rows(group, sum(lengths)), **recount_controls(group)}
+    if any("trajectory" in rollout["opd"] for rollout in rollouts):
+        metrics |= recount_trajectories([rollout["opd"]["trajectory"]["windows"] for rollout in rollouts], len(turns))
+    else:
+        metrics |= recount_votes(turns)
+    costs = recount_judge_tokens(rollouts, len(hints))
+    return {**metrics, **costs, **recount_rows(group, sum(lengths)), **recount_controls(group)}
 
 
 def recount_votes(turns: list[dict[str, Any]]) -> dict[str, float]:
     votes = [[vote["decision"] for vote in turn["votes"]] for turn in turns if turn["votes"]]
     read = [[decision for decision in row if decision is not None] for row in votes]
     shares = [max(sum(d == 1 for d in row), sum(d == -1 for d in row)) / len(row) for row in read if row]
-    return {"opd/vote_agreement": fmean(shares), "opd/votes_readable": sum(map(len, read)) / sum(map(len, votes))}
+    return {
+        "opd/judged_share": sum("question" in turn for turn in turns) / len(turns),
+        "opd/vote_agreement": fmean(shares),
+        "opd/votes_readable": sum(map(len, read)) / sum(map(len, votes)),
+    }
+
+
+def recount_trajectories(windows_of: list[list[dict[str, Any]]], num_turns: int) -> dict[str, float]:
+    """Of a run with `judge.scope: trajectory`: the windows of each rollout."""
+    windows = [window for of_rollout in windows_of for window in of_rollout]
+    kinds = [vote["kind"] for window in windows for vote in window["votes"]]
+    read = [
+        [vote["turns"] for vote in window["votes"] if vote["kind"] in ("named", "none", "context_turn")]
+        for window in windows
+    ]
+    shares: list[float] = []
+    for votes in read:
+        for number in {number for turns in votes for number in turns}:
+            share = fmean(number in turns for turns in votes)
+            shares.append(max(share, 1 - share))
+    return {
+        **{f"opd/trajectory_vote/{kind.value}": kinds.count(kind.value) for kind in TrajectoryVoteKind},
+        "opd/trajectory_windows": len(windows) / len(windows_of),
+        "opd/judged_share": sum(window["last"] - window["first"] + 1 for window in windows) / num_turns,
+        "opd/vote_agreement": fmean(shares),
+        "opd/votes_readable": sum(map(len, read)) / len(kinds),
+    }
+
+
+def recount_judge_tokens(rollouts: list[dict[str, Any]], hints: int) -> dict[str, float]:
+    """The judge's tokens where its server counts those of every question, or the number of its questions."""
+    tokens = [turn.get("judge_tokens") for r in rollouts for turn in r["opd"]["turns"] if "question" in turn]
+    for rollout in rollouts:
+        tokens += [window.get("judge_tokens") for window in rollout["opd"].get("trajectory", {}).get("windows", ())]
+    counted = [of_question for of_question in tokens if of_question is not None]
+    assert len(counted) in (0, len(tokens)), "the judge counts all of them or none"
+    metrics: dict[str, float] = {"opd/judge_uncounted": len(tokens) - len(counted)}
+    for kind in ("read", "sampled") if counted else ():
+        total = sum(of_question[kind] for of_question in counted)
+        metrics[f"opd/judge_{kind}_tokens"] = total / len(rollouts)
+        if hints:
+            metrics[f"opd/judge_{kind}_tokens_per_hint"] = total / hints
+    return metrics
 
 
 def recount_controls(group: dict[str, Any]) -> dict[str, float]:
@@ -226,6 +283,18 @@ def check_table(table: dict[str, Any], group: dict[str, Any]) -> None:
         candidates = [own for own, s in zip(hints, group["scores"], strict=True) if s == pytest.approx(score)]
         assert any(all(hint in shown for hint in own) for own in candidates)
         assert "<|im_start|>system" in text
+
+
+def test_the_metrics_of_whole_rollouts_are_those_of_the_groups(vllm_server: Any, tmp_path: Path) -> None:
+    out = tmp_path / "groups.jsonl"
+    with judge_server(TrajectoryJudge()) as url:
+        flags = ("--env.judge.scope", "trajectory", "--env.judge.base_url", url, "--env.total_steps", "2")
+        assert process(vllm_server.base_url, out, *flags).returncode == 0
+    metrics, groups = read_lines(tmp_path / "metrics.jsonl"), read_lines(out)
+    assert len(metrics) == len(groups) == 2
+    for line, group in zip(metrics, groups, strict=True):
+        check_step(line, group)
+    assert all(line["opd/trajectory_vote/unknown_turn"] > 0 for line in metrics)
 
 
 def test_without_wandb_they_are_in_a_file_that_a_continued_run_continues(vllm_server: Any, tmp_path: Path) -> None:
