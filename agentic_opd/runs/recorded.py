@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Recording, Task, Trace, World
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import first_messages

@@ -1,7 +1,7 @@
 """What replays say of hints: which hints help, how the test judges planted ones, and which signals name the turns that
 matter.
 
-    python scripts/install/run.py --needs vllm learning.proof_study --out runs/proof
+    scripts/learning/study_proofs --out runs/proof
 
 For each world it serves the demo policy on this machine, makes groups (`process`), and replays them: the recorded calls
 of all episodes (do they give the recorded results?); continuations with and without the hint from each hinted turn, and
@@ -33,6 +33,7 @@ from demo_policy.sql.faults import mistake_of
 from demo_policy.sql.questions import Question, questions
 from demo_policy.sql.world import GeneratedSql
 from demo_policy.variants import load_variants
+from install.active_environment import command_parser
 
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.concurrency import gather_all
@@ -43,7 +44,6 @@ from agentic_opd.core.types import Message, ProofVerdict, Recording, Turn
 from agentic_opd.distill.insertion import HintEncoder, hint_place
 from agentic_opd.env.command import name_models
 from agentic_opd.env.config import default_settings
-from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.proof.prove import prove
 from agentic_opd.proof.statistics import Passes, at_least
 from agentic_opd.rollout.loop import HintInsertion
@@ -83,7 +83,7 @@ WORLDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, "scripts/learning/study_proofs")
     parser.add_argument("--out", type=Path, default=Path("runs/proof"), help="folder of the results: %(default)s")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--groups", type=int, help="groups of four episodes of each world; default: 64 to 96")
@@ -150,6 +150,8 @@ async def environment(groups: Path, base_url: str) -> Any:
     defaults, _ = default_settings()
     config = settings_of_run(defaults, groups).model_copy(update={"opd_enabled": False})
     servers = await name_models([PolicyServerConfig(base_url=base_url)], config.server_retry_s)
+    from agentic_opd.env.opd import AgenticOPDEnv  # It imports torch, which --help does not need.
+
     env: Any = AgenticOPDEnv(config, servers)
     await env.setup()
     return env
