@@ -402,12 +402,15 @@ def refuses_length(error: ServerError) -> bool:
 
 
 def _context_of(model: str, models: object) -> int | None:
-    """Return the context of a model in an endpoint's list, as vLLM and OpenRouter name it; None if it has none."""
-    for entry in models if isinstance(models, list) else ():
-        if isinstance(entry, dict) and entry.get("id") == model:
-            lengths = (entry.get(name) for name in ("max_model_len", "context_length"))
-            return next((length for length in lengths if type(length) is int and length > 0), None)
-    return None
+    """Return the context of a model in an endpoint's list, as vLLM and OpenRouter name it; None if it has none.
+
+    vLLM lists an adapter without a context, and names its model as `parent`.
+    """
+    entries = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+    listed = next((entry for entry in entries if entry.get("id") == model), {})
+    parent = next((entry for entry in entries if entry.get("id") == listed.get("parent")), {}) if listed else {}
+    lengths = (entry.get(name) for entry in (listed, parent) for name in ("max_model_len", "context_length"))
+    return next((length for length in lengths if type(length) is int and length > 0), None)
 
 
 def _names_of(models: object) -> list[str]:

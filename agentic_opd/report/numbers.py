@@ -62,7 +62,7 @@ def distributions_of(rollouts: Sequence[ShownRollout], moved: NDArray[np.float64
     all_votes = [rollout.votes_on(index) for rollout in rollouts for index in range(len(rollout.records))]
     votes = [of_turn for of_turn in all_votes if of_turn is not None]
     if votes:
-        positive, values = [for_hint for for_hint, _ in votes], range(max(asked for _, asked in votes) + 1)
+        positive, values = [for_hint for for_hint, _ in votes], range(max(num_votes for _, num_votes in votes) + 1)
         bins = [positive.count(count) for count in values]
         yield _distribution("votes for a hint", "", "turns", positive, map(str, values), bins)
     if lengths := [len(turn.hint) for turn in turns if turn.hint is not None]:

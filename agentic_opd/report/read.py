@@ -237,9 +237,9 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRo
 
 def _judged_windows(group: ScoredGroup, index: int) -> dict[str, Any]:
     """Return `windows` and `turns_before` of a sequence: its own questions, or those in its rollout's first one."""
-    own, turns_before = group.rollouts[index].trajectory, group.first_turns[index]
-    if own is not None:
-        return {"windows": own.windows}
+    judged, turns_before = group.rollouts[index].trajectory, group.first_turns[index]
+    if judged is not None:
+        return {"windows": judged.windows}
     first = group.rollouts[group.rollout_numbers.index(group.rollout_numbers[index])].trajectory
     is_judged = first is not None and turns_before < max((window.last for window in first.windows), default=0)
     return {"windows": first.windows, "turns_before": turns_before} if first is not None and is_judged else {}

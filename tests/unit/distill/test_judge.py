@@ -388,6 +388,26 @@ def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) ->
     assert KEY not in script.headers[0]["Authorization"]
 
 
+@pytest.mark.parametrize(
+    ("listed", "context"),
+    [
+        ([{"id": "m", "max_model_len": 4096}], 4096),
+        ([{"id": "m", "context_length": 8192}], 8192),
+        ([{"id": "m", "max_model_len": None, "parent": "base"}, {"id": "base", "max_model_len": 2048}], 2048),
+        ([{"id": "m", "parent": "gone"}], None),
+        ([{"id": "m", "parent": "m"}], None),
+        ([{"id": "m", "max_model_len": True}], None),
+    ],
+    ids=["vllm", "openrouter", "adapter", "parent not listed", "its own parent", "no number"],
+)
+def test_the_context_is_read_from_the_list_of_models(listed: list[Any], context: int | None) -> None:
+    async def read(judge: OpenAIJudge) -> int | None:
+        await judge.check()
+        return judge.context
+
+    assert with_judge(Script({"object": "list", "data": listed}), read) == context
+
+
 def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
     with_judge(Script({"object": "list", "data": []}), lambda judge: judge.check())
     with_judge(Script(404), lambda judge: judge.check())
