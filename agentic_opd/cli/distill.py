@@ -31,8 +31,7 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
-from agentic_opd.gateway.recorded import is_journal, read_recorded
-from agentic_opd.logs.detect import FORMATS
+from agentic_opd.logs import FORMAT_NAMES
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings
@@ -58,7 +57,7 @@ def build_parser() -> SettingsParser:
         prog="agentic-opd distill PATH... [--out OUT] [--keep-hints] [--tools TOOLS] [--keep-secrets]",
         description="Add hints and teacher rows to groups and conversations, without new rollouts. PATH is a file, or "
         "a folder that is searched for files, of the sessions of an agent "
-        f"({', '.join(log_format.name for log_format in FORMATS)}), or JSONL, or one JSON array, of scored groups, of "
+        f"({', '.join(FORMAT_NAMES)}), or JSONL, or one JSON array, of scored groups, of "
         "this package or of another Atropos environment, or of "
         'conversations in text, one per line: {"messages": [...], "tools": [...]}, or the journal of a gateway that '
         "recorded a foreign model (--env.upstream). The format is recognised by "
@@ -113,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     """Connect, and distill every line that an earlier run did not write."""
+    from agentic_opd.gateway.recorded import is_journal
     from agentic_opd.runs.distill import PolicyDistiller
     from agentic_opd.runs.distill_file import FileDistiller, read_inputs
     from agentic_opd.wire.files import GroupFile, check_place
@@ -167,6 +167,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def _recorded_lines(path: Path) -> "list[Line]":
     """Return the conversations of a recording gateway's journal as lines."""
+    from agentic_opd.gateway.recorded import read_recorded
     from agentic_opd.runs.distill_file import Line
 
     log = read_recorded(path)

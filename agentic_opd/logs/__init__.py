@@ -3,3 +3,9 @@
 In: files and folders, whose format is recognised by content. Out: messages and tools, with the counts of what was left
 out and why. `detect` lists the formats.
 """
+
+FORMAT_NAMES = (
+    *("Claude Code", "Codex", "OpenClaw", "OpenCode", "inspect", "SWE-agent", "mini-swe-agent", "OpenHands"),
+    *("verifiers", "requests", "list of messages"),
+)
+"""Names of `detect.FORMATS`, which a help text reads without the readers."""

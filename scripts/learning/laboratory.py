@@ -136,8 +136,8 @@ TALK_MODES = (
     *("opd", "no-hint", "next-state", "feedback", "held", "live", "live-held", "ema", "contrast", "bf16"),
     *("lora", "lora-live", "lora-ema", "trajectory", "trajectory-failed"),
 )
-"""Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
-batch."""
+"""Modes of talk: nobody gives a reward there, no hint is known to be one of another task, no user waits for a batch,
+and no conversation can be replayed."""
 TUNED_AS = {
     "wrong-hint": "opd",
     "no-hint": "opd",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import AlignmentError
+from agentic_opd.logs import FORMAT_NAMES
 from agentic_opd.logs.detect import FORMATS, format_of
 from agentic_opd.logs.messages import read_log
 from agentic_opd.logs.session import Session, without_repeats
@@ -117,7 +118,7 @@ def test_records_of_unknown_type_are_counted(name: str) -> None:
 
 
 def test_the_formats_have_different_names() -> None:
-    assert len(NAMES) == len(FORMATS)
+    assert tuple(NAMES) == FORMAT_NAMES == tuple(log_format.name for log_format in FORMATS)
 
 
 def test_the_documentation_names_every_format() -> None:

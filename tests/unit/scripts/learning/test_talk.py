@@ -152,13 +152,13 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
     assert plain[plain.index("--env.rollout_server_url") + 1] == "http://127.0.0.1:1"
 
 
-def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_talk_knows_no_reward_no_other_task_and_no_replay(capsys: pytest.CaptureFixture[str]) -> None:
     talked = laboratory.MODES.keys() - laboratory.OBJECTIVES.keys() - {"opd-judge", "opd-full"}
     for mode in ("opd", *talked):
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
         fits &= not {"other", laboratory.WRONG_HINT, "sibling", "reference"} & {*parts.get("env", {}).values()}
-        fits &= "max_batches_offpolicy" not in parts.get("env", {})
+        fits &= "max_batches_offpolicy" not in parts.get("env", {}) and "hint.proof.type" not in parts.get("env", {})
         assert (mode in laboratory.TALK_MODES) == fits, mode
     with pytest.raises(SystemExit):
         learn.parse_args(["--talk", "--modes", "opd", "grpo"])
