@@ -180,6 +180,8 @@ def _has_lines(path: Path) -> bool:
 
 _REMOVED = {"hint_overlap": "sequence"}
 """Settings that earlier versions had, with the value of what is done now."""
+_ADDED = {"hint.proof.type": "none", "judge.max_turns": 3, "judge.scope": "turn", "judge.when": "always"}
+"""Settings that earlier versions did not have, with the value of what they did."""
 
 
 class GroupFile:
@@ -269,6 +271,7 @@ class GroupFile:
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
         settings = {**{name: value for name, value in _REMOVED.items() if name in earlier}, **settings}
+        earlier = {**{name: value for name, value in _ADDED.items() if name in settings}, **earlier}
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)

@@ -88,6 +88,16 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
         GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
 
 
+def test_a_file_of_an_earlier_version_is_resumed_while_new_settings_do_what_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    file = GroupFile(path, SETTINGS)
+    asyncio.run(file.write(group("a#0")))
+    file.close()
+    GroupFile(path, {**SETTINGS, "judge.scope": "turn", "hint.proof.type": "none"}, resume=True).close()
+    with pytest.raises(PlaceError, match=r"judge\.scope was 'turn', is 'trajectory'"):
+        GroupFile(path, {**SETTINGS, "judge.scope": "trajectory"}, resume=True)
+
+
 def test_a_foreign_file_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     GroupFile(path, SETTINGS).close()
