@@ -239,7 +239,7 @@ def _file(arguments: argparse.Namespace) -> Path | None:
 
 
 def _out(arguments: argparse.Namespace) -> Path:
-    """Return the output file, which is none of those that are read."""
+    """Return the output file; it must differ from all input files."""
     file = _file(arguments)
     name = "distilled.jsonl"
     if file is not None:

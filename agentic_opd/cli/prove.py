@@ -39,7 +39,7 @@ def build_parser() -> SettingsParser:
         "pairs where the case is clear, --pairs at most. A hint is proven if the policy passes more often with it, "
         "beyond chance (at most 5% of hints without effect are), refuted if less often, and open otherwise. The proofs "
         "are written into the turns' records in GROUPS. Turns that have a proof are skipped, so that the same command "
-        "goes on after a kill; --env.overwrite proves them again.",
+        "continues after a kill; --env.overwrite proves them again.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_torch_out()
         return asyncio.run(_prove(settings, arguments))
 
-    return exit_code(run, interrupted="interrupted: finished proofs are kept; the same command goes on")
+    return exit_code(run, interrupted="interrupted: finished proofs are kept; the same command continues")
 
 
 async def _prove(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ async def _prove_turns(env: Any, journal: Any, arguments: argparse.Namespace) ->
                 bar.say(f"continuations without an outcome: {count} {outcome.value}")
         if proving.stopped is not None:
             why = str(proving.stopped) or "interrupted"
-            bar.say(f"stopped early: {why}; finished proofs are in {path}, and the same command goes on")
+            bar.say(f"stopped early: {why}; finished proofs are in {path}, and the same command continues")
         bar.say(f"to look at it: agentic-opd report {path}")
     if isinstance(proving.stopped, asyncio.CancelledError):
         return EXIT_INTERRUPTED

@@ -311,7 +311,7 @@ class StopReason(StrEnum):
     IDLE = "idle"
     """A conversation without a new message for its idle time limit."""
     OPEN = "open"
-    """A part of a conversation that goes on."""
+    """A part of a conversation that is still open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class DistilledTurn:
         return replace(self, stats=replace(self.stats, record=replace(record, judge_tokens=tokens)))
 
     def has_rows_of(self, pair: HindsightPair) -> bool:
-        """Whether the turn of `pair` was scored, with whatever evidence."""
+        """Whether the turn of `pair` was scored, even if its evidence has changed since."""
         return self.rows is not None and self.pair.turn_text == pair.turn_text
 
 

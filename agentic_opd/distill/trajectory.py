@@ -36,7 +36,7 @@ from agentic_opd.wire.group import JudgedTrajectory, JudgedWindow
 # ---------------------------------------------------------------------------------------------------------- the windows
 
 CHARS_PER_TOKEN = 3
-"""Characters that a token of the judge stands for at least, in most text."""
+"""Lower estimate of the characters per token of the judge."""
 UNKNOWN_CONTEXT_CHARS = 48_000
 """Characters of a question to a judge whose context is not known."""
 LEAST_QUESTION_CHARS = 2000

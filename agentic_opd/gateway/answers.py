@@ -65,7 +65,7 @@ def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
         body = read_json(data) if data.lstrip().startswith(b"{") else assembled(_events(data))
         return [*split(body)]
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise UnreadableError("it is none of its protocol, or broke off") from error
+        raise UnreadableError("it is incomplete, or not in the format of its protocol") from error
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
@@ -292,7 +292,7 @@ _MEDIA = {
     **dict.fromkeys(("video", "video_url", "input_video"), "[video]"),
     **dict.fromkeys(("document", "file", "input_file"), "[file]"),
 }
-"""Types of parts that are no text -> the text that stands for one."""
+"""Type of a part without text -> the text that replaces it."""
 _TEXT_SOURCES = ("text", "content")
 """Types of the source of a document that is text."""
 
@@ -371,7 +371,7 @@ def decoded(data: bytes, encoding: str) -> bytes:
             raise UnreadableError("its content encoding can't be read here")
         try:
             data = _DECODERS[name](data)
-        except Exception as error:  # Each library has errors of its own.
+        except Exception as error:  # Each library has its own error types.
             raise UnreadableError(f"its content encoding {name} is broken") from error
         if len(data) > LARGEST_BODY:
             raise UnreadableError(TOO_LARGE)

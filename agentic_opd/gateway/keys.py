@@ -20,7 +20,7 @@ async def owner_of(http: HttpRequest, keys: Sequence[str]) -> str:
     """Return a digest of the client's key, by which sessions of different clients are kept apart.
 
     Raises:
-        ClientError: 401, the key is none of `keys`, if there are any; 403, without keys the host is no loopback name.
+        ClientError: 401, `keys` is not empty and lacks the key; 403, it is empty and the host is not a loopback name.
     """
     return digest_of_key(await checked_key(http, bearer(http), keys))
 

@@ -62,7 +62,9 @@ class ProofJournal:
                 self._lock.release()
                 raise
         except OSError as error:
-            raise PlaceError(f"cannot write {str(groups)!r}: {error.strerror or error}") from error
+            raise PlaceError(
+                f"cannot open {str(groups)!r} to write proofs into it: {error.strerror or error}"
+            ) from error
 
     def add(self, position: TurnPosition, proof: ProofRecord) -> None:
         """Append a finished proof; it is on disk when this returns.
