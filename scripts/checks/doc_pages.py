@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
+"""The pages of docs/ that are made: metrics.md, configuration.md and judge.md, and the measured part of hardware.md.
 
 `scripts/checks/doc_pages` writes them; a test fails where a page differs from what it would write.
 """
@@ -32,6 +32,7 @@ from agentic_opd.settings.listing import Setting, settings_in
 from agentic_opd.settings.old_names import RENAMED
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
+from checks import hardware_page
 
 _GENERATED = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
 
@@ -345,6 +346,7 @@ def pages() -> dict[Path, str]:
         Path("docs/metrics.md"): metrics_page(),
         Path("docs/configuration.md"): configuration_page(),
         Path("docs/judge.md"): judge_page(),
+        hardware_page.PAGE: hardware_page.current_page(),
     }
 
 
