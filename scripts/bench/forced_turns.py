@@ -28,7 +28,7 @@ from bench.forced_seeds import JUDGE_SEEDS, TURN_SEED
 
 LONGEST = 480
 """Tokens of a text at most, its end included."""
-_WORDS = (90, 240)
+_WORDS = (60, 200)
 """Tokens of words before a turn's call: at least, at most."""
 _HINT = "Look at what the last answer lacks, and ask for that part by its name before you write."
 _VERDICT = f"\\boxed{{1}}\n[HINT_START]{_HINT}[HINT_END]"
@@ -61,7 +61,7 @@ class Texts:
         while len(ids) < length:
             ids += drawn.choice(self._words)
         if drawn.random() < 0.9:
-            subject = f"list {drawn.randrange(1000)}, " + " ".join(drawn.choices(_VOCABULARY, k=12))
+            subject = f"list {drawn.randrange(1000)}, " + " ".join(drawn.choices(_VOCABULARY, k=8))
             call = f'{{"name": "look_up", "arguments": {{"subject": "{subject}"}}}}'
             ids += self._ids(f"\n<tool_call>\n{call}\n</tool_call>")
         return [*ids[: LONGEST - 1], self._end]

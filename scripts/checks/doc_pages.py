@@ -5,7 +5,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agentic_opd.core.metric import Metric
@@ -342,11 +342,16 @@ _WHOLE_EXAMPLE = WholeRollout(
 
 def pages() -> dict[Path, str]:
     """Each page's text by its path from the project's root."""
+    return {path: make() for path, make in makers().items()}
+
+
+def makers() -> dict[Path, Callable[[], str]]:
+    """What makes each page's text."""
     return {
-        Path("docs/metrics.md"): metrics_page(),
-        Path("docs/configuration.md"): configuration_page(),
-        Path("docs/judge.md"): judge_page(),
-        hardware_page.PAGE: hardware_page.current_page(),
+        Path("docs/metrics.md"): metrics_page,
+        Path("docs/configuration.md"): configuration_page,
+        Path("docs/judge.md"): judge_page,
+        hardware_page.PAGE: hardware_page.current_page,
     }
 
 
@@ -437,7 +442,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages below the current folder."""
     argparse.ArgumentParser(
         prog="scripts/checks/doc_pages",
-        description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
+        description=f"Write {', '.join(map(str, makers()))} from the code; run it in the project's root.",
     ).parse_args(argv)
     for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)
