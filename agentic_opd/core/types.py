@@ -253,6 +253,8 @@ class Completion:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
         if not self.token_ids:
             raise AlignmentError("completion: no token was sampled")
+        if sum(map(abs, self.logprobs)) <= MOST_NATS:  # So is each, and none is NaN.
+            return
         if (
             index := next((i for i, logprob in enumerate(self.logprobs) if not abs(logprob) <= MOST_NATS), None)
         ) is not None:
