@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.core.attachments.files import AttachedFiles
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
@@ -41,11 +42,13 @@ class PolicyEndpoint:
     base_url: str
     model: str
     api_key: SecretStr | None = None
+    files: AttachedFiles | None = None
+    """The files of the attachments in its conversations, which a teacher reads too."""
 
     @classmethod
     def of(cls, server: PluginClient) -> Self:
         key = SecretStr(server.http.api_key) if server.http.api_key else None
-        return cls(server.url, server.info.model, key)
+        return cls(server.url, server.info.model, key, server.attached.files)
 
 
 async def connect(
@@ -87,6 +90,7 @@ async def connect(
                 policy=policy_server,
                 max_concurrent=config.teacher.max_concurrent,
                 read_by=read_by,
+                files=policy.files,
             )
             undo.push_async_callback(teacher.close)
             return teacher
@@ -153,11 +157,12 @@ async def connect_teacher(
     policy: ServerInfo | None = None,
     max_concurrent: int = 32,
     read_by: ReadBy = "policy",
+    files: AttachedFiles | None = None,
 ) -> PluginClient:
     """Connect to a scoring server and check that it fits; on failure, close `http`.
 
     The server must serve `model_name` (None: any model) and give the same ids as `tokenizer`. `policy` is the policy
-    server's info, if the teacher is another server.
+    server's info, if the teacher is another server. `files` are those of the attachments in prompts.
 
     Raises:
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
@@ -184,6 +189,7 @@ async def connect_teacher(
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
         limited = replace(info, vocab_size=min(sizes, default=None))
         teacher = PluginClient(http, limited, read_by, max_concurrent)
+        teacher.attached.files = files
         await teacher.check_scores(top_k)
         teacher.check_caps(context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await teacher.check_tokenizer(tokenizer)

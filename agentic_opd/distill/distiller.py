@@ -38,7 +38,6 @@ from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.distill.trajectory import TrajectoryJudge
 from agentic_opd.wire.group import GroupDistillation, outcome_counts
-from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -138,13 +137,12 @@ class Distiller:
         max_token_length: int,
         retry_s: float,
         seed: int = 0,
-        images: ImageFolder | None = None,
         prove: ProveHint | None = None,
     ) -> None:
-        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, the
-        pictures of the conversations, and what proves hints if episodes can be replayed.
+        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, and what
+        proves hints if episodes can be replayed.
         """
-        self._images, self._prove = images, prove
+        self._prove = prove
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -194,9 +192,6 @@ class Distiller:
             retry_s=self._retry_s,
             asks_judge=asks_judge,
         )
-        for client in (servers.teacher, servers.student, *servers.teachers.values()):
-            if client is not None:
-                client.images = self._images
         self._servers[policy.base_url] = servers
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:

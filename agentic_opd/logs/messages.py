@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentic_opd.core.attachments.messages import drop_empty_digests
 from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.text import call_arguments, read_json
@@ -258,8 +259,7 @@ def read_log(
             notes[LogNote.MEDIA_LEFT_OUT] += number_of_media
             answers_media = answers_media or number_of_media > 0
         extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
-        if not extra.get("images"):
-            extra.pop("images", None)
+        drop_empty_digests(extra)
         for plain in plain_of_row:
             if plain["role"] == "assistant" and (why := note or _why_context(plain, extra)) is not None:
                 context[len(messages)] = why
