@@ -125,11 +125,11 @@ class Task:
     """A task for the agent.
 
     `files` (path -> text) are in the agent's sandbox from the start. Only the verifier sees `hidden_tests`; they are
-    None if nothing verifies the result, as in recorded conversations. `kind` selects the teacher if there is one per
-    kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
-    assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
-    arguments; the other fields of OpenAI's format may be missing. Padding of columnar files is removed (see
-    `columnar`), and the results of parallel calls are put in the order of the calls.
+    None if nothing verifies the result, as in recorded conversations. Tasks may be of several kinds (`kind`).
+    `examples` are messages before the prompt that demonstrate such a task: user, assistant, tool. They are context and
+    never trained on. They need only roles, texts, and the calls' names and arguments; the other fields of OpenAI's
+    format may be missing. Padding of columnar files is removed (see `columnar`), and the results of parallel calls are
+    put in the order of the calls.
 
     `messages`, if given, are the whole conversation before the first turn: they replace system prompt (if they have
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last

@@ -74,8 +74,9 @@ async def connect(
     hint_encoder = HintEncoder(renderer, tokenizer)
     for hint in ("A plain hint.", config.hint.neutral):
         hint_encoder.encode(hint, as_message=config.hint.placement == "end")
-    separate = config.teacher.server
-    policy_info = await _policy_info(policy, retry_s) if separate or config.teacher.by_kind else None
+    separate = {teacher.kind: teacher for teacher in config.teacher.separate}
+    usual = separate.pop(None, None)
+    policy_info = await _policy_info(policy, retry_s) if config.teacher.separate else None
     async with AsyncExitStack() as undo:
 
         async def connected(
@@ -98,19 +99,20 @@ async def connect(
         of_policy = TeacherServer(
             base_url=policy.base_url, model_name=config.teacher.model_name, api_key=policy.api_key
         )
-        own_key, teacher_key = JsonClient.key_setting, "env.teacher.api_key"
+        own_key = JsonClient.key_setting
         teacher = await connected(
-            separate or of_policy,
-            policy_info if separate else None,
+            usual.server if usual else of_policy,
+            policy_info if usual else None,
             READ_BY[config.teacher.weights],
-            teacher_key if separate else own_key,
+            usual.key_setting if usual else own_key,
         )
-        is_policy = not separate and config.teacher.weights == "live"
-        has_student = config.teacher.support != "teacher" and bool(config.teacher.by_kind or not is_policy)
+        is_policy = usual is None and config.teacher.weights == "live"
+        has_student = config.teacher.support != "teacher" and bool(separate or not is_policy)
         student = await connected(of_policy, None, "policy", own_key) if has_student else None
         teachers = {
-            kind: await connected(server, policy_info, "policy", f"env.teacher.by_kind: {kind}: api_key")
-            for kind, server in config.teacher.by_kind.items()
+            kind: await connected(of_kind.server, policy_info, "policy", of_kind.key_setting)
+            for kind, of_kind in separate.items()
+            if kind is not None
         }
         judge = make_judge(config.judge, policy, retry_s)
         undo.push_async_callback(judge.close)

@@ -10,7 +10,7 @@ outcome: it stops the run (ServerUnreachableError), and partial results are drop
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording
+from agentic_opd.core.types import Recording, Task
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -194,12 +194,13 @@ class Distiller:
         )
         self._servers[policy.base_url] = servers
 
-    def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
+    def check_tasks(self, tasks: Iterable[Task] = ()) -> None:
+        """Refuse settings that name tasks which there are not; `tasks` are all that are distilled.
 
         Raises:
-            ConfigError: `teachers` names a kind that is not in `kinds`.
+            ConfigError: there is a teacher for a kind without tasks.
         """
+        kinds = {task.kind for task in tasks}
         unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
         if unknown:
             expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"

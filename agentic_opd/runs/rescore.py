@@ -172,7 +172,7 @@ async def compare(
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
     `file` is the file of the groups, beside which the files of their attachments are; None: they have none. `teacher`
-    is the run's `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None: the usual
+    is the run's `DistillConfig.teacher`. `kind` is the key of the server in its `by_kind`; None: the usual
     teacher.
 
     Raises:

@@ -563,7 +563,7 @@ class GroupDistillation:
     ] = ()
     """Hint sources in order of preference, written as a name if it is one; empty: not known."""
     teacher: Annotated[str | None, _IF_KNOWN] = None
-    """Key of the teacher in `DistillConfig.teachers`, the task's kind; None: the default teacher."""
+    """Key of the teacher in `teacher.by_kind`, the task's kind; None: the default teacher."""
     noise_rms: Annotated[Number | None, _IF_KNOWN] = None
     """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
     precision: Annotated[str | None, _IF_KNOWN] = None

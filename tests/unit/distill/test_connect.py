@@ -9,6 +9,7 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd import __version__
 from agentic_opd.core import http
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherConfig, TeacherServer
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
@@ -172,11 +173,11 @@ def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
 def test_a_teacher_that_no_task_would_have_is_refused() -> None:
     config = DistillConfig(teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
-    distiller.check_kinds({"math", None})
+    distiller.check_tasks([Task("a", kind="math"), Task("b")])
     with pytest.raises(ConfigError, match="names 'math', but the tasks' kinds are: 'maths', 'sql'"):
-        distiller.check_kinds({"sql", "maths", None})
+        distiller.check_tasks([Task("a", kind="sql"), Task("b", kind="maths"), Task("c")])
     with pytest.raises(ConfigError, match="none has a kind"):
-        distiller.check_kinds(())
+        distiller.check_tasks()
 
 
 def test_unlimited_logprobs_fit() -> None:
