@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd import __version__
 from agentic_opd.core import http
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherConfig, TeacherServer
@@ -136,7 +138,7 @@ def test_a_control_needs_twice_as_many_logprobs() -> None:
 
 
 def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> None:
-    policy, math = server(), server(model="mathematician")
+    policy, math, files = server(), server(model="mathematician"), ImageFolder(Path("groups.images"))
 
     async def run() -> tuple[DistillServers, DistillServers, DistillServers]:
         async with served(policy) as url, served(math) as math_url:
@@ -144,7 +146,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
                 teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url=math_url, api_key=SecretStr("math-key"))})
             )
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
-            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
+            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"), files)
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
             await deps.close()
             of_math, *others = (deps.of(kind) for kind in ("math", "poetry", None))
@@ -155,6 +157,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
     assert of_math.judge.is_policy
     assert of_poetry is of_none
     assert (of_none.teacher.info.model, of_none.teacher_is_policy) == ("demo", True)
+    assert of_math.teacher.attached.files is of_none.teacher.attached.files is files
     assert (keys_sent(policy), keys_sent(math)) == ({"Bearer policy-key"}, {"Bearer math-key"})
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from renderers import (
     create_renderer,
 )
 
-from agentic_opd.core.errors import RendererError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Trace, Turn
+from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, PlacedImage, Trace, Turn
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 
 from .conftest import make_qwen_tokenizer
@@ -51,6 +52,15 @@ def test_without_a_hint_the_teacher_reads_what_the_student_read() -> None:
     request = insert_hint(make_trace(), TURNS[1], 11, ())
     assert request.token_ids == TOKENS
     assert request.num_scored == 2
+
+
+def test_attachments_behind_a_hint_move_with_their_tokens() -> None:
+    """Those behind the turn are not read; a hint inside of one is refused."""
+    trace = replace(make_trace(), attachments=(PlacedImage("a", 1, 2), PlacedImage("b", 8, 2)))
+    assert insert_hint(trace, TURNS[1], 4, (70, 71)).attachments == (PlacedImage("a", 1, 2), PlacedImage("b", 10, 2))
+    assert insert_hint(trace, TURNS[0], 4, (70, 71)).attachments == (PlacedImage("a", 1, 2),)
+    with pytest.raises(AlignmentError, match="position 9 is inside of it"):
+        insert_hint(trace, TURNS[1], 9, (70,))
 
 
 @given(st.data())
