@@ -91,16 +91,16 @@ def memory_of(
         total = gpu_bytes[int(index)] if index.isdigit() and int(index) < len(gpu_bytes) else None
         names = [name for name, indices in servers.items() if index in indices]
         shares = {name: memory_share(config.servers[name]) for name in names}
-        least = {
+        minimum = {
             name: _server_bytes(config.servers[name], settings[name].max_model_len, shape_of) // len(servers[name])
             for name in names
         }
         gpu = GpuMemory(index, shares, trainer_parts if index in trainer else [], [], total)
         if total is not None:
-            short = [name for name in names if least[name] > shares[name] * total]
-            gpu = gpu._replace(shortages=[f"{name} needs {_gb(least[name])} at least" for name in short])
+            short = [name for name in names if minimum[name] > shares[name] * total]
+            gpu = gpu._replace(shortages=[f"{name} needs {_gb(minimum[name])} at least" for name in short])
             if not gpu.fits:
-                gpu = gpu._replace(remedy=_remedy(gpu, least, total, settings["trainer"], config, shape_of))
+                gpu = gpu._replace(remedy=_remedy(gpu, minimum, total, settings["trainer"], config, shape_of))
         memory.append(gpu)
     return memory
 
@@ -129,24 +129,24 @@ def _trainer_parts(
 
 def _remedy(
     gpu: GpuMemory,
-    least: Mapping[str, int],
+    minimum: Mapping[str, int],
     total: int,
     trainer: TrainerConfig,
     config: UpConfig,
     shape_of: Callable[[str], ModelShape | None],
 ) -> str:
-    """Return the smallest change of settings with which the parts fit; `least` has each server's bytes at least."""
+    """Return the smallest change of settings with which the parts fit; `minimum` has each server's bytes."""
 
     def needed(tokens: int | None = None, **changes: Any) -> int:
         changed = trainer.model_copy(update=changes)
         return total_bytes(_trainer_parts(changed, config.trainer.processes, shape_of, tokens)) if gpu.trainer else 0
 
-    shares = sum(max(gpu.servers[name] * total, least[name]) for name in gpu.servers)
-    room, lowest = total - int(shares), total - sum(least.values())
+    shares = sum(max(gpu.servers[name] * total, minimum[name]) for name in gpu.servers)
+    room, lowest = total - int(shares), total - sum(minimum.values())
     raises = [
-        f"raise --gpu-memory-utilization of {name} to {math.ceil(100 * least[name] / total) / 100:g}"
+        f"raise --gpu-memory-utilization of {name} to {math.ceil(100 * minimum[name] / total) / 100:g}"
         for name in gpu.servers
-        if least[name] > gpu.servers[name] * total
+        if minimum[name] > gpu.servers[name] * total
     ]
     if needed() <= room:
         return " and ".join(raises)
@@ -163,7 +163,7 @@ def _remedy(
     if needed() <= lowest and len(gpu.servers) == 1:
         (name,) = gpu.servers
         return f"lower --gpu-memory-utilization of {name} to {math.floor(100 * (1 - needed() / total)) / 100:g}"
-    return f"give the parts `devices` of their own, or take a GPU of {_gb(sum(least.values()) + needed())} GB or more"
+    return f"give the parts `devices` of their own, or take a GPU of {_gb(sum(minimum.values()) + needed())} GB or more"
 
 
 def _server_bytes(server: ServerConfig, context: int | None, shape_of: Callable[[str], ModelShape | None]) -> int:

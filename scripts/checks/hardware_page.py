@@ -66,16 +66,16 @@ def rows_of(line: Mapping[str, Any]) -> Iterator[Row]:
 
 def _scoring(figures: Mapping[str, Any]) -> Iterator[Row]:
     floor = figures["floor"]["ms_per_turn"] if "floor" in figures else None
-    for way, sample in figures.items():
-        ratio = f", {sample['ms_per_turn'] / floor:.2f} of reading alone" if floor and way != "floor" else ""
-        yield "scoring", way, f"{sample['ms_per_turn']:.1f} ms a turn{ratio}"
+    for method, sample in figures.items():
+        ratio = f", {sample['ms_per_turn'] / floor:.2f} of reading alone" if floor and method != "floor" else ""
+        yield "scoring", method, f"{sample['ms_per_turn']:.1f} ms a turn{ratio}"
 
 
 def _sampling(figures: Mapping[str, Any]) -> Iterator[Row]:
     for name, rate in figures.items():
-        if way := name.removesuffix("_per_s") if name.endswith("_per_s") else None:
-            ratio = f", {figures[f'{way}_ratio']:.2f} of plain" if way != "plain" else ""
-            yield "sampling", f"log-probabilities: {way}", f"{rate:,.0f} tokens/s{ratio}"
+        if kind := name.removesuffix("_per_s") if name.endswith("_per_s") else None:
+            ratio = f", {figures[f'{kind}_ratio']:.2f} of plain" if kind != "plain" else ""
+            yield "sampling", f"log-probabilities: {kind}", f"{rate:,.0f} tokens/s{ratio}"
 
 
 def _rollouts(figures: Mapping[str, Any]) -> Iterator[Row]:
