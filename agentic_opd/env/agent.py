@@ -307,6 +307,10 @@ class AgentEnv(BaseEnv):
         context = min(server.plugin.info.max_model_len for server in self.servers)
         return EpisodeReplay(world, self.chat, self.config, self.user_reply, context)
 
+    def room(self, recording: Recording, turn_index: int, hint: HintInsertion | None) -> int:
+        """Return the token limit of a recorded turn whose prompt may hold the hint; see `EpisodeReplay.room`."""
+        return self.replay().room(recording, turn_index, hint)
+
     async def continued(
         self,
         recording: Recording,

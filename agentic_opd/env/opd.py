@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import NoReturn
 
 from agentic_opd.core.types import TeacherRequest
@@ -13,7 +12,7 @@ from agentic_opd.distill.proving import HintProof
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
-from agentic_opd.proof.prove import prove
+from agentic_opd.proof.prove import PlayedOn, prove
 from agentic_opd.rollout.loop import HintInsertion
 from agentic_opd.settings.atropos import PolicyServerConfig
 
@@ -63,9 +62,12 @@ class AgenticOPDEnv(AgentEnv):
         proof = self.config.hint.proof
         assert isinstance(proof, ReplayProof)
         hint = HintInsertion(request.insert_at, request.hint_token_ids)
-        result = await prove(
-            partial(self.continued, context.recording, context.pair.turn_index, hint), proof.pairs, spend
-        )
+        recording, turn_index = context.recording, context.pair.turn_index
+
+        async def play(*, is_hinted: bool, seed: int) -> PlayedOn:
+            return PlayedOn.of(await self.continued(recording, turn_index, hint, is_hinted=is_hinted, seed=seed))
+
+        result = await prove(play, proof.pairs, spend)
         return HintProof(result.record, result.rollouts, result.seconds)
 
     def roles(self) -> dict[str, str]:

@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import ProofVerdict
 from agentic_opd.proof.statistics import Passes, effect, looks, verdict
-from agentic_opd.rollout.replay import Continuation, ReplayOutcome
+from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
 from agentic_opd.wire.group import ProofRecord
 
 _SEEDS_APART = 1000
@@ -22,10 +22,33 @@ _SEEDS_APART = 1000
 _DECIMALS = 6
 
 
+class PlayedOn(NamedTuple):
+    """What a proof needs of a continuation."""
+
+    outcome: ReplayOutcome
+    passed: bool | None
+    """Whether all tests passed; None without a verdict."""
+    sampled_tokens: int = 0
+    weight_version: int | None = None
+    error: ReplayError | None = None
+
+    @classmethod
+    def of(cls, continuation: Continuation) -> Self:
+        """Return what a proof needs of a continuation."""
+        is_played = continuation.outcome is ReplayOutcome.PLAYED
+        return cls(
+            continuation.outcome,
+            continuation.verification.all_passed if is_played and continuation.verification is not None else None,
+            continuation.sampled_tokens,
+            continuation.weight_version,
+            continuation.error,
+        )
+
+
 class Play(Protocol):
     """Plays one continuation of a turn: see `rollout.replay.EpisodeReplay.continued`."""
 
-    async def __call__(self, *, is_hinted: bool, seed: int) -> Continuation:
+    async def __call__(self, *, is_hinted: bool, seed: int) -> PlayedOn:
         """Play a continuation, with the hint in the turn's prompt or without it.
 
         Raises:
@@ -55,12 +78,11 @@ class _Arm:
     """The continuations of one arm."""
 
     passes: Passes = field(default_factory=Passes)
-    continuations: list[Continuation] = field(default_factory=list[Continuation])
+    continuations: list[PlayedOn] = field(default_factory=list[PlayedOn])
 
-    def add(self, continuation: Continuation) -> None:
+    def add(self, continuation: PlayedOn) -> None:
         self.continuations.append(continuation)
-        if continuation.outcome is ReplayOutcome.PLAYED and continuation.verification is not None:
-            self.passes = self.passes.and_also(continuation.verification.all_passed)
+        self.passes = self.passes.and_also(continuation.passed)
 
 
 async def prove(play: Play, pairs: int, spend: Callable[[int], bool] = lambda count: True) -> Proof:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from rich.table import Table
 
@@ -28,39 +27,20 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import ProofVerdict, Recording
-from agentic_opd.proof.prove import Proof, pass_rate, prove
+from agentic_opd.proof.prove import PlayedOn, Proof, pass_rate, prove
 from agentic_opd.proof.statistics import FIRST_LOOK
 from agentic_opd.report.hints import effect_of
 from agentic_opd.rollout.loop import HintInsertion
-from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
+from agentic_opd.rollout.replay import ReplayError, ReplayOutcome
 from agentic_opd.runs.proof_journal import ProofJournal, TurnPosition
 from agentic_opd.runs.recorded import RecordedEpisode
+from agentic_opd.runs.shared_play import ReplayEnvironment, SharedPlay, arms_of
 from agentic_opd.wire.group import ProofRecord, ScoredGroup, TurnRecord
 
 logger = logging.getLogger(__name__)
 
 _MEASURED = 32
 """Finished continuations after which the expected time is said."""
-
-
-class ReplayEnvironment(Protocol):
-    """What replays the episodes of groups: `env.agent.AgentEnv`."""
-
-    def recorded_episodes(self, group: ScoredGroup) -> list[RecordedEpisode | ReplayError]:
-        """Return the rollouts of a group; an error in place of each that can't be replayed."""
-        ...
-
-    async def continued(
-        self,
-        recording: Recording,
-        turn_index: int,
-        hint: HintInsertion | None = None,
-        *,
-        is_hinted: bool = True,
-        seed: int | None = None,
-    ) -> Continuation:
-        """Replay an episode to a turn; the policy plays on from there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +162,15 @@ class Proving:
     stopped: BaseException | None = None
     _start: float = 0.0
     _one_writer: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _play: SharedPlay = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._play = SharedPlay(self.env, self._count)
 
     @property
     def expected(self) -> tuple[int, int]:
-        """Smallest and largest number of continuations of the turns."""
-        arms = sum(1 if turn.hint is None else 2 for turn in self.turns)
+        """Smallest and largest number of continuations of the turns; those of one prompt share them."""
+        arms = arms_of((turn.recording, turn.turn_index, turn.hint) for turn in self.turns)
         return arms * min(FIRST_LOOK, self.pairs), arms * self.pairs
 
     async def run(self, concurrency: int) -> None:
@@ -225,17 +209,15 @@ class Proving:
             await asyncio.to_thread(self.journal.add, position, proof)
 
     async def _prove(self, turn: FileTurn) -> Proof:
-        async def play(*, is_hinted: bool, seed: int) -> Continuation:
-            hint, index = turn.hint, turn.turn_index
-            continuation = await self.env.continued(turn.recording, index, hint, is_hinted=is_hinted, seed=seed)
-            self.outcomes[continuation.outcome] += 1
-            if self.outcomes.total() == _MEASURED:
-                seconds = (time.monotonic() - self._start) / _MEASURED
-                smallest, largest = (math.ceil(count * seconds / 60) for count in self.expected)
-                self.bar.say(f"{seconds:.2f} s a continuation so far: {smallest} to {largest} minutes in all")
-            return continuation
+        async with self._play.of(turn.recording, turn.turn_index, turn.hint) as play:
+            return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))
 
-        return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))
+    def _count(self, continuation: PlayedOn) -> None:
+        self.outcomes[continuation.outcome] += 1
+        if self.outcomes.total() == _MEASURED:
+            seconds = (time.monotonic() - self._start) / _MEASURED
+            smallest, largest = (math.ceil(count * seconds / 60) for count in self.expected)
+            self.bar.say(f"{seconds:.2f} s a continuation so far: {smallest} to {largest} minutes in all")
 
     def _show(self, proof: Proof) -> None:
         self.finished += 1

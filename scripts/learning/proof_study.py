@@ -6,7 +6,8 @@ matter.
 For each world it serves the demo policy on this machine, makes groups (`process`), and replays them: the recorded calls
 of all episodes (do they give the recorded results?); continuations with and without the hint from each hinted turn, and
 without a hint from each turn of a failed episode, as `agentic-opd prove` does; and continuations of turns with a known
-fault, with the hint that fits it planted, and with one of another task. Started again, it goes on. `results.json` is
+fault, with the hint that fits it planted, and with one of another task. `function calls` needs SmolLM2-135M and BFCL's
+questions (configs/functions.yaml says how to get them). Started again, it goes on. `results.json` is
 written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
 is run.
 """
@@ -21,9 +22,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -47,9 +50,10 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.proof.prove import prove
 from agentic_opd.proof.statistics import Passes, at_least
 from agentic_opd.rollout.loop import HintInsertion
-from agentic_opd.rollout.replay import Continuation, ReplayError
+from agentic_opd.rollout.replay import ReplayError
 from agentic_opd.runs.proof_journal import ProofJournal
 from agentic_opd.runs.prove_file import FileTurn, Proving, turns_of_file
+from agentic_opd.runs.shared_play import SharedPlay
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
@@ -77,6 +81,9 @@ WORLDS = {
         "demo.yaml", "scripts/demo_policy/policy", {"world.builtin_examples": "false"}, groups=96
     ),
     "sql": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS}, 80),
+    "function calls": World(
+        "functions.yaml", "runs/models/smollm2-135m-instruct", {"total_steps": 100, "world.held_out": 0}, 100
+    ),
     "coding by trajectory": World("demo.yaml", "scripts/demo_policy/policy", _BY_TRAJECTORY, 48),
     "sql by trajectory": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS, **_BY_TRAJECTORY}, 48),
 }
@@ -222,7 +229,7 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
     both = sorted([*turns.hinted, *turns.unhinted], key=lambda turn: turn.position)
     plants = [plant for plant in planted_hints(name, both, count) if plant.key not in finished]
     encoder, lines = HintEncoder(env.chat.renderer, env.tokenizer), JsonLines(path, is_continued=path.exists())
-    queue = iter(plants)
+    queue, shared = iter(plants), SharedPlay(env)
     with LiveBar("planted hints", len(plants)) as bar:
 
         async def work() -> None:
@@ -230,7 +237,9 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
                 trace, turn = located(planted.turn)
                 position = hint_place(trace, turn, "end")
                 ids = encoder.encode(planted.hint, as_message=position.as_message)
-                proof = await prove(played(env, planted.turn, HintInsertion(position.insert_at, ids)), pairs)
+                hint = HintInsertion(position.insert_at, ids)
+                async with shared.of(planted.turn.recording, planted.turn.turn_index, hint) as play:
+                    proof = await prove(play, pairs)
                 record = proof.record
                 row = {
                     "key": planted.key,
@@ -245,24 +254,26 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
     lines.close()
 
 
-def played(env: Any, turn: FileTurn, hint: HintInsertion) -> Callable[..., Awaitable[Continuation]]:
-    async def play(*, is_hinted: bool, seed: int) -> Continuation:
-        return await env.continued(turn.recording, turn.turn_index, hint, is_hinted=is_hinted, seed=seed)
-
-    return play
-
-
 def located(turn: FileTurn) -> tuple[Any, Turn]:
     """Return the trace and the turn of a turn of a file."""
     return [(trace, recorded) for trace in turn.recording.traces for recorded in trace.turns][turn.turn_index]
 
 
 def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[Plant]:
-    """Yield, for the first `count` turns with a known fault, the hint that fits it and one of another task."""
+    """Yield, for `count` turns with a known fault, the hint that fits it and one of another task.
+
+    No two turns have the same prompt and the same fault; turns of a prompt that has none yet come first.
+    """
     random = Random(53)
     faulty = [(turn, hints) for turn in turns if (hints := fault_hints(name, turn))]
     random.shuffle(faulty)
-    for turn, hints in faulty[:count]:
+    by_prompt: defaultdict[object, dict[str, tuple[FileTurn, Sequence[str]]]] = defaultdict(dict)
+    for turn, hints in faulty:
+        trace, recorded = located(turn)
+        by_prompt[turn.recording.name, trace.tokens_T[: recorded.start]].setdefault(hints[0], (turn, hints))
+    rounds = zip_longest(*(cases.values() for cases in by_prompt.values()))
+    distinct = [case for cases in rounds for case in cases if case is not None]
+    for turn, hints in distinct[:count]:
         key = "/".join(map(str, turn.position))
         yield Plant(f"{key}/right", turn, hints[0], is_right=True)
         foreign = [
@@ -319,7 +330,7 @@ def read_groups(path: Path) -> Iterator[tuple[int, ScoredGroup]]:
 class JudgedTurn:
     """A turn of a failed episode: what signals say of it, and what replays say."""
 
-    number: int
+    task: str
     record: TurnRecord
     gap: float
     """Sum of |gap| over its scored tokens, in nats."""
@@ -343,10 +354,10 @@ def failed_episodes(groups: Path) -> Iterator[list[JudgedTurn]]:
             if rollout.checks is None or rollout.checks.all_passed or not rollout.turns:
                 continue
             if all(turn.proof is not None and turn.proof.without_hint[1] for turn in rollout.turns):
-                yield list(judged_turns(rollout))
+                yield list(judged_turns(rollout, group.task_id or ""))
 
 
-def judged_turns(rollout: ScoredRollout) -> Iterator[JudgedTurn]:
+def judged_turns(rollout: ScoredRollout, task: str) -> Iterator[JudgedTurn]:
     records = rollout.turns or ()
     rates = [Passes(*turn.proof.without_hint) for turn in records if turn.proof is not None]
     for number, record in enumerate(records):
@@ -360,7 +371,7 @@ def judged_turns(rollout: ScoredRollout) -> Iterator[JudgedTurn]:
             gap = sum(abs(rollout.rows.logprobs_TK[position][0] - baseline_T[position]) for position in span)
         votes = sum(vote.decision == 1 for vote in record.votes) / max(1, len(record.votes))
         length = record.span[1] - record.span[0]
-        yield JudgedTurn(number, record, gap, votes, length, drop, at_least(before, after))
+        yield JudgedTurn(task, record, gap, votes, length, drop, at_least(before, after))
 
 
 Signal = Callable[[Sequence[JudgedTurn]], Sequence[JudgedTurn]]
@@ -397,24 +408,52 @@ def signal_rows(episodes: Sequence[Sequence[JudgedTurn]]) -> dict[str, dict[str,
     matter, lost = sum(turn.matters for turn in all_turns), sum(turn.drop for turn in all_turns)
     for name, signal_of in SIGNALS.items():
         named = [turn for turns in episodes for turn in signal_of(turns)]
-        hits = sum(turn.matters for turn in named)
+        hits = [turn for turn in named if turn.matters]
         rows[name] = {
-            **{"named": len(named), "matter": matter, "hits": hits},
-            "precision": estimate(hits, len(named)),
-            "recall": estimate(hits, matter),
+            **{"named": len(named), "matter": matter, "hits": len(hits)},
+            "precision": share_by_task(hits, named),
+            "recall": share_by_task(hits, [turn for turn in all_turns if turn.matters]),
             "lost_share": round(sum(turn.drop for turn in named) / lost, 4) if lost else None,
         }
-    per_episode = [sum(turn.matters for turn in turns) / len(turns) for turns in episodes]
-    expected, count = sum(per_episode), len(episodes)
+    weights = {id(turn): 1 / len(turns) for turns in episodes for turn in turns}
+    hits = [turn for turn in all_turns if turn.matters]
+    expected, count = sum(weights[id(turn)] for turn in hits), len(episodes)
     rows["random turn"] = {
         **{"named": count, "matter": matter, "hits": round(expected, 1)},
-        "precision": rounded(wilson(expected / count, count)) if count else None,
-        "recall": rounded(wilson(expected / matter, matter)) if matter else None,
+        "precision": share_by_task(hits, all_turns, lambda turn: weights[id(turn)], lambda turn: weights[id(turn)]),
+        "recall": share_by_task(hits, hits, lambda turn: weights[id(turn)]),
         "lost_share": round(sum(sum(t.drop for t in turns) / len(turns) for turns in episodes) / lost, 4)
         if lost
         else None,
     }
     return rows
+
+
+def share_by_task(
+    hits: Sequence[JudgedTurn],
+    of: Sequence[JudgedTurn],
+    weight: Callable[[JudgedTurn], float] = lambda turn: 1,
+    weight_of: Callable[[JudgedTurn], float] = lambda turn: 1,
+) -> list[float] | None:
+    """Return the share of the weights of `hits` in those of `of`, with Wilson's interval over tasks.
+
+    Turns of a task are not independent (many have one prompt, and so one pass rate), so tasks are the sampling units:
+    the effective number of draws gives the variance of the share between tasks (linearized ratio), as in
+    `core.intervals.interval`.
+    """
+    hit_weights, weights = defaultdict[str, float](float), defaultdict[str, float](float)
+    for turn in hits:
+        hit_weights[turn.task] += weight(turn)
+    for turn in of:
+        weights[turn.task] += weight_of(turn)
+    total, tasks = sum(weights.values()), len(weights)
+    if not total:
+        return None
+    share = sum(hit_weights.values()) / total
+    squares = sum((hit_weights[task] - share * count) ** 2 for task, count in weights.items())
+    variance = squares / total**2 * tasks / (tasks - 1) if tasks > 1 else inf
+    draws = min(max(share * (1 - share) / variance, 1.0), total) if variance > 0 else tasks
+    return rounded(wilson(share, draws))
 
 
 def estimate(hits: int, of: int) -> list[float] | None:

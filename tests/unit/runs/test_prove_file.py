@@ -4,6 +4,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,25 @@ PROVEN = ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.25, 1.0))
 
 
 class FakeEnvironment:
-    """Episodes of two turns each, whose continuations pass if and only if the hint is in the prompt."""
+    """Episodes of two turns each, whose continuations pass if and only if the hint is in the prompt.
 
-    def __init__(self, failing: Callable[[int], Exception | None] = lambda played: None) -> None:
+    All episodes are of different tasks, or of `task`.
+    """
+
+    def __init__(
+        self, failing: Callable[[int], Exception | None] = lambda played: None, task: str | None = None
+    ) -> None:
         self.played: list[tuple[int, HintInsertion | None, bool]] = []
-        self._failing = failing
+        self._failing, self._names = failing, map(str, count()) if task is None else repeat(task)
 
     def recorded_episodes(self, group: ScoredGroup) -> list[RecordedEpisode | ReplayError]:
         if group.task_id == "gone":
             return [ReplayError(ReplayOutcome.TASK_MISSING, "the group names the task 'gone'")] * len(group.rollouts)
-        return [RecordedEpisode(make_recording(), (index,)) for index in range(len(group.rollouts))]
+        recordings = [replace(make_recording(), name=next(self._names)) for _ in group.rollouts]
+        return [RecordedEpisode(recording, (index,)) for index, recording in enumerate(recordings)]
+
+    def room(self, recording: Recording, turn_index: int, hint: HintInsertion | None) -> int:
+        return 512
 
     async def continued(
         self,
@@ -100,6 +111,17 @@ def test_proofs_are_made_once_and_written_with_a_table(groups: Path) -> None:
     console.print(proof_table(proving.proofs))
     assert "16 of 16" in console.export_text()
     assert len(turns_of_file(groups, env, again=True).hinted) == 4
+
+
+def test_turns_of_one_prompt_share_continuations(groups: Path) -> None:
+    proving, _ = run(groups, env := FakeEnvironment(task="t"))
+    assert (proving.finished, proving.expected, len(env.played), counts_line(proving.proofs)) == (
+        4,
+        (8, 32),
+        8,
+        "4 proven",
+    )
+    assert proving.outcomes.total() == 8
 
 
 def test_a_dead_server_stops_the_run_and_what_is_proven_is_kept(groups: Path) -> None:
