@@ -97,7 +97,9 @@ async def _prove(settings: Settings, arguments: argparse.Namespace) -> int:
     from agentic_opd.env.command import name_models
     from agentic_opd.env.opd import AgenticOPDEnv
     from agentic_opd.runs.proof_journal import ProofJournal
+    from agentic_opd.runs.prove_file import check_file
 
+    await asyncio.to_thread(check_file, arguments.groups)
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

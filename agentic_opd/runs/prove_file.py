@@ -78,29 +78,42 @@ class FileTurns:
         return sorted(turns, key=lambda turn: turn.position)
 
 
-def turns_of_file(path: Path, env: ReplayEnvironment, *, again: bool = False) -> FileTurns:
-    """Return the turns of a file; with `again` also those that have a proof.
+def check_file(path: Path) -> None:
+    """Refuse a file without records of turns; no server is needed for that.
 
     Raises:
         PlaceError: the file can't be read, or it holds no group with records of turns.
     """
-    turns, num_records = FileTurns(), 0
+    if not any(rollout.turns for _, group in _groups(path, Counter()) for rollout in group.rollouts):
+        raise PlaceError(f"{str(path)!r} holds no record of a turn: it must be a JSONL that `process` wrote")
+
+
+def turns_of_file(path: Path, env: ReplayEnvironment, *, again: bool = False) -> FileTurns:
+    """Return the turns of a file; with `again` also those that have a proof.
+
+    Raises:
+        PlaceError: the file can't be read.
+    """
+    turns = FileTurns()
+    for number, group in _groups(path, turns.left_out):
+        for episode in env.recorded_episodes(group):
+            _add(turns, number, group, episode, again=again)
+    return turns
+
+
+def _groups(path: Path, left_out: Counter[str]) -> Iterator[tuple[int, ScoredGroup]]:
+    """Yield the groups of a file with their line numbers, from 1, and count the other lines in `left_out`."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     group = ScoredGroup.from_wire(read_json(line))
                 except (ValueError, RecursionError, WireError):
-                    turns.left_out["lines that are no group (agentic-opd validate says why)"] += 1
-                    continue
-                num_records += sum(len(rollout.turns or ()) for rollout in group.rollouts)
-                for episode in env.recorded_episodes(group):
-                    _add(turns, number, group, episode, again=again)
+                    left_out["lines that are no group (agentic-opd validate says why)"] += 1
+                else:
+                    yield number, group
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    if not num_records:
-        raise PlaceError(f"{str(path)!r} holds no record of a turn: it must be a JSONL that `process` wrote")
-    return turns
 
 
 def _add(

@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from agentic_opd.cli import prove
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import PlaceError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import ProofVerdict, Recording
 from agentic_opd.rollout.loop import HintInsertion
 from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
 from agentic_opd.runs.proof_journal import ProofJournal, TurnPosition
-from agentic_opd.runs.prove_file import FileTurns, Proving, counts_line, proof_table, turns_of_file, version_warning
+from agentic_opd.runs.prove_file import (
+    FileTurns,
+    Proving,
+    check_file,
+    counts_line,
+    proof_table,
+    turns_of_file,
+    version_warning,
+)
 from agentic_opd.runs.recorded import RecordedEpisode
 from agentic_opd.wire.group import ProofRecord, ScoredGroup
 from tests.support.proofs import continuation
@@ -163,10 +172,13 @@ def test_a_cancellation_keeps_what_is_proven(groups: Path) -> None:
     assert len(turns_of_file(groups, FakeEnvironment()).proofs) == 1
 
 
-def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "groups.jsonl").write_text("{}\n")
-    with pytest.raises(PlaceError, match="holds no record of a turn"):
-        turns_of_file(tmp_path / "groups.jsonl", FakeEnvironment())
+def test_a_file_without_records_is_refused_before_a_server_is_asked(
+    tmp_path: Path, groups: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_file(groups)
+    (path := tmp_path / "no_groups.jsonl").write_text("{}\n")
+    assert prove.main([str(path), "--openai.base_url", "http://127.0.0.1:9/v1", "--env.server_retry_s", "3600"]) == 2
+    assert "holds no record of a turn" in capsys.readouterr().err
 
 
 def test_other_weights_than_those_that_sampled_are_named_once(groups: Path) -> None:
