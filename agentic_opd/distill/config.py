@@ -68,6 +68,11 @@ class ReplayProof(ProofConfig):
         ge=8,
         description="Largest number of continuations for all hints of an episode; further hints are unproven.",
     )
+    refuted: Literal["drop", "contrast"] = Field(
+        default="drop",
+        description="What becomes of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "
+        "refuted hint is its control, so that a trainer with loss.contrast moves against it; needs hint.control).",
+    )
 
 
 class HintConfig(Section):
@@ -123,6 +128,11 @@ class HintConfig(Section):
     def _check_proof(self) -> "HintConfig":
         if self.proof.type != "none" and self.selection == "overlap":
             raise ValueError("proof replay proves a turn's hint before the teacher reads it: set another selection")
+        if isinstance(self.proof, ReplayProof) and self.proof.refuted == "contrast" and self.control == "none":
+            raise ValueError(
+                "proof.refuted contrast is for a trainer with loss.contrast, which needs a control for every turn: set "
+                "hint.control, to neutral for example"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,8 @@
 
     turn --find_hint--> Hint | NoHint --score--> Scored | NotScored --distilled_turn--> record, rows, statistics
 
-With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored.
+With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored; refuted ones may be
+controls.
 
 Each step may end the turn; the turn's `TurnOutcome` names the reason. An unreachable policy or teacher server is not an
 outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
@@ -18,7 +19,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording
+from agentic_opd.core.types import Recording, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -33,7 +34,7 @@ from agentic_opd.distill.records import (
     distilled_recording,
     distilled_turn,
 )
-from agentic_opd.distill.scoring import noise_floor, score
+from agentic_opd.distill.scoring import NotScored, noise_floor, score
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.distill.trajectory import TrajectoryJudge
@@ -73,10 +74,17 @@ class TurnDistiller:
         result, proof = None, None
         if isinstance(hint, Hint) and self.prove is not None:
             proof, result = await prove_hint(context, hint, self.servers, self.config, self.prove, self.budget)
-        if isinstance(hint, Hint) and result is None:
-            result = await score(context, hint, self.servers, self.config, self.pool)
+        takes_contrast = isinstance(result, NotScored) and result.outcome is TurnOutcome.REFUTED and self._contrasts
+        if isinstance(hint, Hint) and (result is None or takes_contrast):
+            result = await score(context, hint, self.servers, self.config, self.pool, is_refuted=takes_contrast)
         async with fair_slot():
             return distilled_turn(context, hint, result, self.config, proof)
+
+    @property
+    def _contrasts(self) -> bool:
+        """Whether turns of refuted hints are scored, with these hints as their controls."""
+        proof = self.config.hint.proof
+        return isinstance(proof, ReplayProof) and proof.refuted == "contrast"
 
     async def distill_all(
         self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()

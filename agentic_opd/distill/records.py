@@ -289,7 +289,7 @@ def control_stats(
     """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
-        fell_back=control.kind != configured,
+        fell_back=control.kind not in (configured, "refuted"),
         distances=tuple(abs(hinted[0] - unhinted[0]) for hinted, unhinted in both if unhinted[0] is not None),
         entries=sum(map(len, control.logprobs_RK)),
         missing=sum(row.count(None) for row in control.logprobs_RK),

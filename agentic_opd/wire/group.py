@@ -59,8 +59,10 @@ ValueT = TypeVar("ValueT")
 
 Role = Literal["tool", "user", "verdict"]
 
-ControlKind = Literal["neutral", "other", "same_task"]
-"""Kinds of control hint: a fixed sentence, an accepted hint of another task, another accepted hint of this task."""
+ControlKind = Literal["neutral", "other", "same_task", "refuted"]
+"""Kinds of control hint: a fixed sentence, an accepted hint of another task, another accepted hint of this task, or the
+turn's own hint that replays refuted (the rows are then without a hint).
+"""
 
 GapBaseline = Literal["student", "teacher"]
 

@@ -245,9 +245,8 @@ class Prover:
         return HintProof(ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8)), 8, 1.5)
 
 
-def prove_all(prover: Prover, left: int = 64, **script: Any) -> DistilledRecording:
-    deps = make_deps({FIRST: YES, LAST: YES} | script)
-    distiller = TurnDistiller(deps, CONFIG, HintPool(), prover, Budget(left))
+def prove_all(prover: Prover, left: int = 64, config: Any = CONFIG) -> DistilledRecording:
+    distiller = TurnDistiller(make_deps({FIRST: YES, LAST: YES}), config, HintPool(), prover, Budget(left))
     return asyncio.run(distiller.distill_all(make_recording(), {}))
 
 
@@ -268,6 +267,30 @@ def test_only_proven_hints_are_scored_and_the_others_say_why() -> None:
     assert [turn.proof and turn.proof.rollouts for turn in distilled.stats.turns] == [8, 8]
     group = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
     assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []
+
+
+def test_a_refuted_hint_can_be_the_contrast_of_its_turn() -> None:
+    hint = {"control": "neutral", "proof": {"type": "replay", "refuted": "contrast"}}
+    prover = Prover(ProofVerdict.REFUTED, ProofVerdict.PROVEN)
+    distilled = prove_all(prover, config=with_settings(CONFIG, {"hint": hint}))
+    refuted, proven = distilled.records
+    assert outcomes(distilled) == ["scored", "scored"]
+    assert (refuted.hint, refuted.hint_token_ids, refuted.insert_at) == (HINT, (), None), "the rows are without a hint"
+    assert refuted.control is not None
+    assert (refuted.control.kind, refuted.control.hint) == ("refuted", HINT)
+    assert refuted.control.hint_token_ids == prover.requests[0].hint_token_ids
+    assert proven.control is not None
+    assert proven.control.kind == "neutral"
+    group = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
+    assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []
+    lied = replace(refuted, proof=replace(refuted.proof, verdict=ProofVerdict.OPEN))
+    rollout = replace(group.rollouts[0], turns=(lied, proven))
+    problems = (
+        GroupChecker()
+        .read(json.loads(json.dumps(ScoredGroup((rollout,), distillation=GroupDistillation(5)).to_wire())))
+        .problems
+    )
+    assert ["does not go with outcome" in str(problem) for problem in problems] == [True]
 
 
 def test_a_hint_that_is_not_proven_is_dropped_with_its_counts_or_for_want_of_a_budget() -> None:
