@@ -68,6 +68,12 @@ class ReplayProof(ProofConfig):
         ge=8,
         description="Largest number of continuations for all hints of an episode; further hints are unproven.",
     )
+    join: int = Field(
+        default=0,
+        ge=0,
+        description="Largest number of continuations without a hint, from first turns, that join their group as "
+        "rollouts of their own, for a trainer that compares rewards. They are not judged.",
+    )
     refuted: Literal["drop", "contrast"] = Field(
         default="drop",
         description="What becomes of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "

@@ -19,7 +19,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording, TurnOutcome
+from agentic_opd.core.types import DistillArrays, Episode, Recording, Trace, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -31,6 +31,7 @@ from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
     EpisodeStats,
+    build_arrays,
     distilled_recording,
     distilled_turn,
 )
@@ -277,6 +278,16 @@ class Distiller:
             judge_when="failed" if self.config.judge.when == "failed" else None,
         )
         return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
+
+    def joining(self, distilled: Sequence[DistilledRecording]) -> list[Episode]:
+        """Return the continuations that join the group of these rollouts (`hint.proof.join`)."""
+        proof = self.config.hint.proof
+        limit = proof.join if isinstance(proof, ReplayProof) else 0
+        return [episode for recording in distilled for episode in recording.unhinted][:limit]
+
+    def empty_rows(self, trace: Trace) -> DistillArrays:
+        """Return the arrays of a sequence that is not distilled, in a group of others that are."""
+        return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, (), self.config.distill_topk)
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""

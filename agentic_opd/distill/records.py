@@ -18,6 +18,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
+    Episode,
     HindsightPair,
     JudgeTokens,
     Recording,
@@ -146,6 +147,11 @@ class DistilledRecording:
     traces: tuple[DistilledTrace, ...]
     stats: EpisodeStats
     policy_url: str
+
+    @property
+    def unhinted(self) -> list[Episode]:
+        """Continuations that proved its hints, which are rollouts of the task; see `HintProof.unhinted`."""
+        return [episode for turn in self.stats.turns if turn.proof is not None for episode in turn.proof.unhinted]
 
     @property
     def records(self) -> tuple[TurnRecord, ...]:

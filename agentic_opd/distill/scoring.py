@@ -114,7 +114,8 @@ async def score(
         return NotScored(TurnOutcome.SCORING_ERROR, failure)
     controls = None
     if is_refuted:
-        controls = _controls(iter([("refuted", hint.text)]), with_hint)
+        refuted: tuple[ControlKind, str] = ("refuted", hint.text)
+        controls = _controls(iter([refuted]), with_hint)
     elif config.hint.control != "none":
         controls = _controls(control_hints(config, pool, hint), with_hint)
     return await read_turn(hints, plain, controls, servers, config)

@@ -85,8 +85,11 @@ class _Arm:
         self.passes = self.passes.and_also(continuation.passed)
 
 
-async def prove(play: Play, pairs: int, spend: Callable[[int], bool] = lambda count: True) -> Proof:
-    """Compare continuations of a turn with and without its hint, at most `pairs` of each.
+async def prove(
+    play: Play, pairs: int, spend: Callable[[int], bool] = lambda count: True, first_seed: int = 0
+) -> Proof:
+    """Compare continuations of a turn with and without its hint, at most `pairs` of each; `first_seed` is that of the
+    first pair.
 
     `spend` is asked before each look for its number of continuations; if it refuses, the verdict is open.
 
@@ -96,7 +99,7 @@ async def prove(play: Play, pairs: int, spend: Callable[[int], bool] = lambda co
     arms, start = (_Arm(), _Arm()), time.monotonic()
     result, change, counts = ProofVerdict.OPEN, None, looks(pairs)
     for look, count in enumerate(counts):
-        played = await _played(play, arms, count, spend)
+        played = await _played(play, arms, count, spend, first_seed)
         if not played:
             break
         with_hint, without = (arm.passes for arm in arms)
@@ -124,16 +127,22 @@ async def pass_rate(play: Play, limit: int) -> Proof:
     """
     arm, start = _Arm(), time.monotonic()
     for count in looks(limit):
-        await _played(play, (None, arm), count, lambda count: True)
+        await _played(play, (None, arm), count)
         if arm.passes.passed in (0, arm.passes.played):
             break
     return _proof(ProofRecord((arm.passes.passed, arm.passes.played)), (arm,), start)
 
 
-async def _played(play: Play, arms: tuple[_Arm | None, _Arm], count: int, spend: Callable[[int], bool]) -> bool:
+async def _played(
+    play: Play,
+    arms: tuple[_Arm | None, _Arm],
+    count: int,
+    spend: Callable[[int], bool] = lambda count: True,
+    first_seed: int = 0,
+) -> bool:
     """Add continuations to the arms (with the hint, without) up to `count` each; return False if `spend` refuses."""
     todo = [
-        (arm, is_hinted, _SEEDS_APART * pair)
+        (arm, is_hinted, first_seed + _SEEDS_APART * pair)
         for arm, is_hinted in zip(arms, (True, False), strict=True)
         if arm is not None
         for pair in range(len(arm.continuations), count)

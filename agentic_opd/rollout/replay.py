@@ -128,6 +128,16 @@ class Continuation:
         """Total reward; None unless the outcome is PLAYED."""
         return None if self.episode is None or self.episode.reward is None else self.episode.reward.total
 
+    def is_rollout_of(self, recording: Recording) -> bool:
+        """Whether this is a rollout of the recording's task like any other: with a verdict, from the first turn on,
+        whose prompt is the recorded one, without a hint.
+        """
+        if self.outcome is not ReplayOutcome.PLAYED or self.episode is None or self.hint is not None or self.turn_index:
+            return False
+        played, recorded = self.episode.traces[0], recording.traces[0]
+        prompts = (trace.tokens_T[: trace.turns[0].start] for trace in (played, recorded))
+        return next(prompts) == next(prompts)
+
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled from turn `turn_index` on."""
@@ -255,7 +265,7 @@ class EpisodeReplay:
         try:
             task = _task_of(recording)
             config = limited(self.config, task)
-            first_turn = FirstTurn(self.room(turn_index, hint), read_hint)
+            first_turn = FirstTurn(self.room(recording, turn_index, hint), read_hint)
             scope = self.session(recording, turn_index)
             episode = await verified(play, unfinished, scope, task, self.world, config)
         except ReplayError as error:

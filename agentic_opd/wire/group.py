@@ -379,6 +379,8 @@ class ScoredRollout:
     """The distribution of each turn, a run of sampled positions, or of all turns; empty: not known."""
     trajectory: JudgedTrajectory | None = None
     """None: the judge was asked about single turns or not at all, or another sequence of the rollout has it."""
+    is_continuation: bool = False
+    """Whether the rollout proved a hint of another one: played from its first prompt, without the hint."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
@@ -520,6 +522,7 @@ class ScoredRollout:
             images=self.images,
             sampling=self.sampling,
             trajectory=self.trajectory,
+            continuation=self.is_continuation,
         )
         opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
         fields = _SEQUENCE_OVERRIDES.to_wire(self, opd or None)
@@ -727,6 +730,7 @@ class _SequenceOpd:
         tuple[SamplingDistribution, ...], Field(exclude_if=not_), BeforeValidator(_distributions), _AS_ONE
     ] = ()
     trajectory: Annotated[JudgedTrajectory | None, _IF_KNOWN] = None
+    continuation: Annotated[bool, Field(strict=True), _IF_ANY] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -919,6 +923,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             images=opd.images,
             sampling=opd.sampling,
             trajectory=opd.trajectory,
+            is_continuation=opd.continuation,
             **fields,
             extra=overrides,
         )

@@ -20,6 +20,7 @@ from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
+    Episode,
     JudgeTokens,
     Message,
     ProofVerdict,
@@ -44,6 +45,7 @@ from agentic_opd.distill.sources import SIBLING
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ProofRecord, ScoredGroup, ScoredRollout
+from tests.support.proofs import continuation
 from tests.support.settings import with_settings
 
 from .conftest import make_qwen_tokenizer
@@ -242,7 +244,9 @@ class Prover:
         if not spend(8):
             return HintProof(ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN), 0, 0.0)
         verdict = self.verdicts.pop(0)
-        return HintProof(ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8)), 8, 1.5)
+        record = ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8))
+        episodes = [continuation(passed).episode for passed in (False, True)]
+        return HintProof(record, 8, 1.5, tuple(episode for episode in episodes if episode is not None))
 
 
 def prove_all(prover: Prover, left: int = 64, config: Any = CONFIG) -> DistilledRecording:
@@ -291,6 +295,18 @@ def test_a_refuted_hint_can_be_the_contrast_of_its_turn() -> None:
         .problems
     )
     assert ["does not go with outcome" in str(problem) for problem in problems] == [True]
+
+
+def test_continuations_without_a_hint_join_their_group_up_to_a_limit() -> None:
+    distilled = prove_all(Prover(ProofVerdict.PROVEN, ProofVerdict.OPEN))
+
+    def joining(**proof: Any) -> list[Episode]:
+        config = with_settings(CONFIG, {"hint": {"proof": proof}})
+        return Distiller(config, max_token_length=100, retry_s=0).joining([distilled])
+
+    assert joining(type="none") == joining(type="replay") == []
+    episodes = joining(type="replay", join=3)
+    assert [episode.verification and episode.verification.all_passed for episode in episodes] == [False, True, False]
 
 
 def test_a_hint_that_is_not_proven_is_dropped_with_its_counts_or_for_want_of_a_budget() -> None:
