@@ -64,7 +64,6 @@ class Proof:
     record: ProofRecord
     outcomes: Counter[ReplayOutcome] = field(default_factory=Counter[ReplayOutcome])
     """Number of continuations by result."""
-    sampled_tokens: int = 0
     seconds: float = 0.0
 
     @property
@@ -165,9 +164,9 @@ def _proof(record: ProofRecord, arms: tuple[_Arm, ...], start: float) -> Proof:
     is_played = any(continuation.outcome is ReplayOutcome.PLAYED for continuation in continuations)
     record = replace(
         record,
+        sampled_tokens=sum(continuation.sampled_tokens for continuation in continuations),
         weight_version=min(versions, default=None),
         not_replayed=str(errors[0]) if errors and not is_played else None,
     )
     outcomes = Counter(continuation.outcome for continuation in continuations)
-    tokens = sum(continuation.sampled_tokens for continuation in continuations)
-    return Proof(record, outcomes, tokens, time.monotonic() - start)
+    return Proof(record, outcomes, time.monotonic() - start)

@@ -188,6 +188,8 @@ class ProofRecord:
     """Interval of the effect; `proof.statistics.effect` has its level."""
     weight_version: Annotated[Index | None, _IF_KNOWN] = None
     """Oldest version of the weights that played, if their server reports one."""
+    sampled_tokens: Annotated[Index, _IF_ANY] = 0
+    """Number of tokens that the policy sampled in the continuations."""
     not_replayed: Annotated[str | None, _IF_KNOWN] = None
     """Why the turn could not be replayed: the turn before it and the difference of its results."""
 

@@ -9,7 +9,7 @@ without a hint from each turn of a failed episode, as `agentic-opd prove` does; 
 fault, with the hint that fits it planted, and with one of another task. `function calls` needs SmolLM2-135M and BFCL's
 questions (configs/functions.yaml says how to get them). Started again, it goes on. `results.json` is
 written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
-is run.
+is run. `--curves` is a folder of learning curves for it (see `learning.break_even`).
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
@@ -29,7 +29,7 @@ from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bench.local_server import free_port, local_server
 from demo_policy.sql.faults import mistake_of
@@ -57,6 +57,7 @@ from agentic_opd.runs.shared_play import SharedPlay
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from learning.break_even import learning_rows, learning_tables, read_learned, read_rows
 
 ROOT = Path(__file__).parents[2]
 DROP = 0.25
@@ -98,11 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", type=int, default=30, help="right and other hints planted a world: %(default)s")
     parser.add_argument("--planted-pairs", type=int, default=32, help="--pairs of planted hints: %(default)s")
     parser.add_argument("--page", type=Path, help="folder of the page whose tables are to be renewed from --out")
+    parser.add_argument("--curves", type=Path, help="curves for --page; default: those that the page has")
     args = parser.parse_args(argv)
     set_up_logging(verbose=False)
     if args.page is not None:
         write_results(args.out)
-        write_page(args.out / "results.json", args.page)
+        write_page(args.out / "results.json", args.page, args.curves)
         return 0
     for name in args.worlds:
         folder = args.out / name.replace(" ", "_")
@@ -307,7 +309,7 @@ def written(message: Message) -> list[str]:
             continue
         if isinstance(arguments, dict):
             texts += [text for key, text in arguments.items() if key in ("content", "sql", "query") and text]
-    return [text for text in texts if isinstance(text, str)]
+    return [text for text in texts if isinstance(cast(object, text), str)]
 
 
 @cache
@@ -497,13 +499,18 @@ def write_results(out: Path) -> None:
 _TABLES = re.compile(r"(?s)(<!-- tables -->\n).*(<!-- end of tables -->)")
 
 
-def write_page(path: Path, page: Path) -> None:
-    """Copy results.json to the page's folder, keep the `learning` that is there, and renew the page's tables."""
+def write_page(path: Path, page: Path, curves: Path | None = None) -> None:
+    """Copy results.json to the page's folder, with the curves or the `learning` that is there, and renew the tables."""
     results, target = read_json(path.read_text()), page / "results.json"
-    if target.exists():
-        results["learning"] = read_json(target.read_text()).get("learning", {})
+    if curves is not None:
+        results["learning"] = learning_rows(read_learned(curves))
+    elif target.exists():
+        results["learning"] = read_json(target.read_text()).get("learning", [])
     target.write_text(json.dumps(results, indent=1) + "\n")
-    text = "\n".join(tables(results))
+    lines = [*tables(results)]
+    if results.get("learning"):
+        lines += ["", *learning_tables(read_rows(results["learning"]))]
+    text = "\n".join(lines)
     readme = page / "README.md"
     readme.write_text(_TABLES.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", readme.read_text()))
 
