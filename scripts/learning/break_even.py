@@ -1,8 +1,8 @@
 """What proofs cost and teach: curves of `scripts/learn` by all that the policy sampled for them, its continuations too.
 
-A folder has a folder for each world, `--out` of `scripts/learn` with the modes proof and opd, and if they are to be
-compared with it grpo, wrong-hint and wrong-hint-proof. `opd` and `grpo` may have more rollouts than `proof`: the tables
-give their pass rates at as many sampled tokens as `proof` has in all.
+A folder has a folder for each world, `--out` of `scripts/learn` with the modes proof, opd, and if they are to be compared
+wrong-hint and wrong-hint-proof. Further folders have rivals, opd and grpo of more rollouts: the tables give their pass
+rates at as many sampled tokens as proof has in all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,18 @@ Learned = dict[str, dict[str, dict[str, list[LearnedPoint]]]]
 """World -> mode -> seed -> points."""
 
 
-def read_learned(folder: Path) -> Learned:
-    """Read the finished curves of the worlds' folders."""
+def read_learned(folders: Sequence[Path]) -> Learned:
+    """Read the finished curves of the worlds' folders; modes of rivals have their rollouts in their names."""
     worlds: Learned = {}
-    for results in sorted(folder.glob("*/results.json")):
-        curves, costs = read_curves(results), read_costs(results.with_name("costs.json"))
-        worlds[results.parent.name] = {
-            mode: {
-                seed: [
-                    LearnedPoint(point.pass_rate, cost) for point, cost in zip(points, costs[mode][seed], strict=True)
-                ]
-                for seed, points in seeds.items()
-            }
-            for mode, seeds in curves.items()
-        }
+    for number, folder in enumerate(folders):
+        for results in sorted(folder.glob("*/results.json")):
+            modes, costs = worlds.setdefault(results.parent.name, {}), read_costs(results.with_name("costs.json"))
+            for mode, seeds in read_curves(results).items():
+                for seed, curve in seeds.items():
+                    pairs = zip(curve, costs[mode][seed], strict=True)
+                    points = [LearnedPoint(point.pass_rate, cost) for point, cost in pairs]
+                    name = f"{mode}, {curve[-1].rollouts} rollouts" if number else mode
+                    modes.setdefault(name, {})[seed] = points
     return worlds
 
 
@@ -95,9 +93,18 @@ def learning_tables(learned: Learned) -> Iterator[str]:
         for mode in ("proof", "wrong-hint-proof"):
             for seed, points in modes.get(mode, {}).items():
                 tokens = points[-1].cost.policy_tokens
-                rates = [rate_at(modes.get(rival, {}).get(seed, []), tokens) for rival in ("opd", "grpo")]
+                rates = [_rival_rate(modes, rival, seed, tokens) for rival in ("opd", "grpo")]
                 cells = " | ".join("not that far" if rate is None else f"{rate:.1%}" for rate in rates)
                 yield f"| {world} | {mode}, seed {seed} | {tokens} | {points[-1].pass_rate:.1%} | {cells} |"
+
+
+def _rival_rate(
+    modes: Mapping[str, Mapping[str, Sequence[LearnedPoint]]], rival: str, seed: str, tokens: int
+) -> float | None:
+    """Return a mode's pass rate after so many sampled tokens, of its run with the fewest rollouts that has as many."""
+    runs = [seeds[seed] for name, seeds in modes.items() if name.split(",")[0] == rival and seed in seeds]
+    rates = (rate_at(run, tokens) for run in sorted(runs, key=lambda run: run[-1].cost.rollouts))
+    return next((rate for rate in rates if rate is not None), None)
 
 
 def _point_cells(points: Sequence[LearnedPoint]) -> str:

@@ -9,7 +9,7 @@ without a hint from each turn of a failed episode, as `agentic-opd prove` does; 
 fault, with the hint that fits it planted, and with one of another task. `function calls` needs SmolLM2-135M and BFCL's
 questions (configs/functions.yaml says how to get them). Started again, it goes on. `results.json` is
 written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
-is run. `--curves` is a folder of learning curves for it (see `learning.break_even`).
+is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
@@ -99,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", type=int, default=30, help="right and other hints planted a world: %(default)s")
     parser.add_argument("--planted-pairs", type=int, default=32, help="--pairs of planted hints: %(default)s")
     parser.add_argument("--page", type=Path, help="folder of the page whose tables are to be renewed from --out")
-    parser.add_argument("--curves", type=Path, help="curves for --page; default: those that the page has")
+    parser.add_argument("--curves", nargs="+", type=Path, help="curves for --page; default: those that the page has")
     args = parser.parse_args(argv)
     set_up_logging(verbose=False)
     if args.page is not None:
         write_results(args.out)
-        write_page(args.out / "results.json", args.page, args.curves)
+        write_page(args.out / "results.json", args.page, args.curves or ())
         return 0
     for name in args.worlds:
         folder = args.out / name.replace(" ", "_")
@@ -499,10 +499,10 @@ def write_results(out: Path) -> None:
 _TABLES = re.compile(r"(?s)(<!-- tables -->\n).*(<!-- end of tables -->)")
 
 
-def write_page(path: Path, page: Path, curves: Path | None = None) -> None:
+def write_page(path: Path, page: Path, curves: Sequence[Path] = ()) -> None:
     """Copy results.json to the page's folder, with the curves or the `learning` that is there, and renew the tables."""
     results, target = read_json(path.read_text()), page / "results.json"
-    if curves is not None:
+    if curves:
         results["learning"] = learning_rows(read_learned(curves))
     elif target.exists():
         results["learning"] = read_json(target.read_text()).get("learning", [])

@@ -16,15 +16,13 @@ def points(rates: tuple[float, float], sampled: int, continued: int = 0) -> tupl
 
 @pytest.fixture
 def curves(tmp_path: Path) -> Path:
-    """A world whose policy samples three times as much with proofs as without."""
-    (folder := tmp_path / "sql").mkdir()
-    modes = {
-        "opd": points((0.2, 0.5), 4000),
-        "grpo": points((0.2, 0.8), 8000),
-        "proof": points((0.2, 0.6), 2000, 4000),
-    }
-    for name, column in (("results.json", 0), ("costs.json", 1)):
-        (folder / name).write_text(json.dumps({mode: {"0": both[column]} for mode, both in modes.items()}))
+    """A world whose policy samples three times as much with proofs as without, and a rival with more rollouts."""
+    curves = {"opd": points((0.2, 0.5), 4000), "proof": points((0.2, 0.6), 2000, 4000)}
+    rivals = {"grpo": points((0.2, 0.8), 8000)}
+    for kind, modes in (("curves", curves), ("rivals", rivals)):
+        (folder := tmp_path / kind / "sql").mkdir(parents=True)
+        for name, column in (("results.json", 0), ("costs.json", 1)):
+            (folder / name).write_text(json.dumps({mode: {"0": both[column]} for mode, both in modes.items()}))
     return tmp_path
 
 
@@ -34,7 +32,7 @@ def test_a_curve_is_read_between_its_points_and_not_beyond_them() -> None:
 
 
 def test_the_rivals_of_proofs_are_compared_at_as_many_sampled_tokens(curves: Path) -> None:
-    learned = read_learned(curves)
+    learned = read_learned([curves / "curves", curves / "rivals"])
     assert read_rows(learning_rows(learned)) == learned
     lines = [*learning_tables(learned)]
     assert "| sql | proof | 1 | 64 | 30 | 10.0 | 6000 | 500 | 60.0% (60) |" in lines
