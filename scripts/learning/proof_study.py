@@ -82,9 +82,7 @@ WORLDS = {
         "demo.yaml", "scripts/demo_policy/policy", {"world.builtin_examples": "false"}, groups=96
     ),
     "sql": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS}, 80),
-    "function calls": World(
-        "functions.yaml", "runs/models/smollm2-135m-instruct", {"total_steps": 100, "world.held_out": 0}, 100
-    ),
+    "function calls": World("functions.yaml", "runs/models/smollm2-135m-instruct", groups=100),
     "coding by trajectory": World("demo.yaml", "scripts/demo_policy/policy", _BY_TRAJECTORY, 48),
     "sql by trajectory": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS, **_BY_TRAJECTORY}, 48),
 }
@@ -470,12 +468,12 @@ def rounded(share: Estimate) -> list[float]:
 
 
 def write_results(out: Path) -> None:
-    """Write results.json from what the worlds' folders hold."""
+    """Write results.json from what the worlds' folders hold; planted hints may be missing."""
     results: dict[str, Any] = {"turns": 0, "equal": {}, "signals": {}, "planted": {}, "hints": {}, "costs": {}}
     planted: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name in WORLDS:
         folder = out / name.replace(" ", "_")
-        if not (folder / "done").exists():
+        if not (folder / "equal.json").exists():
             continue
         equal = read_json((folder / "equal.json").read_text())
         results["turns"] += equal["turns"]
@@ -484,7 +482,8 @@ def write_results(out: Path) -> None:
         judged = {"failed_episodes": len(episodes), "turns": sum(map(len, episodes))}
         results["signals"][name] = {**judged, "by_signal": signal_rows(episodes)}
         results["hints"][name] = hint_counts(folder / "groups.jsonl")
-        rows = [read_json(line) for line, _ in whole_lines(folder / "planted.jsonl")]
+        hints = folder / "planted.jsonl"
+        rows = [read_json(line) for line, _ in whole_lines(hints)] if hints.exists() else []
         for kind, is_right in (("right", True), ("other", False)):
             of_kind = [row for row in rows if row["right"] is is_right]
             results["planted"].setdefault(kind, {})[name] = verdict_shares(of_kind)
