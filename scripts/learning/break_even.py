@@ -1,8 +1,8 @@
 """What proofs cost and teach: curves of `scripts/learn` by all that the policy sampled for them, its continuations too.
 
 A folder has a folder for each world, `--out` of `scripts/learn` with the modes opd, proof, wrong-hint and
-wrong-hint-proof. Further folders have rivals, opd and grpo of more rollouts: the tables give their pass rates at as many
-sampled tokens as proof has in all.
+wrong-hint-proof. Further folders have rivals, opd and grpo of more rollouts: the tables give their pass rates at as
+many sampled tokens as proof has in all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
