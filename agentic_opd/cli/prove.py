@@ -98,7 +98,9 @@ async def _prove(settings: Settings, arguments: argparse.Namespace) -> int:
     from agentic_opd.env.command import name_models
     from agentic_opd.env.opd import AgenticOPDEnv
     from agentic_opd.runs.proof_journal import ProofJournal
+    from agentic_opd.runs.prove_file import check_file
 
+    await asyncio.to_thread(check_file, arguments.groups)
     cancel_on(signal.SIGTERM)
     config = settings.env.model_copy(update={"opd_enabled": False})  # The file has its hints.
     journal = ProofJournal(arguments.groups)

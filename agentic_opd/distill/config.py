@@ -85,6 +85,17 @@ class ReplayProof(ProofConfig):
         ge=8,
         description="Largest number of continuations for all hints of an episode; further hints are unproven.",
     )
+    join: int = Field(
+        default=0,
+        ge=0,
+        description="Largest number of continuations without a hint, from first turns, that join their group as "
+        "rollouts of their own, for a trainer that compares rewards. They are not judged.",
+    )
+    refuted: Literal["drop", "contrast"] = Field(
+        default="drop",
+        description="What becomes of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "
+        "refuted hint is its control, so that a trainer with loss.contrast moves against it; needs hint.control).",
+    )
 
 
 class HintConfig(Section):
@@ -140,6 +151,11 @@ class HintConfig(Section):
     def _check_proof(self) -> "HintConfig":
         if self.proof.type != "none" and self.selection == "overlap":
             raise ValueError("proof replay proves a turn's hint before the teacher reads it: set another selection")
+        if isinstance(self.proof, ReplayProof) and self.proof.refuted == "contrast" and self.control == "none":
+            raise ValueError(
+                "proof.refuted contrast is for a trainer with loss.contrast, which needs a control for every turn: set "
+                "hint.control, to neutral for example"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,8 @@
 
     turn --find_hint--> Hint | NoHint --score--> Scored | NotScored --distilled_turn--> record, rows, statistics
 
-With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored.
+With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored; refuted ones may be
+controls.
 
 Each step may end the turn; the turn's `TurnOutcome` names the reason. An unreachable policy or teacher server is not an
 outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
@@ -18,7 +19,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording, Task
+from agentic_opd.core.types import DistillArrays, Episode, Recording, Task, Trace, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -30,10 +31,11 @@ from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
     EpisodeStats,
+    build_arrays,
     distilled_recording,
     distilled_turn,
 )
-from agentic_opd.distill.scoring import noise_floor, score
+from agentic_opd.distill.scoring import NotScored, noise_floor, score
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.distill.trajectory import TrajectoryJudge
@@ -72,10 +74,17 @@ class TurnDistiller:
         result, proof = None, None
         if isinstance(hint, Hint) and self.prove is not None:
             proof, result = await prove_hint(context, hint, self.servers, self.config, self.prove, self.budget)
-        if isinstance(hint, Hint) and result is None:
-            result = await score(context, hint, self.servers, self.config, self.pool)
+        takes_contrast = isinstance(result, NotScored) and result.outcome is TurnOutcome.REFUTED and self._contrasts
+        if isinstance(hint, Hint) and (result is None or takes_contrast):
+            result = await score(context, hint, self.servers, self.config, self.pool, is_refuted=takes_contrast)
         async with fair_slot():
             return distilled_turn(context, hint, result, self.config, proof)
+
+    @property
+    def _contrasts(self) -> bool:
+        """Whether turns of refuted hints are scored, with these hints as their controls."""
+        proof = self.config.hint.proof
+        return isinstance(proof, ReplayProof) and proof.refuted == "contrast"
 
     async def distill_all(
         self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
@@ -265,6 +274,16 @@ class Distiller:
             judge_when="failed" if self.config.judge.when == "failed" else None,
         )
         return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
+
+    def joining(self, distilled: Sequence[DistilledRecording]) -> list[Episode]:
+        """Return the continuations that join the group of these rollouts (`hint.proof.join`)."""
+        proof = self.config.hint.proof
+        limit = proof.join if isinstance(proof, ReplayProof) else 0
+        return [episode for recording in distilled for episode in recording.unhinted][:limit]
+
+    def empty_rows(self, trace: Trace) -> DistillArrays:
+        """Return the arrays of a sequence that is not distilled, in a group of others that are."""
+        return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, (), self.config.distill_topk)
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""

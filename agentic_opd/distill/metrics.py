@@ -56,6 +56,7 @@ OPD_METRICS = (
         "episodes",
         "continuations played to prove hints. Left out unless hints are proven (hint.proof)",
     ),
+    Metric("opd/proof_tokens", "tokens", "tokens that the policy sampled in these continuations"),
     *(Metric(f"opd/proof_s_p{q}", "seconds", f"time for one hint's proof, {q}th percentile") for q in (50, 95)),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
@@ -211,6 +212,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     if proofs := [turn.proof for turn in turns if turn.proof is not None]:
         metrics |= {f"opd/outcome/{name.value}": counts.outcomes[name] for name in _PROOF_OUTCOMES}
         metrics["opd/proof_rollouts"] = sum(proof.rollouts for proof in proofs)
+        metrics["opd/proof_tokens"] = sum(proof.record.sampled_tokens for proof in proofs)
         metrics |= percentiles("opd/proof_s", [proof.seconds for proof in proofs])
     metrics["opd/total_hints"] = counts.hints
     metrics["opd/total_scored_turns"] = counts.scored

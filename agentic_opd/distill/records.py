@@ -19,6 +19,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
+    Episode,
     HindsightPair,
     JudgeTokens,
     Recording,
@@ -147,6 +148,11 @@ class DistilledRecording:
     traces: tuple[DistilledTrace, ...]
     stats: EpisodeStats
     policy_url: str
+
+    @property
+    def unhinted(self) -> list[Episode]:
+        """Continuations that proved its hints, which are rollouts of the task; see `HintProof.unhinted`."""
+        return [episode for turn in self.stats.turns if turn.proof is not None for episode in turn.proof.unhinted]
 
     @property
     def records(self) -> tuple[TurnRecord, ...]:
@@ -290,7 +296,7 @@ def control_stats(
     """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
-        fell_back=control.kind != configured,
+        fell_back=control.kind not in (configured, "refuted"),
         distances=tuple(abs(hinted[0] - unhinted[0]) for hinted, unhinted in both if unhinted[0] is not None),
         entries=sum(map(len, control.logprobs_RK)),
         missing=sum(row.count(None) for row in control.logprobs_RK),

@@ -496,7 +496,7 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
         yield f"insert_at: {insert_at!r} with {len(ids)} hint_token_ids"
     elif insert_at is not None and not 0 < insert_at <= start:
         yield f"insert_at: {insert_at!r}, expected a position of the turn's prompt, 1 to {start}"
-    if turn.is_scored and not ids and turn.hint_source in (None, *HINT_SOURCES):
+    if turn.is_scored and not ids and turn.hint_source in (None, *HINT_SOURCES) and not _is_contrast(turn):
         yield "hint_token_ids: empty, but the turn is scored"
     if outcome not in _HINTED and ids:
         yield f"hint_token_ids: {len(ids)} of them do not go with outcome {outcome.value!r}"
@@ -510,13 +510,19 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
     yield from _hints_problems(turn)
 
 
+def _is_contrast(turn: TurnRecord) -> bool:
+    """Whether the turn's refuted hint is its control, and its rows are without a hint."""
+    return turn.control is not None and turn.control.kind == "refuted"
+
+
 def _proof_problems(turn: TurnRecord) -> Iterator[str]:
     if (proof := turn.proof) is None:
         return
     with_hint, without, verdict = proof.with_hint, proof.without_hint, proof.verdict
     if (with_hint is None) != (verdict is None) or (verdict is not None and not turn.hint):
         yield f"proof: verdict {verdict} with_hint {with_hint}, expected both for a turn with a hint, or none"
-    if turn.outcome is TurnOutcome.REFUTED and verdict is not ProofVerdict.REFUTED:
+    is_refuted = turn.outcome is TurnOutcome.REFUTED or _is_contrast(turn)
+    if is_refuted and verdict is not ProofVerdict.REFUTED:
         yield f"proof: verdict {verdict} does not go with outcome {turn.outcome.value!r}"
     if proof.effect is None or proof.interval is None:
         return
@@ -539,8 +545,8 @@ def _reading_problems(turn: TurnRecord) -> Iterator[str]:
         if not turn.is_scored and getattr(turn, name) is not None:
             yield f"{name}: does not go with outcome {turn.outcome.value!r}"
     if (control := turn.control) is not None:
-        if control.hint == turn.hint:
-            yield "control: its hint is the turn's own"
+        if (control.hint == turn.hint) != _is_contrast(turn):
+            yield f"control: its hint is {'not ' if _is_contrast(turn) else ''}the turn's own"
         if control.hint in [reading.hint for reading in turn.hints]:
             yield "control: its hint is one of the turn's hints"
         if not control.hint or not control.hint_token_ids:

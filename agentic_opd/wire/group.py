@@ -61,8 +61,10 @@ ValueT = TypeVar("ValueT")
 
 Role = Literal["tool", "user", "verdict"]
 
-ControlKind = Literal["neutral", "other", "same_task"]
-"""Kinds of control hint: a fixed sentence, an accepted hint of another task, another accepted hint of this task."""
+ControlKind = Literal["neutral", "other", "same_task", "refuted"]
+"""Kinds of control hint: a fixed sentence, an accepted hint of another task, another accepted hint of this task, or the
+turn's own hint that replays refuted (the rows are then without a hint).
+"""
 
 GapBaseline = Literal["student", "teacher"]
 
@@ -188,6 +190,8 @@ class ProofRecord:
     """Interval of the effect; `proof.statistics.effect` has its level."""
     weight_version: Annotated[Index | None, _IF_KNOWN] = None
     """Oldest version of the weights that played, if their server reports one."""
+    sampled_tokens: Annotated[Index, _IF_ANY] = 0
+    """Number of tokens that the policy sampled in the continuations."""
     not_replayed: Annotated[str | None, _IF_KNOWN] = None
     """Why the turn could not be replayed: the turn before it and the difference of its results."""
 
@@ -379,6 +383,8 @@ class ScoredRollout:
     """The distribution of each turn, a run of sampled positions, or of all turns; empty: not known."""
     trajectory: JudgedTrajectory | None = None
     """None: the judge was asked about single turns or not at all, or another sequence of the rollout has it."""
+    is_continuation: bool = False
+    """Whether the rollout proved a hint of another one: played from its first prompt, without the hint."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
 
@@ -523,6 +529,7 @@ class ScoredRollout:
             attachments=self.attachments,
             sampling=self.sampling,
             trajectory=self.trajectory,
+            continuation=self.is_continuation,
         )
         opd |= _SEQUENCE_OPD.dump_python(rest, mode="json", by_alias=True)
         fields = _SEQUENCE_OVERRIDES.to_wire(self, opd or None)
@@ -730,6 +737,7 @@ class _SequenceOpd:
         tuple[SamplingDistribution, ...], Field(exclude_if=not_), BeforeValidator(_distributions), _AS_ONE
     ] = ()
     trajectory: Annotated[JudgedTrajectory | None, _IF_KNOWN] = None
+    continuation: Annotated[bool, Field(strict=True), _IF_ANY] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -923,6 +931,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             attachments=opd.attachments,
             sampling=opd.sampling,
             trajectory=opd.trajectory,
+            is_continuation=opd.continuation,
             **fields,
             extra=overrides,
         )
