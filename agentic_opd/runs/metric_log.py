@@ -17,9 +17,10 @@ from typing import Any
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode
+from agentic_opd.distill.alarms import RepetitionWatch
 from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.metrics import aggregate
-from agentic_opd.rollout.metrics import train_metrics
+from agentic_opd.rollout.metrics import group_metrics, repetitions, train_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.wire.counts import rollout_rows
@@ -152,6 +153,9 @@ class RunMetrics:
     _has_calls: bool = False
     """Whether a rollout of the run called a tool, or a program acted in it."""
     _logged_close_failures: int = 0
+    _repetition: RepetitionWatch = field(default_factory=RepetitionWatch)
+    _passed: list[list[bool]] = field(default_factory=list[list[bool]])
+    """For each group, whether its rollouts with a verdict passed."""
     _episodes: list[Episode] = field(default_factory=list[Episode])
     _distilled: list[DistilledGroup] = field(default_factory=list[DistilledGroup])
     _rows: list[tuple[str, float, str, str]] = field(default_factory=list[tuple[str, float, str, str]])
@@ -159,6 +163,8 @@ class RunMetrics:
     def add(self, finished: FinishedGroup) -> None:
         """Keep the data for the next logging step, without the arrays (many megabytes per episode)."""
         self.add_episodes(finished.episodes)
+        verdicts = [episode.verification for episode in finished.episodes if episode.reward is not None]
+        self._passed.append([verdict.all_passed for verdict in verdicts if verdict is not None])
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
@@ -171,13 +177,15 @@ class RunMetrics:
         self._episodes += episodes
         self._num_rollouts += len(episodes)
         self._has_calls |= any(episode.tool_calls or episode.program for episode in episodes)
+        if warning := self._repetition.saw(share for episode in episodes for share in repetitions(episode)):
+            logger.warning("%s", warning)
 
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""
         stats = [episode for group in self._distilled for episode in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
         distilled = aggregate(stats, [group.metadata for group in self._distilled]) if stats else {}
-        metrics = {**of_rollouts, **self.evaluation, **distilled}
+        metrics = {**of_rollouts, **group_metrics(self._passed), **self.evaluation, **distilled}
         failures = self.close_failures()
         if failures is not None and (metrics or failures > self._logged_close_failures):
             metrics["train/close_failures"] = float(failures - self._logged_close_failures)
@@ -192,7 +200,7 @@ class RunMetrics:
     def flush(self, further: Mapping[str, float] | None = None) -> None:
         """Log the metrics since the last logging step, and start the next one."""
         metrics, rows = {**(further or {}), **self.current()}, self._rows
-        self._episodes, self._distilled, self._rows, self.evaluation = [], [], [], {}
+        self._episodes, self._distilled, self._rows, self._passed, self.evaluation = [], [], [], [], {}
         self._logged_close_failures = self.close_failures() or 0
         if self.log is not None and metrics:
             self.log.log(self.step, metrics, rows)
