@@ -1,7 +1,7 @@
 """The judge of `scripts/learn --world functions`: what it reads of the question, and what it says."""
 
 import pytest
-from learning.scripted_judge import answer, evidence, in_words
+from learning.scripted_judge import answer, evidence, hint_of, in_words
 
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.hints import Questions, filled, parse_step_vote, parse_vote
@@ -107,3 +107,33 @@ def test_a_reader_names_the_turn_that_wrote_the_function_of_a_failed_example() -
     assert list(named) == [2]
     assert "second" in named[2]
     assert about_trajectory({**turns, "python test_solution.py": "2 of 2 examples passed"}, "All.", "reader") == {}
+
+
+WRONG = (
+    "1 of 3 user turns with calls are right, up to the first wrong one.\nUser turn 2: The state of Kettle is wrong: "
+)
+WRONG += "litres is 1.75, which is not as requested. The call fill(litres=0.25) in user turn 2 was the last one that "
+WRONG += "changed it."
+
+
+@pytest.mark.parametrize(
+    ("turn", "found", "hint"),
+    [
+        ('{"name": "fill", "parameters": {"litres": 0.25}}', WRONG, WRONG.partition("turn 2: ")[2]),
+        ('{"name": "look", "parameters": {}}', WRONG, None),
+        (
+            '{"name": "look", "parameters": {"at": 1}}',
+            f"Error: there is no parameter at.\n\n{WRONG}",
+            "Error: there is",
+        ),
+        ("Done.", WRONG, "The state of Kettle is wrong: litres is 1.75"),
+        ("Done.", "User turn 1: No function was called.", "No function was called."),
+        ("Done.", "All 3 user turns with calls are right.", None),
+        ('{"name": "look", "parameters": {}}', "All 3 user turns with calls are right.", None),
+    ],
+)
+def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
+    turn: str, found: str, hint: str | None
+) -> None:
+    said = hint_of(turn, found, "conversation")
+    assert said is None if hint is None else (said or "").startswith(hint)
