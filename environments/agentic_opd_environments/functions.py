@@ -156,7 +156,7 @@ class FunctionsWorld(CustomWorld):
     def call(self, state: Calls | Conversation, name: str, arguments: dict[str, Any]) -> str | Coroutine[Any, Any, str]:
         """Record a call that fits its function's schema; run that of a conversation."""
         if isinstance(state, Conversation):
-            return state.call(name, arguments)
+            return _called(state, name, arguments)
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
             raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
@@ -263,6 +263,21 @@ class FunctionsWorld(CustomWorld):
         if len(chosen) == len(classes):
             raise DatasetError(f"held_out_classes: {sorted(self._held_out_classes)} leave no conversation to train on")
         return chosen | held_out_ids([task for task in tasks if not _is_conversation(task)], self._held_out, self._seed)
+
+
+async def _called(conversation: Conversation, name: str, arguments: dict[str, Any]) -> str:
+    """Run a call of a conversation; an error about its arguments ends with the function's signature.
+
+    Raises:
+        ToolError, DatasetError, SandboxError: as `Conversation.call`.
+    """
+    try:
+        return await conversation.call(name, arguments)
+    except ToolError as error:
+        function = conversation.case.functions[name]
+        if not call_problems(function, arguments):
+            raise
+        raise ToolError(f"{str(error).rstrip('.')}. It must be {signature(_schema(function))}.") from error
 
 
 def _is_conversation(task: Task) -> bool:

@@ -126,7 +126,7 @@ from learning.results import (
     table,
     tuned_as,
 )
-from learning.supervised import SupervisedError, supervised_start
+from learning.supervised import START_LR, Start, SupervisedError, supervised_start
 
 SWEEP_SEED = 1000
 PERSON = {
@@ -138,7 +138,10 @@ QUICK = {
     **{"seeds": [0], "rollouts": 16, "points": [0, 16], "eval_samples": 1},
     **{"batch_sizes": [8], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
 }
-QUICK_CONVERSATIONS = {"rollouts": 8, "points": [0, 8], "batch_sizes": [4], "exam_tasks": 4}
+QUICK_CONVERSATIONS = {
+    **{"rollouts": 8, "points": [0, 8], "batch_sizes": [4], "exam_tasks": 4},
+    **{"start_conversations": 8, "start_epochs": 1},
+}
 
 
 def main() -> int:
@@ -204,6 +207,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "multiturn, 2 of person's 40",
     )
     parser.add_argument("--exam-tasks", type=int, help="held-out tasks that are measured; default: all")
+    parser.add_argument(
+        "--start-conversations", type=int, default=64, help="of multiturn's supervised start: %(default)s"
+    )
+    parser.add_argument("--start-epochs", type=int, default=2, help="passes over these: %(default)s")
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
     parser.add_argument(
@@ -300,9 +307,10 @@ def other_settings(args: argparse.Namespace) -> str | None:
     names = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
-        *("group_size", "through", "exam_tasks"),
+        *("group_size", "through", "exam_tasks", "start_conversations", "start_epochs"),
     )
     unset = {"world": "coding", "group_size": 4, "through": "chat", "exam_tasks": None}
+    unset |= {"start_conversations": 64, "start_epochs": 2}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -320,10 +328,11 @@ async def experiment(args: argparse.Namespace) -> int:
         print(f"nothing is left to do; {results} is whole", file=sys.stderr)
         return 0
     subject = SUBJECTS[args.world]
-    if subject.start is not None:
+    if subject.has_supervised_start:
         settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
         config = AgenticOPDEnvConfig(**{**settings, "data_path_to_save_groups": None})
-        args.model = await supervised_start(config, args.model, args.out / "supervised", subject.start)
+        start = Start(args.start_conversations, args.start_epochs, START_LR)
+        args.model = await supervised_start(config, args.model, args.out / "supervised", start)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", str(subject.context))

@@ -40,7 +40,6 @@ from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.gauges import OVER_CALLING, SAMPLES, TASKS, Gauges, irrelevance_settings, of_samples
 from learning.person import TEMPERATURE, Person, PersonExaminer, person_tasks
 from learning.progress import Progress, cut_back, forget_weights, trained_steps
-from learning.supervised import Start
 from learning.talk import TalkFailedError, User, WireProtocol, converse
 
 if TYPE_CHECKING:
@@ -201,8 +200,8 @@ class Subject(NamedTuple):
     """Points are shares of user turns, and of whole conversations beside them."""
     irrelevance: Path | None = None
     """Questions for which no call is right: gauges are measured before and after each run. None: no gauges."""
-    start: Start | None = None
-    """The supervised start, which the experiment makes first; None: the model is the start."""
+    has_supervised_start: bool = False
+    """The experiment first makes the start from the model, by right conversations."""
     context: int = 4096
     """Tokens of the servers' context."""
     usual_modes: Sequence[str] = ()
@@ -301,7 +300,7 @@ SUBJECTS = {
         judge_model="conversation",
         has_conversations=True,
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
-        start=Start(64, 2, 1e-4),
+        has_supervised_start=True,
         usual_modes=(*USUAL_MODES, "next-state"),
     ),
     # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.

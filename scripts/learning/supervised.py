@@ -9,14 +9,13 @@ those that the verdict does not call right are left out. The trainer learns the 
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.processes import end_of
-from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Completion, Episode, Task
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -30,6 +29,7 @@ from agentic_opd_environments.conversations import Call, ConversationCase
 CLOSING = "Done."
 """What ends a turn of the user."""
 AT_ONCE = 4
+START_LR = 1e-4
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 
 
@@ -41,7 +41,7 @@ class Start(NamedTuple):
     """How long the supervised start is."""
 
     conversations: int
-    """Right conversations, the shortest ones."""
+    """Right conversations, the shortest ones of the training tasks."""
     epochs: int
     lr: float
 
@@ -80,8 +80,18 @@ def written_call(call: Call, case: ConversationCase) -> dict[str, Any]:
     return {"id": "call_0_0", "type": "function", "function": function}
 
 
-async def write_right_conversations(config: AgenticOPDEnvConfig, model: Path, path: Path) -> tuple[int, int]:
-    """Write a group for each right training conversation to `path`; return how many are right, and how many there are.
+def shortest(tasks: Iterable[Task], count: int) -> list[Task]:
+    """Return the `count` tasks with the fewest right calls, of equal ones those with the shorter first prompts."""
+    return sorted(tasks, key=lambda task: (sum(map(len, task.data.right_calls)), len(task.prompt)))[:count]
+
+
+async def write_right_conversations(
+    config: AgenticOPDEnvConfig, model: Path, path: Path, count: int
+) -> tuple[int, int]:
+    """Play the `count` shortest training conversations, and write a group for each that is right to `path`.
+
+    Returns:
+        How many are right, and how many were played.
 
     Raises:
         OPDError: the world or its sandbox does not work.
@@ -96,22 +106,16 @@ async def write_right_conversations(config: AgenticOPDEnvConfig, model: Path, pa
             policy = RightCalls.of(chat.with_tools(task.tools), task.data)
             return await run_episode(task, policy, world, chat, config)
 
-    episodes = await gather_all(map(played, tasks))
+    episodes = await gather_all(map(played, shortest(tasks, count)))
     right = [episode for episode in episodes if episode.verification and episode.verification.all_passed]
-    file = JsonLines(path)
+    fresh = path.with_suffix(".new")
+    file = JsonLines(fresh)
     for episode in right:
         rollouts = tuple(ScoredRollout.of(episode, trace, include_messages=True) for trace in episode.traces)
         file.write(ScoredGroup(rollouts, item_id=episode.task.task_id, task_id=episode.task.task_id).to_wire())
     file.close()
+    fresh.replace(path)
     return len(right), len(episodes)
-
-
-def write_shortest(path: Path, shortest: Path, count: int) -> None:
-    """Write the groups of the `count` shortest conversations."""
-    lines = sorted(text_lines(path.read_text()), key=lambda line: len(json.loads(line)["tokens"][0]))
-    fresh = shortest.with_suffix(".new")
-    fresh.write_text("".join(f"{line}\n" for line in lines[:count]))
-    fresh.replace(shortest)
 
 
 async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Path, start: Start) -> Path:
@@ -124,13 +128,12 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
     if final.exists():
         return final
     if not groups.exists():
-        right, total = await write_right_conversations(config, model, folder / "right.jsonl")
-        print(f"{right} of {total} training conversations are right when their right calls are made", file=sys.stderr)
-        write_shortest(folder / "right.jsonl", groups, start.conversations)
+        right, total = await write_right_conversations(config, model, groups, start.conversations)
+        print(f"supervised start: {right} of {total} conversations are right with their right calls", file=sys.stderr)
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
         **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 1},
-        **{"micro_tokens": 2048, "save_every": 1, "resume": str((folder / "checkpoints").exists()).lower()},
+        **{"micro_tokens": 1024, "save_every": 1, "resume": str((folder / "checkpoints").exists()).lower()},
         "loss": json.dumps({"custom": {f"{PARTS_FILE}:imitation": 1.0}, "temperature": 1.0}),
     }
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_right_conversations_become_groups_whose_sampled_tokens_are_the_right_ca
     renderer = {"name": "qwen3", "options": {"enable_thinking": False}}
     config = AgenticOPDEnvConfig.model_validate({"world": world, "renderer": renderer, "max_token_length": 16384})
     model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
-    assert asyncio.run(supervised.write_right_conversations(config, model, path)) == (1, 1)
+    assert asyncio.run(supervised.write_right_conversations(config, model, path, 9)) == (1, 1)
     (group,) = map(ScoredGroup.from_wire, read_lines(path))
     (rollout,) = group.rollouts
     assert (rollout.score, rollout.num_turns) == (rollout.score, 8)
@@ -43,10 +44,10 @@ def test_right_conversations_become_groups_whose_sampled_tokens_are_the_right_ca
 
 
 def test_the_shortest_conversations_are_taken(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"tokens": [[0] * size]} for size in (5, 2, 9, 3)]
-    (tmp_path / "right.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    supervised.write_shortest(tmp_path / "right.jsonl", tmp_path / "groups.jsonl", 3)
-    assert [len(row["tokens"][0]) for row in read_lines(tmp_path / "groups.jsonl")] == [2, 3, 5]
+    (task,) = world_of(tmp_path, question()).tasks()
+    fewer = replace(task, task_id="b", data=replace(task.data, right_calls=task.data.right_calls[:2]))
+    shorter = replace(task, task_id="c", prompt="Fill.")
+    assert [chosen.task_id for chosen in supervised.shortest([task, fewer, shorter], 2)] == ["b", "c"]
 
 
 def test_a_finished_start_is_not_made_again(tmp_path: Path) -> None:
