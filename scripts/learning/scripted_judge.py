@@ -24,6 +24,7 @@ _TURN = re.compile(r"Turn(?: (?P<number>[0-9]+))?(?:: .+)?")
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
 _WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
+_TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
 _FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
@@ -74,24 +75,25 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
         failure = next(failures, None)
         return failure and f"Write {failure['function']} so that its examples pass; now there is {failure[0]}"
     if model == "conversation":
-        return hint_of_conversation(turn, evidence_text)
+        return hint_of_conversation(turn, evidence_text, evidence_text)
     call = _CALL.search(evidence_text)
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 
 
-def hint_of_conversation(turn: str, evidence_text: str) -> str | None:
+def hint_of_conversation(turn: str, result: str, verdict: str) -> str | None:
     """Return what the environment says of a turn of a conversation (agentic_opd_environments.conversations).
 
-    A call gets the error that answered it, else the verdict that names its function. A turn without a call gets the
+    A call gets the error that answered it, else the verdict if that names its function. A turn without a call gets the
     verdict, which says what the user turn lacks.
     """
-    wrong = _WRONG_TURN.search(evidence_text)
-    if not turn.lstrip().startswith("{"):
+    wrong = _WRONG_TURN.search(verdict)
+    functions = {match["function"] for match in _TURN_CALL.finditer(turn)}
+    if not functions:
         return wrong and wrong["text"]
-    if error := _ERROR.search(evidence_text):
+    if error := _ERROR.search(result):
         return error[0]
-    names = {match["function"] for match in _NAMED_CALL.finditer(wrong["text"])} if wrong else set[str]()
-    return wrong["text"] if wrong and any(f'"{name}"' in turn for name in names) else None
+    named = {match["function"] for match in _NAMED_CALL.finditer(wrong["text"])} if wrong else set[str]()
+    return wrong["text"] if wrong and named & functions else None
 
 
 def answer(system: str, question: str, model: str) -> str:
@@ -103,7 +105,11 @@ def answer(system: str, question: str, model: str) -> str:
         is_content = any(text in evidence_text for text in (RIGHT, CONTENT))
         return "\\boxed{1}" if is_content else "\\boxed{-1}"
     turn = next(section.text for section in parts if section.title == "Turn")
-    hint = hint_of(turn, evidence_text, model)
+    if model == "conversation":
+        result = "\n".join(section.text for section in parts if section.title.startswith("Next state"))
+        hint = hint_of_conversation(turn, result, evidence_text)
+    else:
+        hint = hint_of(turn, evidence_text, model)
     return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint else "\\boxed{-1}"
 
 

@@ -1,7 +1,7 @@
 """The judge of `scripts/learn --world functions`: what it reads of the question, and what it says."""
 
 import pytest
-from learning.scripted_judge import answer, evidence, hint_of, in_words
+from learning.scripted_judge import answer, evidence, in_words
 
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.hints import Questions, filled, parse_step_vote, parse_vote
@@ -116,24 +116,26 @@ WRONG += "litres is 1.75, which is not as requested. The call fill(litres=0.25) 
 WRONG += "changed it."
 
 
+FILL, LOOK = "[fill]\nlitres: 0.25", "I look.\n\n[look]"
+
+
 @pytest.mark.parametrize(
-    ("turn", "found", "hint"),
+    ("turn", "result", "verdict", "hint"),
     [
-        ('{"name": "fill", "parameters": {"litres": 0.25}}', WRONG, WRONG.partition("turn 2: ")[2]),
-        ('{"name": "look", "parameters": {}}', WRONG, None),
-        (
-            '{"name": "look", "parameters": {"at": 1}}',
-            f"Error: there is no parameter at.\n\n{WRONG}",
-            "Error: there is",
-        ),
-        ("Done.", WRONG, "The state of Kettle is wrong: litres is 1.75"),
-        ("Done.", "User turn 1: No function was called.", "No function was called."),
-        ("Done.", "All 3 user turns with calls are right.", None),
-        ('{"name": "look", "parameters": {}}', "All 3 user turns with calls are right.", None),
+        (FILL, '{"litres": 1.75}', WRONG, WRONG.partition("turn 2: ")[2]),
+        (LOOK, '{"litres": 1.75}', WRONG, None),
+        (LOOK, "Error: it has no water.", WRONG, "Error: it has no water."),
+        ("Done.", None, WRONG, WRONG.partition("turn 2: ")[2]),
+        ("Done.", None, "User turn 1: No function was called.", "No function was called."),
+        ("Done.", None, "All 3 user turns with calls are right.", None),
+        (FILL, '{"litres": 1.75}', "All 3 user turns with calls are right.", None),
     ],
 )
 def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
-    turn: str, found: str, hint: str | None
+    turn: str, result: str | None, verdict: str, hint: str | None
 ) -> None:
-    said = hint_of(turn, found, "conversation")
-    assert said is None if hint is None else (said or "").startswith(hint)
+    later = Evidence("later", "Error: of a later turn.", 3)
+    parts = (*([Evidence("tool", result)] if result else []), later, Evidence("verdict", verdict))
+    asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
+    assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
