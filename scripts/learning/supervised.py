@@ -132,7 +132,7 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
         print(f"supervised start: {right} of {total} conversations are right with their right calls", file=sys.stderr)
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
-        **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 1},
+        **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 0},
         **{"micro_tokens": 1024, "save_every": 1, "resume": str((folder / "checkpoints").exists()).lower()},
         "loss": json.dumps({"custom": {f"{PARTS_FILE}:imitation": 1.0}, "temperature": 1.0}),
     }
