@@ -1,4 +1,4 @@
-"""Check files of scored groups and receipts: `agentic-opd validate FILE`, `agentic-opd validate --receipt VERSION` (I/O).
+"""Check files of scored groups, and receipts: `agentic-opd validate [FILE ...] [--receipt VERSION]` (I/O).
 
 Prints counts of the file's contents and the first violations of the wire format, as `line 3, sequence 1, position 812:
 ...`, and a sentence on each difference between a receipt and what it states. Exit code 0: no violation and no
@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="agentic-opd validate",
         description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, "
         "turn records and distillation rows. In files from other programs, without turn records, only the arrays "
-        "are checked. With --server, also check the numbers: some scored turns are computed again. With --receipt, check "
-        "what a version of the weights was trained on.",
+        "are checked. With --server, also check the numbers: some scored turns are computed again. With --receipt, "
+        "check what a version of the weights was trained on.",
         epilog="Exit code 0: no violation; 1: violations, the first of which are printed, or numbers or receipts that "
         "differ; 2: a file can't be read, or the server can't be compared with it.",
     )
@@ -68,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--receipt",
         type=Path,
         metavar="VERSION",
-        help="receipt of a version of the weights: its file, a trainer's output_dir (its last version), or a folder of "
-        "weights in there. Its hashes are computed again, the versions before it are checked back to the start, and with "
-        "FILEs the groups of all of them",
+        help="receipt of a version of the weights: its file, a trainer's output_dir (its last version), or a folder "
+        "of weights in there. Its hashes are computed again, the versions before it are checked back to the start, and "
+        "with FILEs the groups of all of them",
     )
     parser.add_argument("--server", metavar="URL", help="vLLM server whose weights scored the file")
     parser.add_argument("--kind", metavar="KIND", help="kind of task that the server scores in env.teacher.by_kind")
@@ -135,12 +135,12 @@ def _check_receipt(version: Path, files: Sequence[Path]) -> int:
     differences = [*differences, *weights.differences, *(check_groups(chain, lines) if files else ())]
     groups = [group for receipt in chain for group in receipt.groups]
     start = "its start" if oldest.version == 0 else "the first with a receipt"
+    sessions = {name for group in groups for name in group.sessions}
+    hints = {digest for group in groups for digest in group.hints}
     summary = (
-        f"version {newest.version}: {len(chain)} receipts back to version {oldest.version}, {start}; {len(groups):,} "
-        f"groups{'' if files else ' (name their FILEs to check them)'}, "
-        f"{len({name for group in groups for name in group.sessions}):,} sessions and "
-        f"{len({name for group in groups for name in group.hints}):,} hints; {weights.files} files of weights"
-        f"{''.join(f'; {folder} is gone' for folder in weights.missing)}"
+        f"version {newest.version}: {len(chain)} receipts back to version {oldest.version}, {start}; groups: "
+        f"{len(groups):,}{'' if files else ' (name their FILEs to check them)'}, sessions: {len(sessions):,}, hints: "
+        f"{len(hints):,}, files of weights: {weights.files}{''.join(f'; {name} is gone' for name in weights.missing)}"
     )
     print(printable_line(summary))
     for difference in differences[:MAX_LISTED]:
