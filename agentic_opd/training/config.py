@@ -82,12 +82,10 @@ def read_hours(hours: str) -> tuple[time, time]:
     return begin, end
 
 
-def _check_hours(hours: str) -> str:
-    read_hours(hours)
-    return hours
-
-
-Hours = Annotated[str, AfterValidator(_check_hours)]
+def _check_train_when(train_when: str) -> str:
+    if train_when not in ("always", "idle"):
+        read_hours(train_when)
+    return train_when
 
 
 def custom_name(name: str) -> str:
@@ -410,7 +408,7 @@ class TrainerConfig(BaseModel):
         "its precision.",
     )
 
-    train_when: Annotated[Literal["always", "idle"] | Hours, FIRST] = Field(
+    train_when: Annotated[str, AfterValidator(_check_train_when), FIRST] = Field(
         default="always",
         description="When a step may begin: always; idle (once vllm_urls have had no request for idle_s); or hours of "
         "the day in local time, such as 22:00-06:00. Groups wait meanwhile; a step under way is finished.",

@@ -130,20 +130,30 @@ async def requests_of(server: JsonClient) -> ServerRequests:
         ServerUnreachableError: no answer.
         ServerRequestError: the server refused the request.
     """
-    totals: dict[str, float] = {}
-    for line in (await server.get_text("/metrics")).splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in (*_IN_PROGRESS, _FINISHED):
-            try:
-                totals[name] = totals.get(name, 0.0) + float(line.rpartition(" ")[2])
-            except ValueError as error:
-                raise ServerMismatchError(f"{server.base_url}/metrics: {name} is no number") from error
+    try:
+        totals = read_counts(await server.get_text("/metrics"))
+    except ValueError as error:
+        raise ServerMismatchError(f"{server.base_url}/metrics has a count that is no number: {error}") from error
     if missing := [name for name in (*_IN_PROGRESS, _FINISHED) if name not in totals]:
         raise ServerMismatchError(
             f"{server.base_url}/metrics has no {' and no '.join(missing)}, by which train_when idle sees requests: "
             "start vLLM without --disable-log-stats, or set train_when to always or to hours such as 22:00-06:00"
         )
     return ServerRequests(sum(totals[name] for name in _IN_PROGRESS), totals[_FINISHED])
+
+
+def read_counts(text: str) -> dict[str, float]:
+    """Return vLLM's counts of requests in Prometheus' text format by name, summed over their labels.
+
+    Raises:
+        ValueError: a count is no number.
+    """
+    totals: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        if name in (*_IN_PROGRESS, _FINISHED):
+            totals[name] = totals.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return totals
 
 
 def is_within(now: time, begin: time, end: time) -> bool:

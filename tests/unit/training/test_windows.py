@@ -232,5 +232,5 @@ def test_a_server_that_counts_no_requests_is_an_error(text: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=text)
 
-    with pytest.raises(ServerMismatchError, match=r"without --disable-log-stats|is no number"):
+    with pytest.raises(ServerMismatchError, match=r"without --disable-log-stats|is no number: could not convert"):
         asyncio.run(run())
