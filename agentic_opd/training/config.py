@@ -76,9 +76,9 @@ def read_hours(hours: str) -> tuple[time, time]:
     try:
         begin, end = (datetime.strptime(text, "%H:%M").time() for text in hours.split("-"))
     except ValueError as error:
-        raise ValueError(f"expected always, idle or hours such as 22:00-06:00, got {hours!r}") from error
+        raise ValueError("expected always, idle or hours such as 22:00-06:00") from error
     if begin == end:
-        raise ValueError(f"{hours!r} has no length: set always to train at any hour")
+        raise ValueError("expected hours of some length: set always to train at any hour")
     return begin, end
 
 

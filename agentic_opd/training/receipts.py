@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from agentic_opd.core.errors import OutputError
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.group import ScoredGroup
@@ -22,6 +20,7 @@ from agentic_opd.wire.receipts import (
     folder_sha256,
     read_receipt,
     receipt_file,
+    receipt_of,
     settings_sha256,
     write_receipt,
 )
@@ -76,10 +75,7 @@ class Receipts:
                     raise OutputError(f"cannot move {str(path)!r} to {str(target)!r}: {error.strerror}") from error
         self.return_to(version)
         if self._receipt is None and saved:
-            try:
-                self._receipt = Receipt.model_validate(dict(saved))
-            except ValidationError as error:
-                raise OutputError(f"{str(checkpoint)!r} holds no receipt: {str(error).splitlines()[0]}") from error
+            self._receipt = receipt_of(dict(saved), f"`receipt` of {str(checkpoint / 'step.json')!r}")
         if "checkpoint" not in self._of(version).files:
             await self.add_files(version, "checkpoint", checkpoint)
 

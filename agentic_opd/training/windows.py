@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
+from agentic_opd.core.text import text_lines
 from agentic_opd.training.config import TrainerConfig, read_hours
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ def read_counts(text: str) -> dict[str, float]:
         ValueError: a count is no number.
     """
     totals: dict[str, float] = {}
-    for line in text.splitlines():
+    for line in text_lines(text):
         name = line.partition("{")[0].partition(" ")[0]
         if name in (*_IN_PROGRESS, _FINISHED):
             totals[name] = totals.get(name, 0.0) + float(line.rpartition(" ")[2])

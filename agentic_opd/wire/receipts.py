@@ -14,12 +14,12 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json, refuse_constant, well_formed
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import Problem, ScoredGroup, validated
 
 FOLDER = "receipts"
 """Name of the folder of receipts in a trainer's `output_dir`."""
@@ -103,6 +103,9 @@ class Receipt(_Entry):
         return [group for step in self.steps for group in step.groups]
 
 
+_RECEIPT = TypeAdapter(Receipt)
+
+
 class Chain(NamedTuple):
     """The receipts from a version back to the start, and sentences on the first link that is broken, if any."""
 
@@ -136,12 +139,25 @@ def read_receipt(path: Path) -> tuple[Receipt, str]:
     try:
         check_regular(path)
         content = path.read_bytes()
-        receipt = Receipt.model_validate(read_json(content, parse_constant=refuse_constant))
+        value = read_json(content, parse_constant=refuse_constant)
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except (ValidationError, ValueError, RecursionError) as error:
-        raise PlaceError(f"{str(path)!r} is no receipt of a trainer: {str(error).splitlines()[0]}") from error
-    return receipt, digest_of(content)
+    except (ValueError, RecursionError) as error:
+        raise PlaceError(f"{str(path)!r} is no receipt of a trainer: {error}") from error
+    return receipt_of(value, repr(str(path))), digest_of(content)
+
+
+def receipt_of(value: object, origin: str) -> Receipt:
+    """Return a receipt from JSON data of `origin`.
+
+    Raises:
+        PlaceError: it is no receipt.
+    """
+    problems: list[Problem] = []
+    receipt = validated(_RECEIPT, value, problems)
+    if receipt is None:
+        raise PlaceError(f"{origin} is no receipt of a trainer: {problems[0].message}")
+    return receipt
 
 
 def write_receipt(folder: Path, receipt: Receipt) -> str:

@@ -151,7 +151,7 @@ def test_a_checkpoint_of_an_earlier_program_begins_a_chain(
 
 def test_what_can_not_be_read_or_written_is_an_error(tmp_path: Path) -> None:
     receipts = Receipts(config(tmp_path))
-    with pytest.raises(OutputError, match="holds no receipt"):
+    with pytest.raises(OutputError, match="is no receipt of a trainer: version: 'one', expected"):
         asyncio.run(receipts.resume(1, {"version": "one"}, weights(tmp_path, 1)))
     with pytest.raises(OutputError, match="cannot read"):
         asyncio.run(receipts.add_files(1, "pushed", tmp_path / "nowhere"))

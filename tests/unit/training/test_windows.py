@@ -88,7 +88,7 @@ def test_hours_begin_with_their_first_minute_and_end_before_their_last(
 
 @pytest.mark.parametrize("text", ["", "22:00", "22:00-22:00", "25:00-06:00", "22-6", "never", "1:00-2:00-3:00", "Idle"])
 def test_what_is_no_time_to_train_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected always, idle or hours|has no length"):
+    with pytest.raises(ValueError, match=r"expected (always, idle or )?hours"):
         config(text)
 
 
@@ -156,7 +156,7 @@ def watch(clock: Clock, requests: Requests, use: Callable[[TrainWindow], Any], i
 def test_a_server_is_idle_after_the_time_without_a_request(caplog: pytest.LogCaptureFixture) -> None:
     clock, requests = Clock(), Requests()
     requests.running = 1
-    clock.events = [(100, lambda: setattr(requests, "running", 0)), (120, requests.answer_one)]
+    clock.events = [(100.0, lambda: setattr(requests, "running", 0)), (120.0, requests.answer_one)]
     with caplog.at_level(logging.INFO, logger="agentic_opd"):
         watch(clock, requests, lambda watched: watched.until_open())
     assert clock.waited_s == 120 + 60
@@ -169,7 +169,7 @@ def test_a_server_is_idle_after_the_time_without_a_request(caplog: pytest.LogCap
 def test_a_request_that_waits_keeps_a_server_busy() -> None:
     clock, requests = Clock(), Requests()
     requests.waiting = 1
-    clock.events = [(500, lambda: setattr(requests, "waiting", 0))]
+    clock.events = [(500.0, lambda: setattr(requests, "waiting", 0))]
     watch(clock, requests, lambda watched: watched.until_open())
     assert clock.waited_s >= 500 + 58
 
@@ -211,7 +211,7 @@ def test_the_trainers_own_requests_are_no_activity_and_those_of_others_before_th
 def test_a_server_that_is_away_is_waited_for_and_may_have_had_requests(caplog: pytest.LogCaptureFixture) -> None:
     clock, requests = Clock(), Requests()
     requests.status = 503
-    clock.events = [(30, lambda: setattr(requests, "status", 200))]
+    clock.events = [(30.0, lambda: setattr(requests, "status", 200))]
     with caplog.at_level(logging.INFO, logger="agentic_opd"):
         watch(clock, requests, lambda watched: watched.until_open())
     assert clock.waited_s == 30 + 60
