@@ -609,6 +609,8 @@ class ScoredGroup:
     """Unknown fields of the group."""
     extra_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of `group_overrides`."""
+    line_sha256: str | None = field(default=None, compare=False)
+    """SHA-256 of the line that a trainer read the group from, for its receipt; not on the wire."""
 
     def __post_init__(self) -> None:
         if not self.rollouts:
