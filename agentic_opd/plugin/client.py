@@ -317,7 +317,7 @@ class PluginClient:
             body["read_by"] = self.read_by
         attachments = [attachment for reading in readings for attachment in reading.request.attachments]
         try:
-            answer, latency = await self.attached.asked(attachments, lambda: self._timed("/v1/opd/score", body))
+            answer, latency = await self.attached.answer_of(attachments, lambda: self._timed("/v1/opd/score", body))
         except (PlaceError, ServerMismatchError) as error:
             raise AlignmentError(str(error)) from error
         return read_scores(answer, readings, self.info.vocab_size, latency)

@@ -104,16 +104,16 @@ class TrainWindow:
 
     async def _look(self, *, is_after_own: bool = False) -> str | None:
         """Note whether there were requests since the last look; return a server that does not answer, if any."""
-        seen: list[ServerRequests] = []
+        answers: list[ServerRequests] = []
         for server in self._servers:
             try:
-                seen.append(await requests_of(server))
+                answers.append(await requests_of(server))
             except ServerUnreachableError:
                 self._finished, self._last_busy = None, self._now()
                 return server.base_url
-        finished = [requests.finished for requests in seen]
+        finished = [requests.finished for requests in answers]
         is_changed = finished != self._finished and not is_after_own
-        if is_changed or any(requests.in_progress for requests in seen):
+        if is_changed or any(requests.in_progress for requests in answers):
             self._last_busy = self._now()
         self._finished = finished
         return None

@@ -152,7 +152,7 @@ def _remedy(
         return " and ".join(raises)
     if needed(gradient_checkpointing=None) <= room:
         return "leave gradient_checkpointing unset: layers are recomputed where they have to be"
-    adapters = {"lora_rank": 32, "gradient_checkpointing": None, "precision": "bf16"}
+    adapters: dict[str, Any] = {"lora_rank": 32, "gradient_checkpointing": None, "precision": "bf16"}
     if trainer.lora_rank is None and needed(**adapters) <= room:
         return f"train adapters (lora_rank 32, precision bf16): the trainer then needs {_gb(needed(**adapters))} GB"
     tokens = _SHORTEST

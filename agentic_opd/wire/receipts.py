@@ -320,7 +320,9 @@ def check_groups(chain: Sequence[Receipt], lines: Sequence[GroupReceipt]) -> lis
                     differences.append(f"{name} has other sessions or hints in its line than in the receipt")
                 continue
             whole_id = (group.group_id or "").rpartition("/")[0]
-            whole = by_id.get(whole_id) if whole_id else None
-            if whole is None or not ({*group.sessions} <= {*whole.sessions} and {*group.hints} <= {*whole.hints}):
+            whole_group = by_id.get(whole_id) if whole_id else None
+            if whole_group is None or not (
+                {*group.sessions} <= {*whole_group.sessions} and {*group.hints} <= {*whole_group.hints}
+            ):
                 differences.append(f"{name} is no line of the files")
     return differences

@@ -39,8 +39,8 @@ def of_samples(metrics: Mapping[str, float]) -> Gauges:
 
 def irrelevance_settings(world: Mapping[str, Any], questions: Path) -> dict[str, Any]:
     """Return the settings of a world of functions whose held-out tasks are questions of irrelevance."""
-    kept = {name: world[name] for name in ("type", "example", "in_prompt") if name in world}
-    return {**kept, "questions": str(questions), "held_out": 1.0, "max_turns": 1}
+    settings = {name: world[name] for name in ("type", "example", "in_prompt") if name in world}
+    return {**settings, "questions": str(questions), "held_out": 1.0, "max_turns": 1}
 
 
 def agreement_of(metrics: Path) -> Gauges:

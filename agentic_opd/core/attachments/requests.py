@@ -75,7 +75,7 @@ class AttachmentSender:
             self._tokens.popitem(last=False)
         return token_ids
 
-    async def asked(self, attachments: Sequence[PlacedImage], ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    async def answer_of(self, attachments: Sequence[PlacedImage], ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         """Return what the server answers `ask`, after it was sent the attachments that the question names.
 
         Raises as `tokens` and `ask`.

@@ -34,13 +34,13 @@ def _without_dropped(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `_bookkeeping_sync` that finds no generator to wind back."""
 
     def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        generators, held = runner.input_batch.generators, _dropped(runner)
-        for index in held:
+        generators, generators_of_dropped = runner.input_batch.generators, _dropped(runner)
+        for index in generators_of_dropped:
             del generators[index]
         try:
             return bookkeeping(runner, *args, **kwargs)
         finally:
-            generators.update(held)
+            generators.update(generators_of_dropped)
 
     return wrapped
 
