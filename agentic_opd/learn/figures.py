@@ -130,13 +130,11 @@ def guards_of(
     repetition = _means([(pair.before.repetition, pair.after.repetition) for pair in pairs])
     length = _means([(pair.before.tokens, pair.after.tokens) for pair in pairs])
     return {
-        "logprob": _guard(logprobs, config.logprob, lambda before, after: before - after > config.logprob),
-        "calls_parse": _guard(parse, config.calls_parse, lambda before, after: before - after > config.calls_parse),
-        "over_calling": _guard(over, config.over_calling, lambda before, after: after - before > config.over_calling),
-        "repetition": _guard(repetition, config.repetition, lambda before, after: after - before > config.repetition),
-        "length": _guard(
-            length, config.length, lambda before, after: not before / config.length <= after <= before * config.length
-        ),
+        "logprob": _guard(logprobs, config.logprob, is_rise_bad=False),
+        "calls_parse": _guard(parse, config.calls_parse, is_rise_bad=False),
+        "over_calling": _guard(over, config.over_calling, is_rise_bad=True),
+        "repetition": _guard(repetition, config.repetition, is_rise_bad=True),
+        "length": _length_guard(length, config.length),
     }
 
 
@@ -159,7 +157,15 @@ def _means(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     return (fmean(before for before, _ in pairs), fmean(after for _, after in pairs)) if pairs else None
 
 
-def _guard(figures: tuple[float, float] | None, bound: float, has_fallen: Any) -> Guard:
+def _guard(figures: tuple[float, float] | None, bound: float, *, is_rise_bad: bool) -> Guard:
     if figures is None:
         return Guard(None, None, bound, fell=False)
-    return Guard(*figures, bound, fell=has_fallen(*figures))
+    before, after = figures
+    return Guard(before, after, bound, fell=(after - before if is_rise_bad else before - after) > bound)
+
+
+def _length_guard(figures: tuple[float, float] | None, factor: float) -> Guard:
+    if figures is None:
+        return Guard(None, None, factor, fell=False)
+    before, after = figures
+    return Guard(before, after, factor, fell=not before / factor <= after <= before * factor)

@@ -62,7 +62,8 @@ class ShownPair:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "ShownPair":
         """Read a pair that `to_json` wrote."""
-        return cls(**{**row, "answers": tuple(row["answers"]), "grades": tuple(row["grades"])})
+        pairs: Any = {name: tuple(row[name]) for name in ("answers", "grades")}
+        return cls(row["name"], row["history"], row["logged"], row["reply"], **pairs)
 
 
 def shown_pairs(pairs: Sequence[ShownPair], seed: int) -> list[ShownPair]:

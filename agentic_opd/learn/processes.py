@@ -73,9 +73,10 @@ async def train(
     variables = {"VLLM_API_KEY": api_key} if api_key else {}
     process = await _started(["train", "--config", str(path), *start], log, variables)
     try:
+        ended = asyncio.create_task(process.wait())
         with LiveBar("steps", steps) as bar:
-            while process.returncode is None:
-                await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=_POLL_S)
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=_POLL_S)
                 bar.show(sum(1 for _ in whole_lines(metrics)) if metrics.exists() else 0, "")
     finally:
         await end_group(process, _STOP_S)

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from agentic_opd.learn.split import LoggedConversation, split
 from agentic_opd.learn.stages import RowFile, Stages, write_json, write_rows, write_whole
 from agentic_opd.logs.turns import LoggedTurn, replied_turns
 from agentic_opd.runs.distill import PolicyDistiller
-from agentic_opd.runs.distill_file import FileDistiller, distill_lines, read_inputs, read_lines
+from agentic_opd.runs.distill_file import FileDistiller, Line, distill_lines, read_inputs, read_lines
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.training.config import TrainerConfig
@@ -122,21 +123,20 @@ def check_settings(plan: LearnPlan) -> None:
         earlier = read_json(path.read_text())
     except (OSError, ValueError) as error:
         raise PlaceError(f"{str(path)!r} can't be read ({error}); start again with --overwrite") from error
-    changed = [
-        f"{section}.{name}" if isinstance(settings[section], dict) else section
-        for section in settings
-        for name in (settings[section] if isinstance(settings[section], dict) else [section])
-        if (
-            (earlier.get(section) or {}).get(name) != settings[section][name]
-            if isinstance(settings[section], dict)
-            else earlier.get(section) != settings[section]
-        )
-    ]
-    if changed:
+    now, then = _dotted(settings), _dotted(earlier)
+    if changed := sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name)):
         raise PlaceError(
             f"{str(plan.folder)!r} holds a run with other settings ({', '.join(changed)}). Set them back to continue, "
             "start again with --overwrite, or choose another --out"
         )
+
+
+def _dotted(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _dotted(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return flat
 
 
 @dataclass(slots=True)
@@ -162,22 +162,23 @@ class LearnRun:
         Raises:
             RefusedError: there is too little to learn from or to measure with.
         """
-        parts = await self.stages.run("split", lambda: asyncio.to_thread(self._split))
+        parts = await self.stages.run("split", partial(asyncio.to_thread, self._split))
         self._say_split(parts)
+        self._check_answers(parts)
         if not self.stages.is_done("hints", "before", "training", "after", "grades"):
             async with self._server() as url, self._connected(url) as by:
                 await self._with_server(by)
 
     async def _with_server(self, by: PolicyDistiller) -> None:
-        hints = await self.stages.run("hints", lambda: self._hints(by))
+        hints = await self.stages.run("hints", partial(self._hints, by))
         prompts = await self._prompts(by)
         self._check_minimum(hints, len(prompts))
         self._say_costs(hints, len(prompts))
-        await self.stages.run("before", lambda: self._answers("before", by, prompts, 0))
-        training = await self.stages.run("training", lambda: self._training(by))
+        await self.stages.run("before", partial(self._answers, "before", by, prompts, 0))
+        training = await self.stages.run("training", partial(self._training, by))
         await by.policy.load_adapter(self.path("candidate").resolve(), training["version"])
-        await self.stages.run("after", lambda: self._after(by, prompts, training["version"]))
-        await self.stages.run("grades", lambda: self._grades(by))
+        await self.stages.run("after", partial(self._after, by, prompts, training["version"]))
+        await self.stages.run("grades", partial(self._grades, by))
         if self.plan.is_served and (first := self.path("train/weights/step-000000")).is_dir():
             await by.policy.load_adapter(first.resolve(), 0)  # It changes nothing: B of new adapters is 0.
 
@@ -242,18 +243,29 @@ class LearnRun:
         result: dict[str, Any] = {}
         settings = {**line_settings(self.plan.env), "model": self.plan.model}
         for name in PARTS:
-            lines = await asyncio.to_thread(lambda name=name: [*read_lines(self.path(f"{name}.jsonl"))])
+            lines = await asyncio.to_thread(list[Line], read_lines(self.path(f"{name}.jsonl")))
             file = GroupFile(self.path(f"{name}.distilled.jsonl"), settings, resume=True, setting="--out")
             with closing(file):
                 distiller = FileDistiller(by, mask_secrets=self.plan.mask_secrets)
                 at_once = self.plan.env.groups_at_a_time
                 await distill_lines(lines, distiller, file, at_once, "the same command")
             result[name] = hint_counts(await asyncio.to_thread(read_groups, file.path))
-        return result
+        return {**result, "learned": await asyncio.to_thread(self._write_learned)}
+
+    def _write_learned(self) -> dict[str, Any]:
+        """Write the groups that the loss learns from: those with a hint, or all if a part of it needs no hint."""
+        loss = self.plan.train.loss
+        takes_all = bool(loss.custom) or any(loss.weight_of(name) for name in _HINTLESS_PARTS)
+        groups = read_groups(self.path("training.distilled.jsonl"))
+        learned = [group for group in groups if takes_all or _has_hint(group)]
+        write_rows(self.path("training.learned.jsonl"), (group.to_wire() for group in learned))
+        sequences = [rollout for group in learned for rollout in group.rollouts]
+        tokens = sum(len(rollout.tokens_T) for rollout in sequences)
+        return {"groups": len(learned), "sequences": len(sequences), "tokens": tokens}
 
     async def _prompts(self, by: PolicyDistiller) -> dict[str, Any]:
         """Choose the held-out turns that are evaluated, and render their prompts."""
-        for line in await asyncio.to_thread(lambda: [*read_lines(self.path("held_out.jsonl"))]):
+        for line in await asyncio.to_thread(list[Line], read_lines(self.path("held_out.jsonl"))):
             for turn in replied_turns(line.fields):
                 self.logged[f"{line.item_id}/{turn.message_index}"] = turn
         if not self.logged:
@@ -281,6 +293,20 @@ class LearnRun:
         world = settings_model(world_class("replay")).model_validate(settings)
         return make_world(env.model_copy(update={"judge": judge, "world": world}))
 
+    def _check_answers(self, parts: Mapping[str, Any]) -> None:
+        """Refuse before the judge is asked what can only be refused later."""
+        config = self.plan.config
+        if (answers := parts["training"]["answers"]) < config.min_hints:
+            raise RefusedError(
+                f"the logs have {answers} answers with a reply to train on, and learn.min_hints is {config.min_hints}: "
+                "name more sessions"
+            )
+        if (answers := parts["held_out"]["answers"]) < config.min_held_out:
+            raise RefusedError(
+                f"{answers} answers with a reply are held out, and learn.min_held_out is {config.min_held_out}: name "
+                "more sessions, or raise learn.held_out"
+            )
+
     def _check_minimum(self, hints: Mapping[str, Any], answers: int) -> None:
         config = self.plan.config
         if (number := hints["training"]["hints"]) < config.min_hints:
@@ -300,15 +326,17 @@ class LearnRun:
             f"with a hint: {training['hints']} of {training['turns']} answers to train on, {held_out['hints']} of "
             f"{held_out['turns']} held-out ones"
         )
-        steps, tokens = self._steps(training), training["tokens"] * self.plan.train.groups_epochs
+        learned, train = hints["learned"], self.plan.train
+        steps = train.groups_epochs * ceil(learned["sequences"] / train.batch_size)
         _say(
-            f"to do: {steps} steps over {tokens:,} tokens ({self.plan.train.groups_epochs} passes); {2 * answers} "
-            f"answers to sample, and as many to grade by {self.plan.env.prm_votes} votes"
+            f"to do: about {steps} steps over {self._trained_tokens(learned):,} tokens ({train.groups_epochs} passes "
+            f"over {learned['groups']} conversations); {2 * answers} answers to sample, and at most as many to grade, "
+            f"by {self.plan.env.prm_votes} votes each"
         )
 
-    def _steps(self, training: Mapping[str, Any]) -> int:
-        per_pass = ceil(training["sequences"] / self.plan.train.batch_size)
-        return max(1, per_pass * self.plan.train.groups_epochs)
+    def _trained_tokens(self, learned: Mapping[str, Any]) -> int:
+        """Return the tokens that all passes of the training read."""
+        return learned["tokens"] * self.plan.train.groups_epochs * self.plan.train.epochs_per_batch
 
     async def _answers(self, arm: str, by: PolicyDistiller, prompts: Mapping[str, Any], version: int) -> dict[str, Any]:
         with closing(RowFile(self.path(f"answers.{arm}.jsonl"))) as file:
@@ -318,34 +346,28 @@ class LearnRun:
     async def _training(self, by: PolicyDistiller) -> dict[str, Any]:
         """Train adapters on the conversations with hints; the last ones become `candidate`."""
         plan, folder = self.plan, self.path("train")
-        hints = self.stages.result("hints") or {}
-        groups = self.path("training.hinted.jsonl")
-        await asyncio.to_thread(self._write_hinted, groups)
+        learned = (self.stages.result("hints") or {})["learned"]
         resumed = any((folder / "checkpoints").glob("step-??????"))
         settings = {
             **plan.train.model_dump(mode="json", exclude_unset=True, exclude={"vllm_api_key"}),
             "model": plan.model,
-            "groups": [str(groups)],
+            "groups": [str(self.path("training.learned.jsonl"))],
             "output_dir": str(folder),
             "weights_dir": str(folder / "weights"),
             "vllm_urls": [by.policy_url],
             "push_every": _ONLY_AT_THE_END,
         }
-        steps = self._steps(hints["training"]) if hints["training"]["is_one_sequence"] else None
+        is_one_sequence = learned["groups"] == learned["sequences"]
+        per_pass = ceil(learned["sequences"] / plan.train.batch_size)
+        steps = per_pass * plan.train.groups_epochs if is_one_sequence else None
+        _say(f"training (log: {self.path('logs/train.log')})")
         await train(settings, folder, by.policy.http.api_key or "", steps, is_resumed=resumed)
         weights = max((folder / "weights").glob("step-??????"))
         await asyncio.to_thread(copy_folder, weights, self.path("candidate"))
         for name in ("final", "checkpoints"):
             await asyncio.to_thread(shutil.rmtree, folder / name, ignore_errors=True)
         version = int(weights.name.removeprefix("step-"))
-        return {"version": version, "steps": version, "tokens": hints["training"]["tokens"] * plan.train.groups_epochs}
-
-    def _write_hinted(self, path: Path) -> None:
-        """Write the groups that the loss learns from: those with a hint, or all if a part needs no hint."""
-        loss = self.plan.train.loss
-        takes_all = bool(loss.custom) or any(loss.weight_of(name) for name in _HINTLESS_PARTS)
-        groups = read_groups(self.path("training.distilled.jsonl"))
-        write_rows(path, (group.to_wire() for group in groups if takes_all or _has_hint(group)))
+        return {"version": version, "steps": version, "tokens": self._trained_tokens(learned)}
 
     async def _after(self, by: PolicyDistiller, prompts: Mapping[str, Any], version: int) -> dict[str, Any]:
         result = await self._answers("after", by, prompts, version)
@@ -495,11 +517,9 @@ class LearnRun:
 
 
 def hint_counts(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Count the turns of distilled groups, those with a hint, and what a pass of training reads."""
+    """Count the turns of distilled groups, those with a hint, and the tokens of the judge's answers."""
     records = [record for group in groups for rollout in group.rollouts for record in rollout.turns or ()]
     tokens = [record.judge_tokens for record in records if record.votes]
-    hinted = [group for group in groups if _has_hint(group)]
-    sequences = [rollout for group in hinted for rollout in group.rollouts]
     counted = [count for count in tokens if count is not None]
     return {
         "turns": len(records),
@@ -511,9 +531,6 @@ def hint_counts(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         }
         if len(counted) == len(tokens)
         else None,
-        "sequences": len(sequences),
-        "is_one_sequence": len(sequences) == len(hinted),
-        "tokens": sum(len(rollout.tokens_T) for rollout in sequences),
     }
 
 

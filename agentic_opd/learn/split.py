@@ -70,22 +70,20 @@ def split(conversations: Sequence[LoggedConversation], share: float) -> Split:
     for conversation in conversations:
         projects[conversation.project].append(conversation)
     if len(projects) > 1:
-        units = sorted(
-            projects.values(), key=lambda unit: (min(conversation.time for conversation in unit), _name(unit))
-        )
+        units = sorted(projects.values(), key=_began)
+        chosen = _whole_projects([*map(_answers, units)], share)
     else:
         units = _by_time(conversations)
-    held_out = {
-        conversation.name for number in _last(list(map(_answers, units)), share) for conversation in units[number]
-    }
+        chosen = _latest([*map(_answers, units)], share)
+    held_out = {conversation.name for number in chosen for conversation in units[number]}
     return Split(
         [conversation for conversation in conversations if conversation.name not in held_out],
         [conversation for conversation in conversations if conversation.name in held_out],
     )
 
 
-def _name(unit: Sequence[LoggedConversation]) -> str:
-    return unit[0].project
+def _began(project: Sequence[LoggedConversation]) -> tuple[str, str]:
+    return min(conversation.time for conversation in project), project[0].project
 
 
 def _answers(unit: Iterable[LoggedConversation]) -> int:
@@ -99,18 +97,27 @@ def _by_time(conversations: Sequence[LoggedConversation]) -> list[list[LoggedCon
     return [*units.values()]
 
 
-def _last(sizes: Sequence[int], share: float) -> list[int]:
-    """Return the indices of units, from the last on, whose sizes together come closest to `share` of all.
+def _whole_projects(sizes: Sequence[int], share: float) -> list[int]:
+    """Return the indices of projects, from the last on, whose answers together come close to `share` of all.
 
-    A unit that would lead further away is passed over. At least one unit is returned, and at least one is not, if there
-    are two.
+    A project that would lead further away is passed over; if all would, the smallest one with answers is returned. At
+    least one project is not.
     """
-    aim, total, taken_indices = share * sum(sizes), 0, list[int]()
+    goal, total, chosen = share * sum(sizes), 0, list[int]()
     for index in reversed(range(len(sizes))):
-        if abs(total + sizes[index] - aim) < abs(total - aim) and len(taken_indices) + 1 < len(sizes):
-            taken_indices.append(index)
+        if abs(total + sizes[index] - goal) < abs(total - goal) and len(chosen) + 1 < len(sizes):
+            chosen.append(index)
             total += sizes[index]
-    if not taken_indices and len(sizes) > 1:
-        with_answers = [index for index, size in enumerate(sizes) if size]
-        taken_indices = [min(with_answers or range(len(sizes)), key=lambda index: (sizes[index], -index))]
-    return taken_indices
+    if chosen:
+        return chosen
+    with_answers = [index for index, size in enumerate(sizes) if size]
+    return [min(with_answers or range(len(sizes)), key=lambda index: (sizes[index], -index))]
+
+
+def _latest(sizes: Sequence[int], share: float) -> range:
+    """Return the indices of the latest units, at least one and not all, whose answers come closest to `share` of all."""
+    if len(sizes) < 2:
+        return range(0)
+    goal = share * sum(sizes)
+    start = min(range(1, len(sizes)), key=lambda start: (abs(sum(sizes[start:]) - goal), -start))
+    return range(start, len(sizes))

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.core.console import LiveBar
+from agentic_opd.core.console import LiveBar, log_console
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.wire.files import JsonLines, whole_lines
@@ -81,6 +81,7 @@ class Stages:
         result = {**await work(), "seconds": 0.0}
         result["seconds"] = round(time.monotonic() - start, 1)
         await asyncio.to_thread(write_json, self._folder / f"{name}.json", result)
+        log_console().print(f"{name}: done in {result['seconds']:.0f} s", markup=False, highlight=False)
         return result
 
     def seconds(self) -> dict[str, float]:
