@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from agentic_opd.core.types import Message
@@ -115,9 +116,10 @@ def _whole_projects(sizes: Sequence[int], share: float) -> list[int]:
 
 
 def _latest(sizes: Sequence[int], share: float) -> range:
-    """Return the indices of the latest units, at least one and not all, whose answers come closest to `share` of all."""
+    """Return the indices of the latest units with answers closest to `share` of all: at least one unit, and not all."""
     if len(sizes) < 2:
         return range(0)
     goal = share * sum(sizes)
-    start = min(range(1, len(sizes)), key=lambda start: (abs(sum(sizes[start:]) - goal), -start))
-    return range(start, len(sizes))
+    totals = [*accumulate(reversed(sizes))]
+    count = min(range(1, len(sizes)), key=lambda count: (abs(totals[count - 1] - goal), count))
+    return range(len(sizes) - count, len(sizes))

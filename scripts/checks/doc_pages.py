@@ -94,8 +94,8 @@ a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 
 _LEARN_INTRO = """\
 [`agentic-opd learn`](your_logs.md) takes the settings of the policy server, distillation, judge, teacher and
-renderer, those of the trainer in the section `train`, and its own in the section `learn`: `--train.lr 1e-4 --learn.min_hints
-20`."""
+renderer, those of the trainer in the section `train`, and its own in the section `learn`: `--train.lr 1e-4
+--learn.min_hints 20`."""
 
 
 _OLD_NAMES = """\
