@@ -12,6 +12,7 @@ from agentic_opd.cli.doctor.command import main as doctor
 from agentic_opd.cli.prove import main as prove
 from agentic_opd.env.command import main as environment
 from agentic_opd.gateway.command import main as gateway
+from agentic_opd.learn.command import main as learn
 from agentic_opd.settings.atropos import IdleEnvSettings
 from agentic_opd.training.command import main as train
 from agentic_opd.up.command import main as up
@@ -20,7 +21,7 @@ Main = Callable[[Sequence[str]], int]
 MOST_SHOWN = 30
 COMMANDS: dict[str, Main] = {
     **{mode: lambda argv, mode=mode: environment(None, [mode, *argv]) for mode in ("process", "serve", "evaluate")},
-    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill, "prove": prove},
+    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill, "prove": prove, "learn": learn},
 }
 
 
