@@ -45,7 +45,7 @@ def test_the_short_help_has_at_most_30_settings_and_names_the_groups(
     assert 10 <= len(settings(text)) <= MOST_SHOWN
     assert "--help GROUP shows one group of settings" in text
     for idle in IdleEnvSettings.model_fields:
-        assert f".{idle} " not in shown(COMMANDS[name], capsys, "--help", "all")
+        assert f"--env.{idle} " not in shown(COMMANDS[name], capsys, "--help", "all")
 
 
 def test_the_help_of_up_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
