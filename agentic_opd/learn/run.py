@@ -1,6 +1,6 @@
 """The stages of `agentic-opd learn`, from logs to the verdict (I/O).
 
-    split -> hints -> before -> training -> after -> grades -> result.json, report.html, adapter/
+    split -> hints -> turns -> before -> training -> after -> grades -> result.json, report.html, adapter/
 
 Each stage is done once; see `stages`. The vLLM server runs while there is a stage that needs it.
 """
@@ -51,6 +51,8 @@ from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import make_world, settings_model, world_class
 
 PARTS = ("training", "held_out")
+STAGES = ("split", "hints", "turns", "before", "training", "after", "grades")
+"""The stages in their order."""
 _TURNS = "held_out.turns.jsonl"
 """The held-out turns that are evaluated."""
 _GRADES_AT_ONCE = 16
@@ -168,7 +170,7 @@ class LearnRun:
         parts = await self.stages.run("split", partial(asyncio.to_thread, self._split))
         self._say_split(parts)
         self._check_answers(parts)
-        if not self.stages.is_done("hints", "turns", "before", "training", "after", "grades"):
+        if not self.stages.is_done(*STAGES):
             async with self._server() as url, self._connected(url) as by:
                 await self._with_server(by)
 
@@ -515,7 +517,7 @@ class LearnRun:
         tokens = [hints[name].get("judge_tokens") for name in PARTS]
         read = [counted for counted in tokens if counted is not None]
         costs = {
-            "seconds": self.stages.seconds(),
+            "seconds": self.stages.seconds(STAGES),
             "judge_tokens": {name: sum(counted[name] for counted in read) for name in ("read", "sampled")}
             if read and len(read) == len(tokens)
             else None,

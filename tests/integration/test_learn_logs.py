@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 SETTINGS = {
     **{"env.renderer.name": "qwen3", "env.renderer.options": "{enable_thinking: false}", "env.distill_topk": "20"},
     **{"env.judge.model_name": "judge", "env.prm_votes": "1", "env.server_retry_s": "5"},
-    **{"train.lr": "3e-3", "train.batch_size": "4", "train.groups_epochs": "4", "train.lora_rank": str(MAX_RANK)},
+    **{"train.lr": "6e-3", "train.batch_size": "8", "train.groups_epochs": "3", "train.lora_rank": str(MAX_RANK)},
     **{"learn.held_out": "0.4", "learn.min_hints": "10", "learn.min_held_out": "10"},
     **{"learn.temperature": "1", "learn.max_tokens": "300"},
 }

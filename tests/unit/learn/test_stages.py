@@ -26,7 +26,7 @@ def test_a_stage_runs_once_and_a_new_process_has_its_result(tmp_path: Path) -> N
     assert runs == ["run"]
     assert stages.is_done("before")
     assert not stages.is_done("before", "after")
-    assert stages.seconds() == {"before": result["seconds"]}
+    assert stages.seconds(("after", "before")) == {"before": result["seconds"]}
     assert stages.result("after") is None
 
 
