@@ -23,6 +23,8 @@ _AT_ONCE = 32
 """Answers that are sampled at the same time."""
 _SHORTEST = 16
 """Tokens that must fit behind a prompt; turns with longer prompts are not evaluated."""
+_CHARS_OF_TOKEN = 20
+"""Characters that a token has at most, on average; a longer text is not rendered to see that it is too long."""
 ACCEPTED = (TurnOutcome.VOTE_FAILED, TurnOutcome.NO_NEXT_STATE)
 """Outcomes of turns that nobody corrected."""
 
@@ -38,6 +40,9 @@ def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]], by: PolicyDistiller) -> Prompt | None:
     """Return the prompt of a held-out turn; None if it can't be rendered, or leaves no room for an answer."""
+    most_chars = _CHARS_OF_TOKEN * by.policy.info.max_model_len
+    if sum(len(message["content"] or "") for message in messages) > most_chars:
+        return None
     try:
         prompt = by.chat.with_tools(tools).first_prompt(messages)
     except RendererError:
