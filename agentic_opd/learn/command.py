@@ -21,7 +21,7 @@ from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
 
 if TYPE_CHECKING:
-    from agentic_opd.learn.run import LearnPlan
+    from agentic_opd.learn.plan import LearnPlan
 
 _TRAINED = ("lr", "lora_rank", "groups_epochs", "batch_size", "loss", "precision", "device")
 """Settings of the trainer that --help shows."""
@@ -102,7 +102,8 @@ def check_settings(settings: Settings) -> None:
 
 
 async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: Sequence[str]) -> int:
-    from agentic_opd.learn.run import LearnPlan, learn
+    from agentic_opd.learn.plan import LearnPlan
+    from agentic_opd.learn.run import learn
     from agentic_opd.wire.files import FileLock
 
     task = asyncio.current_task()

@@ -10,8 +10,8 @@ from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.env.config import default_settings
 from agentic_opd.learn.command import build_parser, check_settings, main
 from agentic_opd.learn.config import LearnConfig, train_defaults
-from agentic_opd.learn.run import LearnPlan
-from agentic_opd.learn.run import check_settings as check_folder
+from agentic_opd.learn.plan import LearnPlan
+from agentic_opd.learn.plan import check_settings as check_folder
 from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import Settings, read_settings
 
