@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that this command sets by itself, or that need what logs do not have.
+    """Refuse settings that this command sets by itself, or that need what logs do not have, and a missing extra.
 
     Raises:
         ConfigError: the message names them.
@@ -99,6 +100,8 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"{', '.join(f'train.{name}' for name in wrong)}: learn sets this by itself; leave it out")
     if train.lora_rank is None:
         raise ConfigError("train.lora_rank is unset, and learn trains adapters: name a rank")
+    if missing := [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]:
+        raise ConfigError(f"{', '.join(missing)} can't be imported, and learn trains: pip install 'agentic-opd[train]'")
 
 
 async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: Sequence[str]) -> int:

@@ -29,6 +29,7 @@ from agentic_opd.learn.reading import read_conversations
 from agentic_opd.learn.result import write_refusal, write_verdict
 from agentic_opd.learn.split import LoggedConversation, split
 from agentic_opd.learn.stages import RowFile, Stages, write_rows
+from agentic_opd.plugin.info import check_model
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.runs.distill_file import FileDistiller, Line, distill_lines, read_lines
 from agentic_opd.settings.fields import line_settings
@@ -96,6 +97,8 @@ class LearnRun:
         self._say_costs(hints, len(turns))
         await self.stages.run("before", partial(self._answers, "before", by, turns, 0))
         training = await self.stages.run("training", partial(self._training, by))
+        for name in ("final", "checkpoints"):
+            await asyncio.to_thread(shutil.rmtree, self._path("train") / name, ignore_errors=True)
         await by.policy.load_adapter(self._path("candidate").resolve(), training["version"])
         await self.stages.run("after", partial(self._after, by, turns, training["version"]))
         await self.stages.run("grades", partial(self._grades, by, turns))
@@ -229,8 +232,6 @@ class LearnRun:
         await train(settings, folder, by.policy.http.api_key or "", steps, is_resumed=resumed)
         weights = max((folder / "weights").glob("step-??????"))
         await asyncio.to_thread(copy_folder, weights, self._path("candidate"))
-        for name in ("final", "checkpoints"):
-            await asyncio.to_thread(shutil.rmtree, folder / name, ignore_errors=True)
         version = int(weights.name.removeprefix("step-"))
         return {"version": version, "steps": version, "tokens": self._trained_tokens(learned)}
 
@@ -303,6 +304,8 @@ class LearnRun:
             seed=env.seed,
         ) as by:
             info, rank = by.policy.info, self.plan.train.lora_rank or 1
+            if self.plan.is_served:
+                await check_model(by.policy.http, info, self.plan.model, "--model")
             if info.max_adapters == 0 or info.max_lora_rank < rank:
                 raise ServerMismatchError(
                     f"{by.policy_url} takes no adapters of rank {rank}: start it with scripts/serve_vllm "

@@ -63,6 +63,12 @@ def test_settings_that_do_not_go_with_logs_are_refused(argv: tuple[str, ...], me
         check_settings(read(*argv))
 
 
+def test_without_the_trainers_extra_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentic_opd.learn.command.find_spec", lambda name: None if name == "peft" else name)
+    with pytest.raises(ConfigError, match=r"peft can't be imported.*agentic-opd\[train\]"):
+        check_settings(read())
+
+
 def test_a_server_counts_as_named_if_its_address_was_given() -> None:
     assert "base_url" not in read().servers[0].model_fields_set
     assert "base_url" in read("--openai.base_url", "http://127.0.0.1:8000/v1").servers[0].model_fields_set
