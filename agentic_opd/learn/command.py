@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import log_console, set_up_logging
 from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, EXIT_REFUSED, exit_code
@@ -109,9 +110,7 @@ async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: S
     from agentic_opd.learn.run import learn
     from agentic_opd.wire.files import FileLock
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on(signal.SIGTERM)
     server = settings.servers[0]
     plan = LearnPlan(
         paths=arguments.paths,

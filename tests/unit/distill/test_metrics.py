@@ -71,6 +71,17 @@ SECOND = EpisodeStats(
 )
 
 
+def test_agreement_on_failure_is_of_the_scored_tokens_of_failed_rollouts() -> None:
+    def scored(tokens: int, agreed: int) -> TurnStats:
+        zeros = (0.0,) * tokens
+        return turn(Out.SCORED, "+", "ab", 0.1, ScoreStats(zeros, zeros, zeros, 20, 10, 0.0, 0.5, agreed_tokens=agreed))
+
+    failed = EpisodeStats(20, (scored(4, 3), turn(Out.VOTE_FAILED, "-"), scored(6, 1)), failed=True)
+    others = [EpisodeStats(9, (scored(8, 8),), failed=known) for known in (False, None)]
+    assert aggregate([failed, *others])["opd/agreement_on_failure"] == 0.4
+    assert "opd/agreement_on_failure" not in aggregate(others)
+
+
 def test_metrics_of_two_episodes() -> None:
     metrics = aggregate([FIRST, SECOND], [measured(None, None), measured(1e-6, 3e-7), measured(3e-6, 4e-7)])
     assert metrics == pytest.approx(
@@ -118,12 +129,13 @@ def test_metrics_of_two_episodes() -> None:
             "opd/prefix_cache_hit_share": 0.6,
         }
     )
-    of_thinking = {"opd/gap_mean_reasoning", "opd/gap_mean_answer"}
+    of_some = {"opd/gap_mean_reasoning", "opd/gap_mean_answer", "opd/agreement_on_failure"}
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
     of_proofs = {
         "opd/proof_rollouts",
+        "opd/proof_tokens",
         "opd/proof_s_p50",
         "opd/proof_s_p95",
         "opd/outcome/refuted",
@@ -131,7 +143,7 @@ def test_metrics_of_two_episodes() -> None:
     }
     of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
     of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
-    left_out = of_thinking | of_overlap | of_steps | of_proofs | of_trajectories | of_usage
+    left_out = of_some | of_overlap | of_steps | of_proofs | of_trajectories | of_usage
     assert metrics.keys() == described - left_out, "what is logged is described, and nothing else"
 
 
@@ -201,7 +213,7 @@ def test_compared_hints_are_counted_and_the_overlap_is_that_of_the_rows() -> Non
 
 
 def test_proofs_are_counted_with_what_they_cost() -> None:
-    proofs = [HintProof(ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.2, 1.0)), 8, 1.0)]
+    proofs = [HintProof(ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.2, 1.0), sampled_tokens=70), 8, 1.0)]
     proofs += [HintProof(ProofRecord((2, 16), (3, 16), ProofVerdict.OPEN, 0.06, (-0.2, 0.4)), 32, 3.0)]
     outcomes = (Out.SCORED, Out.UNPROVEN)
     turns = [
@@ -214,7 +226,7 @@ def test_proofs_are_counted_with_what_they_cost() -> None:
         0,
         40,
     )
-    assert (metrics["opd/proof_s_p50"], metrics["opd/proof_s_p95"]) == (2.0, 2.9)
+    assert (metrics["opd/proof_s_p50"], metrics["opd/proof_s_p95"], metrics["opd/proof_tokens"]) == (2.0, 2.9, 70)
 
 
 def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
 from agentic_opd.distill.insertion import insert_hint
-from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
+from agentic_opd.distill.records import build_arrays, logprobs_of, num_agreed, written_rows
 from agentic_opd.distill.rows import LOGPROB_DECIMALS, ComparedHint, HintRequest, choose, overlap, rounded, with_support
 from agentic_opd.distill.scoring import gaps
 from agentic_opd.plugin.scoring import check_rows
@@ -41,6 +41,12 @@ def test_sampled_token_comes_first_then_the_others_by_rank() -> None:
     assert arrays.logprobs_TK[11:] == [[-1.0, -0.6, -3.0], [-4.0, -0.2, -2.5]]
     assert arrays.token_ids_TK[:11] == [[]] * 11
     assert arrays.logprobs_TK[:11] == [[]] * 11
+
+
+def test_the_teacher_agrees_with_a_token_if_no_other_is_likelier() -> None:
+    assert num_agreed(TWO_ROWS) == 0
+    assert num_agreed(rows([-0.6, -4.0], [[40, 7], [7, 8]], [[-0.6, -1.0], [-0.2, -2.5]])) == 1
+    assert num_agreed(rows([-0.7, -0.69999], [[7], [8]], [[-0.7], [-0.7]])) == 2, "as likely, for K = 1 too"
 
 
 def test_without_a_scored_turn_all_rows_are_empty() -> None:
@@ -94,7 +100,7 @@ def test_other_rows_ids_are_looked_up_and_the_sampled_one_is_always_there() -> N
         logprobs_of([[40]], TWO_ROWS)
 
 
-REQUEST = insert_hint(TOKENS, TURNS[1], 10, (70,))
+REQUEST = insert_hint(make_trace(), TURNS[1], 10, (70,))
 
 
 def test_good_rows_pass() -> None:
@@ -137,7 +143,7 @@ def test_rows_that_do_not_fit_are_refused(bad: TeacherRows, message: str) -> Non
 
 @given(st.integers(2, 40), st.sets(st.sampled_from([0, 1])), st.lists(st.integers(0, VOCAB - 1), max_size=3))
 def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: list[int]) -> None:
-    requests = {i: insert_hint(TOKENS, TURNS[i], TURNS[i].assistant_open, tuple(hint)) for i in scored}
+    requests = {i: insert_hint(make_trace(), TURNS[i], TURNS[i].assistant_open, tuple(hint)) for i in scored}
     teacher = {i: table_rows(request, top_k) for i, request in requests.items()}
     for i, request in requests.items():
         check_rows(teacher[i], request, top_k, VOCAB)
@@ -156,7 +162,7 @@ def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: lis
 
 
 def test_row_holds_the_teachers_own_numbers() -> None:
-    request: TeacherRequest = insert_hint(TOKENS, TURNS[0], 4, (70, 71))
+    request: TeacherRequest = insert_hint(make_trace(), TURNS[0], 4, (70, 71))
     teacher = table_rows(request, 5)
     arrays = arrays_of({0: teacher}, 5)
     for r, p in enumerate(range(5, 8)):
