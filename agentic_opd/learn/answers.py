@@ -93,7 +93,7 @@ async def accepted_logprob(
 
     async def read(rollout: ScoredRollout) -> dict[str, Any]:
         try:
-            logprobs_T = await by.logprobs_of(rollout.tokens_T, rollout.masks_T, rollout.images)
+            logprobs_T = await by.logprobs_of(rollout)
         except AlignmentError as error:
             return {"error": str(error)}
         positions = _accepted_positions(rollout)
