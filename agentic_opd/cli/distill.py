@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.concurrency import cancel_on
-from agentic_opd.core.console import LiveBar, log_console, set_up_logging
+from agentic_opd.core.console import log_console, set_up_logging
 from agentic_opd.core.errors import (
     AlignmentError,
     ConfigError,
-    OPDError,
-    OutputError,
     PlaceError,
     ServerRequestError,
-    ServerUnreachableError,
 )
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.core.files import check_regular
@@ -39,8 +36,7 @@ from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 
 if TYPE_CHECKING:
-    from agentic_opd.runs.distill_file import FileDistiller, Line
-    from agentic_opd.wire.files import GroupFile
+    from agentic_opd.runs.distill_file import Line
 
 _SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"}) | {
     *("renderer", "tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
@@ -115,7 +111,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     """Connect, and distill every line that an earlier run did not write."""
     from agentic_opd.gateway.recorded import is_journal
     from agentic_opd.runs.distill import PolicyDistiller
-    from agentic_opd.runs.distill_file import FileDistiller, read_inputs
+    from agentic_opd.runs.distill_file import FileDistiller, distill_lines, read_inputs
     from agentic_opd.wire.files import GroupFile, check_place
 
     cancel_on(signal.SIGTERM)
@@ -159,7 +155,11 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
             distiller = FileDistiller(
                 by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets, written_to=out
             )
-            return await _lines(lines, distiller, groups, config.groups_at_a_time)
+            counts = await distill_lines(lines, distiller, groups, config.groups_at_a_time)
+            log_console().print(
+                f"to look at it: agentic-opd report {groups.path}", markup=False, highlight=False, soft_wrap=True
+            )
+            return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
         finally:
             groups.close()
 
@@ -187,48 +187,6 @@ async def _probe(urls: Sequence[str | None], retry_s: float) -> None:
         async with JsonClient(url, retry_s=min(_PROBE_S, retry_s)) as client:
             with suppress(ServerRequestError):  # It answers, but wants its key or has no such route.
                 await client.get("/v1/models")
-
-
-async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
-    """Distill the lines, at most `concurrency` at a time, and count the results."""
-    from agentic_opd.runs.distill_file import Counts
-
-    todo = [line for line in lines if line.item_id not in groups.finished]
-    counts, queue = Counts(), iter(todo)
-    with LiveBar("lines", len(lines), len(lines) - len(todo)) as bar:
-
-        async def work() -> None:
-            for line in queue:
-                try:
-                    outcome = await distiller.distill(line)
-                except (ServerUnreachableError, OutputError):
-                    raise
-                except OPDError as error:
-                    counts.lines["failed"] += 1
-                    bar.say(f"{line.location} failed: {error}")
-                    continue
-                for why in outcome.unmatched:
-                    counts.unmatched_sequences += 1
-                    bar.say(f"{line.location}, unmatched: {why}")
-                if outcome.group is not None and outcome.result != "unmatched":
-                    await groups.write(outcome.group)
-                counts.lines[outcome.result] += 1
-                counts.notes += outcome.notes
-                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.text())
-
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(concurrency, len(todo))):
-                    workers.create_task(work())
-        except* (ServerUnreachableError, OutputError) as failures:
-            bar.say(f"{groups.path}: {counts.text()}; stopped early, the same command with --env.resume continues")
-            raise failures.exceptions[0] from None
-    earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
-    bar.say(f"{groups.path}: {counts.text()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
-    for line in counts.notes_as_text():
-        bar.say(line)
-    bar.say(f"to look at it: agentic-opd report {groups.path}")
-    return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "write an HTML report of a file of scored groups, or a comparison of two files",
     "prove": "replay the hinted turns of a file with and without their hints, and write down what the hints change",
     "distill": "add hints and teacher rows to a file of groups or conversations, without new rollouts",
+    "learn": "make an adapter of the sessions on your disk, with a held-out figure, or refuse to (extra [train])",
     "serve-vllm": "start a vLLM server with everything that the other commands need",
 }
 
@@ -38,6 +39,7 @@ _MODULES = {
     "report": "agentic_opd.report.command",
     "prove": "agentic_opd.cli.prove",
     "distill": "agentic_opd.cli.distill",
+    "learn": "agentic_opd.learn.command",
     "serve-vllm": "agentic_opd.serving.launch",
 }
 """Modules with the `main` of each command; the other commands are modes of the environment."""

@@ -8,6 +8,8 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceEr
 from agentic_opd.core.text import printable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_ROLLED_BACK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_REFUSED = EXIT_ROLLED_BACK
+"""Code of a command that found the new weights worse, or not shown to be better."""
 
 EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
 """Help text for the exit codes. A command with narrower meanings has a text for them."""

@@ -70,8 +70,13 @@ class Session:
     """When it began, as ISO 8601, empty where the log does not say."""
 
     def fields(self) -> dict[str, Any]:
-        """Return it as a row of a log."""
-        return {"messages": [*self.messages], "tools": [*self.tools]}
+        """Return it as a row of a log, with the folder and the time if it has them."""
+        origin = {"project": self.project, "time": self.time}
+        return {
+            "messages": [*self.messages],
+            "tools": [*self.tools],
+            **{key: text for key, text in origin.items() if text},
+        }
 
 
 @dataclass(slots=True)

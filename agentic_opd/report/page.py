@@ -128,10 +128,10 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
 
 def _template() -> tuple[str, str, str]:
     """Return the parts of the page: before the data, after the data up to the end of the script, and the rest."""
-    style = _static("report.css")
-    script = "(() => {\n'use strict';\n" + "".join(map(_static, (*_SCRIPTS, _MAIN))) + "})();\n"
-    template = _static("template.html")
-    for name, text in (("STYLE", style), ("STYLE_HASH", _hash(style)), ("SCRIPT_HASH", _hash(script))):
+    style = static_text("report.css")
+    script = "(() => {\n'use strict';\n" + "".join(map(static_text, (*_SCRIPTS, _MAIN))) + "})();\n"
+    template = static_text("template.html")
+    for name, text in (("STYLE", style), ("STYLE_HASH", content_hash(style)), ("SCRIPT_HASH", content_hash(script))):
         template = template.replace(f"%{name}%", text)
     before, rest = template.split("%DATA%")
     between, after = rest.split("%SCRIPT%")
@@ -154,11 +154,13 @@ def _inert(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """Return the hash by which a content security policy allows a style or a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _static(name: str) -> str:
+def static_text(name: str) -> str:
+    """Return a file of the page, such as `report.css`."""
     return (resources.files("agentic_opd.report") / "static" / name).read_text(encoding="utf-8")
 
 

@@ -15,7 +15,15 @@ from typing import Any, Literal, cast
 from agentic_opd.core.attachments.files import copy_files
 from agentic_opd.core.attachments.messages import refuse_column
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
+from agentic_opd.core.console import LiveBar
+from agentic_opd.core.errors import (
+    AlignmentError,
+    OPDError,
+    OutputError,
+    PlaceError,
+    ServerUnreachableError,
+    WireError,
+)
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.json_rows import JsonRow, NotJsonError, json_rows
 from agentic_opd.core.types import (
@@ -41,6 +49,7 @@ from agentic_opd.runs.distill import (
 )
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
+from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
@@ -401,3 +410,55 @@ def _has_failed(rollout: ScoredRollout) -> bool | None:
 def _written(group: ScoredGroup, unmatched: tuple[str, ...] = ()) -> DistilledLine:
     is_scored = any(turn.is_scored for rollout in group.rollouts for turn in rollout.turns or ())
     return DistilledLine("distilled" if is_scored else "no hint", group, unmatched)
+
+
+async def distill_lines(
+    lines: Sequence[Line],
+    distiller: FileDistiller,
+    groups: GroupFile,
+    at_once: int,
+    resumed_by: str = "the same command with --env.resume",
+) -> Counts:
+    """Distill the lines that `groups` does not have, at most `at_once` at a time; show progress, and print the counts.
+
+    A line that fails is printed and counted, and the others go on. `resumed_by` is what continues a run that ended.
+
+    Raises:
+        ServerUnreachableError: a server is gone; finished groups are stored.
+        OutputError: a group can't be written.
+    """
+    todo = [line for line in lines if line.item_id not in groups.finished]
+    counts, queue = Counts(), iter(todo)
+    with LiveBar("lines", len(lines), len(lines) - len(todo)) as bar:
+
+        async def work() -> None:
+            for line in queue:
+                try:
+                    outcome = await distiller.distill(line)
+                except (ServerUnreachableError, OutputError):
+                    raise
+                except OPDError as error:
+                    counts.lines["failed"] += 1
+                    bar.say(f"{line.location} failed: {error}")
+                    continue
+                for why in outcome.unmatched:
+                    counts.unmatched_sequences += 1
+                    bar.say(f"{line.location}, unmatched: {why}")
+                if outcome.group is not None and outcome.result != "unmatched":
+                    await groups.write(outcome.group)
+                counts.lines[outcome.result] += 1
+                counts.notes += outcome.notes
+                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.text())
+
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(at_once, len(todo))):
+                    workers.create_task(work())
+        except* (ServerUnreachableError, OutputError) as failures:
+            bar.say(f"{groups.path}: {counts.text()}; stopped early, {resumed_by} continues")
+            raise failures.exceptions[0] from None
+    earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
+    bar.say(f"{groups.path}: {counts.text()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    for line in counts.notes_as_text():
+        bar.say(line)
+    return counts

@@ -228,8 +228,9 @@ class RunMetrics:
         total = self.close_failures()
         failures = None if total is None else total - self._logged_close_failures
         seconds, lags = self.sample_seconds(), self.loop_lag.latest()
-        measured = tuple(seconds), lags, failures
-        return _Collected(self._episodes, self._passed, self._distilled, self.evaluation, *measured)
+        return _Collected(
+            self._episodes, self._passed, self._distilled, self.evaluation, tuple(seconds), lags, failures
+        )
 
     def _started_anew(self) -> Sequence[Sequence[Any]]:
         """Start the next logging step; return the rows of W&B's table of the last one."""

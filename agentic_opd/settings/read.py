@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,32 @@ from agentic_opd.settings.listing import dotted, names_of, nearest
 class Settings:
     """A run's settings: the environment's, and those of one or several servers.
 
-    `without_effect` names the given settings that have no effect.
+    `without_effect` names the given settings that have no effect. `sections` holds those of a command's other sections.
     """
 
     env: Any
     servers: list[Any]
     without_effect: tuple[str, ...] = ()
+    sections: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def read_settings(
-    arguments: argparse.Namespace, env_defaults: BaseModel, server_defaults: Sequence[BaseModel]
+    arguments: argparse.Namespace,
+    env_defaults: BaseModel,
+    server_defaults: Sequence[BaseModel],
+    section_defaults: Mapping[str, BaseModel] | None = None,
 ) -> Settings:
     """Join defaults, YAML and flags.
 
-    The first of `server_defaults` applies to each server in the file.
+    The first of `server_defaults` applies to each server in the file. `section_defaults` are those of further sections
+    by their names.
 
     Raises:
         ConfigError: lists every invalid setting, unreadable file and unknown name.
     """
     wrong, first = list(arguments.misunderstood), server_defaults[0]
-    env_file, rows = _sections(arguments.config, wrong)
+    section_defaults = section_defaults or {}
+    env_file, rows, other_files = _sections(arguments.config, wrong, [*section_defaults])
     env_layers = [[env_file], flags_layer(arguments.flags, "env")]
     env = validated(type(env_defaults), "env", [[set_values(env_defaults)], *env_layers], wrong)
     flags = flags_layer(arguments.flags, "openai")
@@ -55,9 +61,18 @@ def read_settings(
             wrong.append(f"openai.base_url must be http://... or https://..., got {server.base_url!r}")
         if server is not None and not server.api_key:
             server.api_key = os.environ.get("VLLM_API_KEY", "")
+    sections = {
+        name: validated(
+            type(defaults),
+            name,
+            [[defaults.model_dump(exclude_unset=True)], [other_files[name]], flags_layer(arguments.flags, name)],
+            wrong,
+        )
+        for name, defaults in section_defaults.items()
+    }
     refuse(wrong)
     idle = {*_idle("env", env_defaults, env_layers), *_idle("openai", first, [rows, flags])}
-    return Settings(env, servers, tuple(sorted(idle)))
+    return Settings(env, servers, tuple(sorted(idle)), sections)
 
 
 def refuse(wrong: Sequence[str]) -> None:
@@ -102,23 +117,29 @@ def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> I
         yield f"{path}: {entry['msg'].removeprefix('Value error, ')}{suffix}"
 
 
-def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the file's settings of the environment and of each server; without servers, one empty entry."""
+def _sections(
+    path: Path | None, wrong: list[str], others: Sequence[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the file's settings of the environment, of each server (without servers, one empty entry), and of
+    `others` by name.
+    """
+    names = ["env", "openai", *others]
     try:
         sections = read_yaml(path, "environment") if path else {}
     except ConfigError as error:
         wrong.append(str(error))
         sections = {}
     for name in sections:
-        if name not in ("env", "openai"):
-            wrong.append(f"section {name!r} in {str(path)!r} is unknown{nearest(name, ['env', 'openai'])}")
+        if name not in names:
+            wrong.append(f"section {name!r} in {str(path)!r} is unknown{nearest(name, names)}")
     listed = sections.get("openai") or {}
     rows: list[Any] = listed if isinstance(listed, list) else [listed]
-    for name, section in (("env", sections.get("env") or {}), *(("openai", row) for row in rows)):
+    unnumbered = {name: sections.get(name) or {} for name in names if name != "openai"}
+    for name, section in (*unnumbered.items(), *(("openai", row) for row in rows)):
         if not isinstance(section, dict):
             wrong.append(f"section {name!r} in {str(path)!r} must hold names and values, got {section!r}")
-    env = sections.get("env") or {}
-    return env if isinstance(env, dict) else {}, [row if isinstance(row, dict) else {} for row in rows] or [{}]
+    read = {name: section if isinstance(section, dict) else {} for name, section in unnumbered.items()}
+    return read["env"], [row if isinstance(row, dict) else {} for row in rows] or [{}], read
 
 
 def _urls(row: dict[str, Any]) -> list[dict[str, str]]:

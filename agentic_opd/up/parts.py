@@ -68,6 +68,11 @@ def parts_of(config: UpConfig, start: Start = "new") -> list[LoopPart]:
     return _Parts(config, start).parts()
 
 
+def max_lora_rank(rank: int) -> int:
+    """Return the smallest value of vLLM's --max-lora-rank that holds adapters of `rank`."""
+    return next((max_rank for max_rank in _ADAPTER_RANKS if max_rank >= rank), rank)
+
+
 class _Parts:
     """Builds the parts of a loop, and collects what their commands would refuse."""
 
@@ -126,8 +131,7 @@ class _Parts:
         arguments = self._server_arguments(name, self._config.output_dir / "weights")
         rank = None if training is None or server.serves != "policy" else training.lora_rank
         if rank is not None and settings is not None and settings.max_lora_rank is None:
-            max_rank = next((max_rank for max_rank in _ADAPTER_RANKS if max_rank >= rank), rank)
-            arguments += ["--max-lora-rank", str(max_rank)]
+            arguments += ["--max-lora-rank", str(max_lora_rank(rank))]
         return LoopPart(
             name,
             "server",

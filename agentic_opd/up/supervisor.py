@@ -74,7 +74,7 @@ class Supervisor:
             if child.part.port is not None:
                 _check_free(child.part.name, child.part.port)
             child.log.unlink(missing_ok=True)
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._run_part(child)) for child in self._parts]
@@ -139,7 +139,7 @@ class Supervisor:
                 preexec_fn=end_with_parent,
             )
         child.process = process
-        if part.ready_url is not None and not await self._is_ready(part.ready_url, process):
+        if part.ready_url is not None and not await is_ready(part.ready_url, process, self.config.ready_s):
             if process.returncode is None:
                 raise PartFailedError(
                     f"{part.name} does not answer at {part.ready_url} after {self.config.ready_s:g} s (ready_s). "
@@ -157,39 +157,51 @@ class Supervisor:
             await _relay(part.name, child.log, process)
         return await process.wait()
 
-    async def _is_ready(self, url: str, process: Process) -> bool:
-        """Wait until `url` answers; return False if the process ended or `ready_s` passed."""
-        deadline = time.monotonic() + self.config.ready_s
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            while process.returncode is None and time.monotonic() < deadline:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(url) as answer:
-                        if answer.status == 200:
-                            return True
-                await asyncio.sleep(_POLL_S)
-        return False
-
     async def _end_all(self) -> None:
         """Ask each part to end, role by role, and kill those that do not; if interrupted, kill all at once."""
         try:
             for role in _SHUTDOWN_ORDER:
                 await asyncio.gather(
-                    *(self._end(child.process) for child in self._of(role) if child.process is not None)
+                    *(
+                        end_group(child.process, self.config.stop_s)
+                        for child in self._of(role)
+                        if child.process is not None
+                    )
                 )
         finally:
             for child in self._parts:
                 if child.process is not None:
                     _kill_group(child.process)
-            _kill_children()
+            kill_children()
 
-    async def _end(self, process: Process) -> None:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), self.config.stop_s)
-        _kill_group(process)
-        await process.wait()
+
+async def is_ready(url: str, process: Process, limit_s: float) -> bool:
+    """Wait until `url` answers; return False if the process ended or `limit_s` passed."""
+    deadline = time.monotonic() + limit_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        while process.returncode is None and time.monotonic() < deadline:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(url) as answer:
+                    if answer.status == 200:
+                        return True
+            await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def end_group(process: Process, limit_s: float) -> None:
+    """Ask a process to end, and kill what is left of its group after `limit_s`."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), limit_s)
+    _kill_group(process)
+    await process.wait()
+
+
+def adopt_orphans() -> None:
+    """Make orphaned processes of children this process's children, so that `kill_children` reaches them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _changed_at(file: Path) -> int | None:
@@ -233,7 +245,7 @@ def _kill_group(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _kill_children() -> None:
+def kill_children() -> None:
     """Kill the remaining descendants of the parts, which become children of this process as their parents die."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:

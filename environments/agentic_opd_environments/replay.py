@@ -1,12 +1,14 @@
-"""The world `replay`: turns of a gateway's journal, answered anew and graded by a judge with fixed weights (I/O).
+"""The world `replay`: recorded turns, answered anew and graded by a judge with fixed weights (I/O).
 
-The policy reads a recorded turn's history and answers. The judge reads the recorded turn, the reply that it received,
-and the new turn, and votes 1, 0 or -1. Turns that read pictures are left out.
+The turns are those of a gateway's journal, or of a file of conversations in text. The policy reads a recorded turn's
+history and answers. The judge reads the recorded turn, the reply that it received, and the new turn, and votes 1, 0 or
+-1. Turns that read pictures are left out.
 """
 
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,7 +21,10 @@ from agentic_opd.distill.hints import Questions, parse_step_vote
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.journal import Journal, SessionState
+from agentic_opd.gateway.recorded import is_journal
 from agentic_opd.gateway.turns import RecordedTurn, TurnTree, messages_of, reply_to
+from agentic_opd.logs.turns import replied_turns
+from agentic_opd.runs.distill_file import read_lines
 from agentic_opd.worlds.custom import CustomWorld, ToolError
 
 GRADE_PROMPT = """\
@@ -65,6 +70,11 @@ class Replay(CustomWorld):
 
         A gateway may be writing the journal.
 
+        Args:
+            config: The settings, which name the judge.
+            journal: Journal of a gateway, or a JSONL of conversations in text.
+            turns: Maximum number of turns.
+
         Raises:
             ConfigError: there is no such journal, or the settings name no judge.
         """
@@ -84,14 +94,19 @@ class Replay(CustomWorld):
 
     def eval_tasks(self) -> Sequence[Task]:
         """Return a task for each chosen turn: its history as messages, and the tools that it had."""
-        journal = Journal(self._path, only_read=True)
-        try:
-            tasks = [task for task, _ in zip(_tasks(journal), range(self._num_turns), strict=False)]
-        finally:
-            journal.close()
+        tasks = (
+            [*islice(_tasks_of_rows(self._path), self._num_turns)] if not is_journal(self._path) else self._recorded()
+        )
         if not tasks:
             raise ConfigError(f"{str(self._path)!r} holds no turn of an ended session with a reply or feedback")
         return tasks
+
+    def _recorded(self) -> list[Task]:
+        journal = Journal(self._path, only_read=True)
+        try:
+            return [*islice(_tasks(journal), self._num_turns)]
+        finally:
+            journal.close()
 
     def call(self, state: Any, name: str, arguments: dict[str, Any]) -> str:
         """Refuse every call: only the turn itself is graded."""
@@ -134,6 +149,17 @@ def _tasks(journal: Journal) -> Iterator[Task]:
             reads_texts = not any(map(_is_of_pictures, tree.path(turn_id)))
             if turn.turn_type == "main" and reads_texts and (evidence := _evidence(reply)):
                 yield _task(f"{session.session_id}/{turn_id}", tree, turn, evidence)
+
+
+def _tasks_of_rows(path: Path) -> Iterator[Task]:
+    for line in read_lines(path):
+        if "tokens" in line.fields:
+            raise ConfigError(f"{str(path)!r}, {line.location}, is a group, and the world replay reads conversations")
+        for turn in replied_turns(line.fields):
+            if evidence := _evidence(turn.reply):
+                data = _Recorded(turn_text(turn.answer), evidence)
+                name, tools = f"{line.item_id}/{turn.message_index}", [dict(tool) for tool in turn.tools]
+                yield Task(name, messages=turn.history, tools=tools, data=data, limits={"max_turns": 1})
 
 
 def _is_of_pictures(turn: RecordedTurn | ForeignTurn) -> bool:

@@ -24,6 +24,7 @@ from agentic_opd.distill.prompts import (
 from agentic_opd.distill.trajectory import UNKNOWN_CONTEXT_CHARS, windows_of
 from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.learn.config import LearnConfig
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
 from agentic_opd.runs.metric_log import RUN_METRICS
@@ -102,6 +103,12 @@ _TRAINER_INTRO = """\
 The trainer has a file of its own: `agentic-opd train --config configs/train_demo.yaml`. It holds these names, without
 a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 [losses.md](losses.md) says what the parts of the loss are."""
+
+
+_LEARN_INTRO = """\
+[`agentic-opd learn`](your_logs.md) takes the settings of the policy server, distillation, judge, teacher and
+renderer, those of the trainer in the section `train`, and its own in the section `learn`: `--train.lr 1e-4
+--learn.min_hints 20`."""
 
 
 _OLD_NAMES = """\
@@ -397,6 +404,7 @@ def configuration_page() -> str:
     ]
     parts += ["## The gateway", _GATEWAY_INTRO, _settings_table(gateway)]
     parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(settings_in(DEFAULTS))]
+    parts += ["## From your own logs", _LEARN_INTRO, _settings_table(settings_in({"learn": LearnConfig()}))]
     idle = sorted(row.flag for row in rows if row.group is NO_EFFECT)
     parts += [
         f"## {NO_EFFECT.title}",
