@@ -1,6 +1,6 @@
 """Settings of distillation: votes, hints, judge and teacher."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BeforeValidator,
@@ -37,6 +37,23 @@ class TeacherServer(Section):
     api_key: SecretStr | None = None
 
 
+class SeparateTeacher(NamedTuple):
+    """A server beside the policy's that scores turns."""
+
+    server: TeacherServer
+    kind: str | None = None
+    """Kind of the tasks that it scores; None: all kinds without a server of their own."""
+
+    @property
+    def key_setting(self) -> str:
+        """The setting of its API key."""
+        return "env.teacher.api_key" if self.kind is None else f"env.teacher.by_kind: {self.kind}: api_key"
+
+    def named(self, text: str) -> str:
+        """Return the text behind the kind of tasks that it scores."""
+        return text if self.kind is None else f"{self.kind}: {text}"
+
+
 class ProofConfig(Section):
     """Whether a hint must be proven before it is scored."""
 
@@ -67,6 +84,17 @@ class ReplayProof(ProofConfig):
         default=64,
         ge=8,
         description="Largest number of continuations for all hints of an episode; further hints are unproven.",
+    )
+    join: int = Field(
+        default=0,
+        ge=0,
+        description="Largest number of continuations without a hint, from first turns, that join their group as "
+        "rollouts of their own, for a trainer that compares rewards. They are not judged.",
+    )
+    refuted: Literal["drop", "contrast"] = Field(
+        default="drop",
+        description="What becomes of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "
+        "refuted hint is its control, so that a trainer with loss.contrast moves against it; needs hint.control).",
     )
 
 
@@ -123,6 +151,11 @@ class HintConfig(Section):
     def _check_proof(self) -> "HintConfig":
         if self.proof.type != "none" and self.selection == "overlap":
             raise ValueError("proof replay proves a turn's hint before the teacher reads it: set another selection")
+        if isinstance(self.proof, ReplayProof) and self.proof.refuted == "contrast" and self.control == "none":
+            raise ValueError(
+                "proof.refuted contrast is for a trainer with loss.contrast, which needs a control for every turn: set "
+                "hint.control, to neutral for example"
+            )
         return self
 
     @model_validator(mode="after")
@@ -340,11 +373,13 @@ class TeacherConfig(Section):
     )
 
     @property
-    def server(self) -> TeacherServer | None:
-        """The server that scores tasks without an entry in `by_kind`; None: the policy's server."""
+    def separate(self) -> tuple[SeparateTeacher, ...]:
+        """The servers beside the policy's, the usual teacher first if it has one."""
+        of_kinds = [SeparateTeacher(server, kind) for kind, server in self.by_kind.items()]
         if self.base_url is None:
-            return None
-        return TeacherServer(base_url=self.base_url, model_name=self.model_name, api_key=self.api_key)
+            return tuple(of_kinds)
+        usual = TeacherServer(base_url=self.base_url, model_name=self.model_name, api_key=self.api_key)
+        return (SeparateTeacher(usual), *of_kinds)
 
     @model_validator(mode="after")
     def _check_server(self) -> "TeacherConfig":

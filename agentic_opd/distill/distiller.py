@@ -2,7 +2,8 @@
 
     turn --find_hint--> Hint | NoHint --score--> Scored | NotScored --distilled_turn--> record, rows, statistics
 
-With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored.
+With `hint.proof: replay`, `prove_hint` comes before `score`, and only proven hints are scored; refuted ones may be
+controls.
 
 Each step may end the turn; the turn's `TurnOutcome` names the reason. An unreachable policy or teacher server is not an
 outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
@@ -10,7 +11,7 @@ outcome: it stops the run (ServerUnreachableError), and partial results are drop
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Recording
+from agentic_opd.core.types import DistillArrays, Episode, Recording, Task, Trace, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -30,15 +31,15 @@ from agentic_opd.distill.records import (
     DistilledRecording,
     DistilledTurn,
     EpisodeStats,
+    build_arrays,
     distilled_recording,
     distilled_turn,
 )
-from agentic_opd.distill.scoring import noise_floor, score
+from agentic_opd.distill.scoring import NotScored, noise_floor, score
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.distill.trajectory import TrajectoryJudge
 from agentic_opd.wire.group import GroupDistillation, outcome_counts
-from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +74,17 @@ class TurnDistiller:
         result, proof = None, None
         if isinstance(hint, Hint) and self.prove is not None:
             proof, result = await prove_hint(context, hint, self.servers, self.config, self.prove, self.budget)
-        if isinstance(hint, Hint) and result is None:
-            result = await score(context, hint, self.servers, self.config, self.pool)
+        takes_contrast = isinstance(result, NotScored) and result.outcome is TurnOutcome.REFUTED and self._contrasts
+        if isinstance(hint, Hint) and (result is None or takes_contrast):
+            result = await score(context, hint, self.servers, self.config, self.pool, is_refuted=takes_contrast)
         async with fair_slot():
             return distilled_turn(context, hint, result, self.config, proof)
+
+    @property
+    def _contrasts(self) -> bool:
+        """Whether turns of refuted hints are scored, with these hints as their controls."""
+        proof = self.config.hint.proof
+        return isinstance(proof, ReplayProof) and proof.refuted == "contrast"
 
     async def distill_all(
         self, recording: Recording, by_turn: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
@@ -138,13 +146,12 @@ class Distiller:
         max_token_length: int,
         retry_s: float,
         seed: int = 0,
-        images: ImageFolder | None = None,
         prove: ProveHint | None = None,
     ) -> None:
-        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, the
-        pictures of the conversations, and what proves hints if episodes can be replayed.
+        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, and what
+        proves hints if episodes can be replayed.
         """
-        self._images, self._prove = images, prove
+        self._prove = prove
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -194,17 +201,15 @@ class Distiller:
             retry_s=self._retry_s,
             asks_judge=asks_judge,
         )
-        for client in (servers.teacher, servers.student, *servers.teachers.values()):
-            if client is not None:
-                client.images = self._images
         self._servers[policy.base_url] = servers
 
-    def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
+    def check_tasks(self, tasks: Iterable[Task] = ()) -> None:
+        """Refuse settings that name tasks which there are not; `tasks` are all that are distilled.
 
         Raises:
-            ConfigError: `teachers` names a kind that is not in `kinds`.
+            ConfigError: there is a teacher for a kind without tasks.
         """
+        kinds = {task.kind for task in tasks}
         unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
         if unknown:
             expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
@@ -269,6 +274,16 @@ class Distiller:
             judge_when="failed" if self.config.judge.when == "failed" else None,
         )
         return DistilledGroup(metadata, tuple(recording.stats for recording in distilled))
+
+    def joining(self, distilled: Sequence[DistilledRecording]) -> list[Episode]:
+        """Return the continuations that join the group of these rollouts (`hint.proof.join`)."""
+        proof = self.config.hint.proof
+        limit = proof.join if isinstance(proof, ReplayProof) else 0
+        return [episode for recording in distilled for episode in recording.unhinted][:limit]
+
+    def empty_rows(self, trace: Trace) -> DistillArrays:
+        """Return the arrays of a sequence that is not distilled, in a group of others that are."""
+        return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, (), self.config.distill_topk)
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""

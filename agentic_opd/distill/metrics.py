@@ -6,6 +6,7 @@ rather than set to 0.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -55,6 +56,7 @@ OPD_METRICS = (
         "episodes",
         "continuations played to prove hints. Left out unless hints are proven (hint.proof)",
     ),
+    Metric("opd/proof_tokens", "tokens", "tokens that the policy sampled in these continuations"),
     *(Metric(f"opd/proof_s_p{q}", "seconds", f"time for one hint's proof, {q}th percentile") for q in (50, 95)),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
@@ -210,6 +212,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     if proofs := [turn.proof for turn in turns if turn.proof is not None]:
         metrics |= {f"opd/outcome/{name.value}": counts.outcomes[name] for name in _PROOF_OUTCOMES}
         metrics["opd/proof_rollouts"] = sum(proof.rollouts for proof in proofs)
+        metrics["opd/proof_tokens"] = sum(proof.record.sampled_tokens for proof in proofs)
         metrics |= percentiles("opd/proof_s", [proof.seconds for proof in proofs])
     metrics["opd/total_hints"] = counts.hints
     metrics["opd/total_scored_turns"] = counts.scored
@@ -304,14 +307,14 @@ def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
 
 
 def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[str, float]:
-    gaps = np.array([gap for turn in scored for gap in turn.gaps])
+    gaps = np.fromiter(chain.from_iterable(turn.gaps for turn in scored), np.float64)
     metrics = {"opd/scored_token_fraction": len(gaps) / sampled_tokens} if sampled_tokens else {}
     if not len(gaps):
         return metrics
     metrics["opd/gap_mean"] = float(gaps.mean())
-    reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
-    answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
-    if reasoning:
+    if any(turn.reasoning_tokens for turn in scored):
+        reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
+        answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
         kinds = {"reasoning": reasoning, "answer": answers}
         metrics |= {f"opd/gap_mean_{kind}": _mean(of_kind) for kind, of_kind in kinds.items() if of_kind}
     metrics["opd/gap_std"] = float(gaps.std())
@@ -321,8 +324,8 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics["opd/gap_distance_mean"] = float(np.abs(gaps).mean())
     if overlaps := [overlap for turn in scored for overlap in turn.overlaps]:
         metrics["opd/hint_overlap"] = _mean(overlaps)
-    metrics["opd/teacher_entropy"] = _mean(entropy for turn in scored for entropy in turn.entropies)
-    metrics["opd/teacher_topk_mass"] = _mean(mass for turn in scored for mass in turn.masses)
+    metrics["opd/teacher_entropy"] = _mean(chain.from_iterable(turn.entropies for turn in scored))
+    metrics["opd/teacher_topk_mass"] = _mean(chain.from_iterable(turn.masses for turn in scored))
     metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])
     busy_s = _covered((turn.start_s, turn.start_s + turn.seconds) for turn in scored)
     if busy_s > 0:
@@ -336,7 +339,7 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
 
 def _mean(values: Iterable[float]) -> float:
     """Return the mean; `statistics.fmean` takes ten times as long, and there are millions of tokens."""
-    return float(np.mean(list(values)))
+    return float(np.fromiter(values, np.float64).mean())
 
 
 def _control_metrics(controls: Sequence[ControlStats]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.types import ProofVerdict, TeacherRequest, TurnOutcome
+from agentic_opd.core.types import Episode, ProofVerdict, TeacherRequest, TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint
@@ -24,6 +24,8 @@ class HintProof:
     record: ProofRecord
     rollouts: int
     seconds: float
+    unhinted: tuple[Episode, ...] = ()
+    """Continuations of a first turn without the hint: rollouts of the task like any other (`hint.proof.join`)."""
 
 
 ProveHint = Callable[[TurnContext, TeacherRequest, Callable[[int], bool]], Awaitable[HintProof]]
@@ -64,8 +66,7 @@ async def prove_hint(
         ids = servers.hint_encoder.encode(hint.text, as_message=position.as_message)
     except RendererError as error:
         return None, NotScored(TurnOutcome.UNPROVEN, str(error))
-    trace = context.trace
-    request = insert_hint(trace.tokens_T, context.turn, position.insert_at, ids, images=trace.images)
+    request = insert_hint(context.trace, context.turn, position.insert_at, ids)
     proof = await prove(context, request, budget.spend)
     record = proof.record
     if record.verdict is ProofVerdict.PROVEN:

@@ -10,6 +10,7 @@ docs/wire_format.md describes rows and records.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
+    Episode,
     HindsightPair,
     JudgeTokens,
     Recording,
@@ -146,6 +148,11 @@ class DistilledRecording:
     traces: tuple[DistilledTrace, ...]
     stats: EpisodeStats
     policy_url: str
+
+    @property
+    def unhinted(self) -> list[Episode]:
+        """Continuations that proved its hints, which are rollouts of the task; see `HintProof.unhinted`."""
+        return [episode for turn in self.stats.turns if turn.proof is not None for episode in turn.proof.unhinted]
 
     @property
     def records(self) -> tuple[TurnRecord, ...]:
@@ -289,7 +296,7 @@ def control_stats(
     """Return a control's statistics; `logprobs_RK` are the hinted rows, `configured` is the settings' kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
-        fell_back=control.kind != configured,
+        fell_back=control.kind not in (configured, "refuted"),
         distances=tuple(abs(hinted[0] - unhinted[0]) for hinted, unhinted in both if unhinted[0] is not None),
         entries=sum(map(len, control.logprobs_RK)),
         missing=sum(row.count(None) for row in control.logprobs_RK),
@@ -378,6 +385,12 @@ def build_arrays(
     for turn_rows in rows:
         span = slice(turn_rows.start, turn_rows.start + len(turn_rows.ids_RK))
         # A tenth of the memory of lists, and nothing for the garbage collector to traverse.
-        ids[span] = [array("i", row.tobytes()) for row in turn_rows.ids_RK.astype(np.int32)]
-        logprobs[span] = [array("d", row.tobytes()) for row in turn_rows.logprobs_RK]
+        ids[span] = _row_arrays("i", turn_rows.ids_RK.astype(np.int32))
+        logprobs[span] = _row_arrays("d", turn_rows.logprobs_RK)
     return DistillArrays(ids, logprobs)
+
+
+def _row_arrays(kind: str, values_RK: NDArray[Any]) -> "list[array[Any]]":
+    """Return each row as an array of Python's; the slices of one buffer cost half of the rows of numpy."""
+    data, size = values_RK.tobytes(), values_RK.shape[1] * values_RK.itemsize
+    return [array(kind, data[start : start + size]) for start in range(0, len(data), size)]

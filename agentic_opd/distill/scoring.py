@@ -80,9 +80,18 @@ class NotScored:
 
 
 async def score(
-    context: TurnContext, hint: Hint, servers: DistillServers, config: DistillConfig, pool: HintPool
+    context: TurnContext,
+    hint: Hint,
+    servers: DistillServers,
+    config: DistillConfig,
+    pool: HintPool,
+    *,
+    is_refuted: bool = False,
 ) -> Scored | NotScored:
-    """Score a turn under its hint; `pool` has the hints for its control."""
+    """Score a turn under its hint; `pool` has the hints for its control.
+
+    With `is_refuted` the rows are without a hint, and the hint is the control.
+    """
     trace, turn, start = context.trace, context.turn, scored_from(context.turn, config)
     if start == turn.end:
         return NotScored(TurnOutcome.SCORING_ERROR, "teacher.score_reasoning answer: the turn is reasoning only")
@@ -90,19 +99,25 @@ async def score(
 
     def with_hint(text: str) -> HintRequest:
         ids = servers.hint_encoder.encode(text, as_message=position.as_message)
-        return HintRequest(text, insert_hint(trace.tokens_T, turn, position.insert_at, ids, start, trace.images))
+        return HintRequest(text, insert_hint(trace, turn, position.insert_at, ids, start))
 
-    plain = insert_hint(trace.tokens_T, turn, position.insert_at, (), start, trace.images)
+    plain = insert_hint(trace, turn, position.insert_at, scored_from=start)
     hints: list[HintRequest] = []
     failure = ""
     for text in (hint.text, *(accepted.text for accepted in hint.further)):
         try:
-            hints.append(with_hint(text) if hint.read.text else HintRequest(text, plain))
+            is_read = hint.read.text and not is_refuted
+            hints.append(with_hint(text) if is_read else HintRequest(text, plain))
         except RendererError as error:
             failure = failure or str(error)
     if not hints:
         return NotScored(TurnOutcome.SCORING_ERROR, failure)
-    controls = None if config.hint.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
+    controls = None
+    if is_refuted:
+        refuted: tuple[ControlKind, str] = ("refuted", hint.text)
+        controls = _controls(iter([refuted]), with_hint)
+    elif config.hint.control != "none":
+        controls = _controls(control_hints(config, pool, hint), with_hint)
     return await read_turn(hints, plain, controls, servers, config)
 
 
@@ -273,7 +288,7 @@ async def noise_floor(traces: Sequence[Trace], servers: TeacherServers, config: 
     if trace is None or not (servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"):
         return None
     turn = trace.turns[0]
-    request = insert_hint(trace.tokens_T, turn, turn.start, (), images=trace.images)
+    request = insert_hint(trace, turn, turn.start)
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     second = without_hint(request, servers)

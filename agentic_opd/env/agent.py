@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -138,7 +139,7 @@ class AgentEnv(BaseEnv):
         if self.distiller is not None:
             renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, prepared.clients)
             await gather_all(self.distiller.connect(endpoint, renderer, self.tokenizer) for endpoint in endpoints)
-            self.distiller.check_kinds({task.kind for task in self.tasks})
+            self.distiller.check_tasks(self.tasks)
         if self.config.agent.command is not None:
             self._agent = await self._started_agent(prepared.clients)
         self._items = self.items()
@@ -194,14 +195,16 @@ class AgentEnv(BaseEnv):
             causes = ", ".join(f"{cause} {count}" for cause, count in no_verdicts.most_common())
             raise WorldError(f"no rollout of {item.task.task_id} got a verdict from its tests: {causes}")
         recordings = [recording for _, recording in judged if recording is not None]
+        joined = [] if self.distiller is None else self.distiller.joining(recordings)
+        members = [*judged, *((episode, None) for episode in joined)]
         distilled_group = await self.distiller.close_group(recordings) if self.distiller is not None else None
         episodes = tuple(episode for episode, _ in judged)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
-        has_branches = any(len(episode.traces) > 1 for episode in episodes)
+        has_branches = any(len(episode.traces) > 1 for episode, _ in members)
         group = ScoredGroup(
             rollouts=tuple(
                 sequence
-                for number, (episode, recording) in enumerate(judged)
+                for number, (episode, recording) in enumerate(members)
                 for sequence in self._scored(episode, recording, str(number) if has_branches else None)
             ),
             item_id=item.item_id,
@@ -257,10 +260,16 @@ class AgentEnv(BaseEnv):
     def _scored(
         self, episode: Episode, distilled: DistilledRecording | None, session_id: str | None
     ) -> list[ScoredRollout]:
-        """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several."""
+        """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several.
+
+        A rollout of a distilled group that is not distilled itself is a continuation that joins the group.
+        """
         write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
-        if distilled is None:
+        if self.distiller is None:
             return [write(trace) for trace in episode.traces]
+        if distilled is None:
+            empty_rows = self.distiller.empty_rows
+            return [replace(write(trace, rows=empty_rows(trace)), is_continuation=True) for trace in episode.traces]
         return [
             write(sequence.trace, rows=sequence.arrays, turns=sequence.records, trajectory=sequence.trajectory)
             for sequence in distilled.traces
@@ -306,6 +315,10 @@ class AgentEnv(BaseEnv):
         world = check_replayable(self.world, self.config.world.type, self.config)
         context = min(server.plugin.info.max_model_len for server in self.servers)
         return EpisodeReplay(world, self.chat, self.config, self.user_reply, context)
+
+    def room(self, recording: Recording, turn_index: int, hint: HintInsertion | None) -> int:
+        """Return the token limit of a recorded turn whose prompt may hold the hint; see `EpisodeReplay.room`."""
+        return self.replay().room(recording, turn_index, hint)
 
     async def continued(
         self,

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
+from random import Random
 from typing import NoReturn
 
-from agentic_opd.core.types import TeacherRequest
+from agentic_opd.core.types import Episode, TeacherRequest
 from agentic_opd.distill.config import ReplayProof
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.evidence import TurnContext
@@ -13,9 +14,11 @@ from agentic_opd.distill.proving import HintProof
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
-from agentic_opd.proof.prove import prove
+from agentic_opd.proof.prove import PlayedOn, prove
 from agentic_opd.rollout.loop import HintInsertion
 from agentic_opd.settings.atropos import PolicyServerConfig
+
+_MANY_SEEDS = 2**31
 
 
 class AgenticOPDEnv(AgentEnv):
@@ -50,6 +53,11 @@ class AgenticOPDEnv(AgentEnv):
             prove=self.prove_hint,
         )
 
+    @cached_property
+    def _seeds(self) -> Random:
+        """Draws the first seed of each proof."""
+        return Random(self.config.seed)
+
     async def setup(self) -> None:
         """Load the tasks and check what rollouts, and the proofs of hints, require; see `AgentEnv.setup`."""
         await super().setup()
@@ -63,10 +71,21 @@ class AgenticOPDEnv(AgentEnv):
         proof = self.config.hint.proof
         assert isinstance(proof, ReplayProof)
         hint = HintInsertion(request.insert_at, request.hint_token_ids)
-        result = await prove(
-            partial(self.continued, context.recording, context.pair.turn_index, hint), proof.pairs, spend
-        )
-        return HintProof(result.record, result.rollouts, result.seconds)
+        recording, turn_index = context.recording, context.pair.turn_index
+        unhinted: dict[int, Episode] = {}
+
+        async def play(*, is_hinted: bool, seed: int) -> PlayedOn:
+            played = await self.continued(recording, turn_index, hint, is_hinted=is_hinted, seed=seed)
+            if proof.join and not is_hinted and played.is_rollout_of(recording):
+                assert played.episode is not None
+                unhinted[seed] = played.episode
+            return PlayedOn.of(played)
+
+        # Rollouts of a group, and of a task in later groups, may have the same prompts: their continuations differ.
+        first_seed = self._seeds.randrange(_MANY_SEEDS)
+        result = await prove(play, proof.pairs, spend, first_seed)
+        by_seed = tuple(episode for _, episode in sorted(unhinted.items()))
+        return HintProof(result.record, result.rollouts, result.seconds, by_seed)
 
     def roles(self) -> dict[str, str]:
         """Return the policy, the judge and the teacher, for the first lines of a run."""

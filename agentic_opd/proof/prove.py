@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import ProofVerdict
 from agentic_opd.proof.statistics import Passes, effect, looks, verdict
-from agentic_opd.rollout.replay import Continuation, ReplayOutcome
+from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
 from agentic_opd.wire.group import ProofRecord
 
 _SEEDS_APART = 1000
@@ -22,10 +22,33 @@ _SEEDS_APART = 1000
 _DECIMALS = 6
 
 
+class PlayedOn(NamedTuple):
+    """What a proof needs of a continuation."""
+
+    outcome: ReplayOutcome
+    passed: bool | None
+    """Whether all tests passed; None without a verdict."""
+    sampled_tokens: int = 0
+    weight_version: int | None = None
+    error: ReplayError | None = None
+
+    @classmethod
+    def of(cls, continuation: Continuation) -> Self:
+        """Return what a proof needs of a continuation."""
+        is_played = continuation.outcome is ReplayOutcome.PLAYED
+        return cls(
+            continuation.outcome,
+            continuation.verification.all_passed if is_played and continuation.verification is not None else None,
+            continuation.sampled_tokens,
+            continuation.weight_version,
+            continuation.error,
+        )
+
+
 class Play(Protocol):
     """Plays one continuation of a turn: see `rollout.replay.EpisodeReplay.continued`."""
 
-    async def __call__(self, *, is_hinted: bool, seed: int) -> Continuation:
+    async def __call__(self, *, is_hinted: bool, seed: int) -> PlayedOn:
         """Play a continuation, with the hint in the turn's prompt or without it.
 
         Raises:
@@ -41,7 +64,6 @@ class Proof:
     record: ProofRecord
     outcomes: Counter[ReplayOutcome] = field(default_factory=Counter[ReplayOutcome])
     """Number of continuations by result."""
-    sampled_tokens: int = 0
     seconds: float = 0.0
 
     @property
@@ -55,16 +77,18 @@ class _Arm:
     """The continuations of one arm."""
 
     passes: Passes = field(default_factory=Passes)
-    continuations: list[Continuation] = field(default_factory=list[Continuation])
+    continuations: list[PlayedOn] = field(default_factory=list[PlayedOn])
 
-    def add(self, continuation: Continuation) -> None:
+    def add(self, continuation: PlayedOn) -> None:
         self.continuations.append(continuation)
-        if continuation.outcome is ReplayOutcome.PLAYED and continuation.verification is not None:
-            self.passes = self.passes.and_also(continuation.verification.all_passed)
+        self.passes = self.passes.and_also(continuation.passed)
 
 
-async def prove(play: Play, pairs: int, spend: Callable[[int], bool] = lambda count: True) -> Proof:
-    """Compare continuations of a turn with and without its hint, at most `pairs` of each.
+async def prove(
+    play: Play, pairs: int, spend: Callable[[int], bool] = lambda count: True, first_seed: int = 0
+) -> Proof:
+    """Compare continuations of a turn with and without its hint, at most `pairs` of each; `first_seed` is that of the
+    first pair.
 
     `spend` is asked before each look for its number of continuations; if it refuses, the verdict is open.
 
@@ -74,7 +98,7 @@ async def prove(play: Play, pairs: int, spend: Callable[[int], bool] = lambda co
     arms, start = (_Arm(), _Arm()), time.monotonic()
     result, change, counts = ProofVerdict.OPEN, None, looks(pairs)
     for look, count in enumerate(counts):
-        played = await _played(play, arms, count, spend)
+        played = await _played(play, arms, count, spend, first_seed)
         if not played:
             break
         with_hint, without = (arm.passes for arm in arms)
@@ -102,16 +126,22 @@ async def pass_rate(play: Play, limit: int) -> Proof:
     """
     arm, start = _Arm(), time.monotonic()
     for count in looks(limit):
-        await _played(play, (None, arm), count, lambda count: True)
+        await _played(play, (None, arm), count)
         if arm.passes.passed in (0, arm.passes.played):
             break
     return _proof(ProofRecord((arm.passes.passed, arm.passes.played)), (arm,), start)
 
 
-async def _played(play: Play, arms: tuple[_Arm | None, _Arm], count: int, spend: Callable[[int], bool]) -> bool:
+async def _played(
+    play: Play,
+    arms: tuple[_Arm | None, _Arm],
+    count: int,
+    spend: Callable[[int], bool] = lambda count: True,
+    first_seed: int = 0,
+) -> bool:
     """Add continuations to the arms (with the hint, without) up to `count` each; return False if `spend` refuses."""
     todo = [
-        (arm, is_hinted, _SEEDS_APART * pair)
+        (arm, is_hinted, first_seed + _SEEDS_APART * pair)
         for arm, is_hinted in zip(arms, (True, False), strict=True)
         if arm is not None
         for pair in range(len(arm.continuations), count)
@@ -134,9 +164,9 @@ def _proof(record: ProofRecord, arms: tuple[_Arm, ...], start: float) -> Proof:
     is_played = any(continuation.outcome is ReplayOutcome.PLAYED for continuation in continuations)
     record = replace(
         record,
+        sampled_tokens=sum(continuation.sampled_tokens for continuation in continuations),
         weight_version=min(versions, default=None),
         not_replayed=str(errors[0]) if errors and not is_played else None,
     )
     outcomes = Counter(continuation.outcome for continuation in continuations)
-    tokens = sum(continuation.sampled_tokens for continuation in continuations)
-    return Proof(record, outcomes, tokens, time.monotonic() - start)
+    return Proof(record, outcomes, time.monotonic() - start)

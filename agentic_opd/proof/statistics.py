@@ -49,15 +49,15 @@ def level(look: int, count: int) -> float:
 def verdict(with_hint: Passes, without: Passes, look: int, count: int) -> ProofVerdict | None:
     """Return the verdict after a look of `count` (from 0); None: play on.
 
-    Arms of equal and unanimous outcomes end the test as open, because nothing seems to depend on the hint. To end early
-    as open lowers the error rates.
+    Arms of equal and unanimous outcomes end the test as open from the third look before the end on (a quarter of the
+    pairs), because nothing seems to depend on the hint. To end early as open lowers the error rates.
     """
     if at_least(with_hint, without) <= level(look, count):
         return ProofVerdict.PROVEN
     if at_least(without, with_hint) <= level(look, count):
         return ProofVerdict.REFUTED
     total = with_hint.passed + without.passed
-    is_unanimous = total in (0, with_hint.played + without.played)
+    is_unanimous = total in (0, with_hint.played + without.played) and look >= count - 3
     return ProofVerdict.OPEN if is_unanimous or look == count - 1 else None
 
 

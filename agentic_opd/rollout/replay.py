@@ -22,7 +22,6 @@ from agentic_opd.core.types import (
     ReplayableWorld,
     StopReason,
     Task,
-    Turn,
     Verification,
     World,
     shared_length,
@@ -57,7 +56,7 @@ class ReplayOutcome(StrEnum):
     WORLD_FAILED = "world_failed"
     """A hook of the world raised, or the task's data can't be used."""
     UNREADABLE = "unreadable"
-    """The recording can't be replayed with these settings: another renderer, other limits, or pictures."""
+    """The recording can't be replayed with these settings: another renderer, other limits, or attachments."""
     TASK_MISSING = "task_missing"
     """The world of these settings has no task of the recording's name."""
     TASK_CHANGED = "task_changed"
@@ -128,6 +127,16 @@ class Continuation:
     def reward(self) -> float | None:
         """Total reward; None unless the outcome is PLAYED."""
         return None if self.episode is None or self.episode.reward is None else self.episode.reward.total
+
+    def is_rollout_of(self, recording: Recording) -> bool:
+        """Whether this is a rollout of the recording's task like any other: with a verdict, from the first turn on,
+        whose prompt is the recorded one, without a hint.
+        """
+        if self.outcome is not ReplayOutcome.PLAYED or self.episode is None or self.hint is not None or self.turn_index:
+            return False
+        played, recorded = self.episode.traces[0], recording.traces[0]
+        prompts = (trace.tokens_T[: trace.turns[0].start] for trace in (played, recorded))
+        return next(prompts) == next(prompts)
 
     @property
     def sampled_tokens(self) -> int:
@@ -256,7 +265,7 @@ class EpisodeReplay:
         try:
             task = _task_of(recording)
             config = limited(self.config, task)
-            first_turn = FirstTurn(self._room(config, recording.turns[turn_index], hint), read_hint)
+            first_turn = FirstTurn(self.room(recording, turn_index, hint), read_hint)
             scope = self.session(recording, turn_index)
             episode = await verified(play, unfinished, scope, task, self.world, config)
         except ReplayError as error:
@@ -287,8 +296,13 @@ class EpisodeReplay:
             return ComparedTurns(equal, total, error)
         return ComparedTurns(equal, total)
 
-    def _room(self, config: RolloutConfig, turn: Turn, hint: HintInsertion | None) -> int:
-        """Return the token limit of a turn whose prompt may hold the hint."""
+    def room(self, recording: Recording, turn_index: int, hint: HintInsertion | None) -> int:
+        """Return the token limit of a turn whose prompt may hold the hint.
+
+        Raises:
+            ReplayError: the prompt with the hint leaves no room for a token, or the recording has no task.
+        """
+        config, turn = limited(self.config, _task_of(recording)), recording.turns[turn_index]
         context = config.max_token_length if self.context is None else self.context
         room = min(config.max_token_length, context - len(hint.token_ids if hint else ())) - turn.start
         if room < 1:

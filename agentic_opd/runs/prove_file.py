@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from rich.table import Table
 
@@ -28,39 +27,20 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import ProofVerdict, Recording
-from agentic_opd.proof.prove import Proof, pass_rate, prove
+from agentic_opd.proof.prove import PlayedOn, Proof, pass_rate, prove
 from agentic_opd.proof.statistics import FIRST_LOOK
 from agentic_opd.report.hints import effect_of
 from agentic_opd.rollout.loop import HintInsertion
-from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
+from agentic_opd.rollout.replay import ReplayError, ReplayOutcome
 from agentic_opd.runs.proof_journal import ProofJournal, TurnPosition
 from agentic_opd.runs.recorded import RecordedEpisode
+from agentic_opd.runs.shared_play import ReplayEnvironment, SharedPlay, arms_of
 from agentic_opd.wire.group import ProofRecord, ScoredGroup, TurnRecord
 
 logger = logging.getLogger(__name__)
 
 _MEASURED = 32
 """Finished continuations after which the expected time is said."""
-
-
-class ReplayEnvironment(Protocol):
-    """What replays the episodes of groups: `env.agent.AgentEnv`."""
-
-    def recorded_episodes(self, group: ScoredGroup) -> list[RecordedEpisode | ReplayError]:
-        """Return the rollouts of a group; an error in place of each that can't be replayed."""
-        ...
-
-    async def continued(
-        self,
-        recording: Recording,
-        turn_index: int,
-        hint: HintInsertion | None = None,
-        *,
-        is_hinted: bool = True,
-        seed: int | None = None,
-    ) -> Continuation:
-        """Replay an episode to a turn; the policy plays on from there."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +78,42 @@ class FileTurns:
         return sorted(turns, key=lambda turn: turn.position)
 
 
-def turns_of_file(path: Path, env: ReplayEnvironment, *, again: bool = False) -> FileTurns:
-    """Return the turns of a file; with `again` also those that have a proof.
+def check_file(path: Path) -> None:
+    """Refuse a file without records of turns; no server is needed for that.
 
     Raises:
         PlaceError: the file can't be read, or it holds no group with records of turns.
     """
-    turns, num_records = FileTurns(), 0
+    if not any(rollout.turns for _, group in _groups(path, Counter()) for rollout in group.rollouts):
+        raise PlaceError(f"{str(path)!r} holds no record of a turn: it must be a JSONL that `process` wrote")
+
+
+def turns_of_file(path: Path, env: ReplayEnvironment, *, again: bool = False) -> FileTurns:
+    """Return the turns of a file; with `again` also those that have a proof.
+
+    Raises:
+        PlaceError: the file can't be read.
+    """
+    turns = FileTurns()
+    for number, group in _groups(path, turns.left_out):
+        for episode in env.recorded_episodes(group):
+            _add(turns, number, group, episode, again=again)
+    return turns
+
+
+def _groups(path: Path, left_out: Counter[str]) -> Iterator[tuple[int, ScoredGroup]]:
+    """Yield the groups of a file with their line numbers, from 1, and count the other lines in `left_out`."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     group = ScoredGroup.from_wire(read_json(line))
                 except (ValueError, RecursionError, WireError):
-                    turns.left_out["lines that are no group (agentic-opd validate says why)"] += 1
-                    continue
-                num_records += sum(len(rollout.turns or ()) for rollout in group.rollouts)
-                for episode in env.recorded_episodes(group):
-                    _add(turns, number, group, episode, again=again)
+                    left_out["lines that are no group (agentic-opd validate says why)"] += 1
+                else:
+                    yield number, group
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    if not num_records:
-        raise PlaceError(f"{str(path)!r} holds no record of a turn: it must be a JSONL that `process` wrote")
-    return turns
 
 
 def _add(
@@ -182,11 +175,15 @@ class Proving:
     stopped: BaseException | None = None
     _start: float = 0.0
     _one_writer: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _play: SharedPlay = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._play = SharedPlay(self.env, self._count)
 
     @property
     def expected(self) -> tuple[int, int]:
-        """Smallest and largest number of continuations of the turns."""
-        arms = sum(1 if turn.hint is None else 2 for turn in self.turns)
+        """Smallest and largest number of continuations of the turns; those of one prompt share them."""
+        arms = arms_of((turn.recording, turn.turn_index, turn.hint) for turn in self.turns)
         return arms * min(FIRST_LOOK, self.pairs), arms * self.pairs
 
     async def run(self, concurrency: int) -> None:
@@ -225,17 +222,15 @@ class Proving:
             await asyncio.to_thread(self.journal.add, position, proof)
 
     async def _prove(self, turn: FileTurn) -> Proof:
-        async def play(*, is_hinted: bool, seed: int) -> Continuation:
-            hint, index = turn.hint, turn.turn_index
-            continuation = await self.env.continued(turn.recording, index, hint, is_hinted=is_hinted, seed=seed)
-            self.outcomes[continuation.outcome] += 1
-            if self.outcomes.total() == _MEASURED:
-                seconds = (time.monotonic() - self._start) / _MEASURED
-                smallest, largest = (math.ceil(count * seconds / 60) for count in self.expected)
-                self.bar.say(f"{seconds:.2f} s a continuation so far: {smallest} to {largest} minutes in all")
-            return continuation
+        async with self._play.of(turn.recording, turn.turn_index, turn.hint) as play:
+            return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))
 
-        return await (pass_rate(play, self.pairs) if turn.hint is None else prove(play, self.pairs))
+    def _count(self, continuation: PlayedOn) -> None:
+        self.outcomes[continuation.outcome] += 1
+        if self.outcomes.total() == _MEASURED:
+            seconds = (time.monotonic() - self._start) / _MEASURED
+            smallest, largest = (math.ceil(count * seconds / 60) for count in self.expected)
+            self.bar.say(f"{seconds:.2f} s a continuation so far: {smallest} to {largest} minutes in all")
 
     def _show(self, proof: Proof) -> None:
         self.finished += 1

@@ -1,4 +1,4 @@
-"""What the plugin adds to vLLM's engine: weight transfers, a limit of prefix cache hits, and adapters on CPUs."""
+"""What the plugin adds to vLLM's engine: weight transfers, a limit of prefix cache hits, adapters and seeds on CPUs."""
 
 from contextlib import suppress
 from typing import Any
@@ -24,8 +24,10 @@ def register() -> None:
     limit_nccl_waits()
     if current_platform.is_cpu():
         from agentic_opd.serving.cpu.lora_kernels import skip_tokens_without_adapter
+        from agentic_opd.serving.cpu.seeded_sampling import restore_generators
 
         skip_tokens_without_adapter()
+        restore_generators()
 
 
 def limit_cache_hits() -> None:

@@ -180,7 +180,10 @@ def _has_lines(path: Path) -> bool:
 
 _REMOVED = {"hint_overlap": "sequence"}
 """Settings that earlier versions had, with the value of what is done now."""
-_ADDED = {"hint.proof.type": "none", "judge.max_turns": 3, "judge.scope": "turn", "judge.when": "always"}
+_ADDED = {
+    **{"hint.proof.type": "none", "hint.proof.join": 0, "hint.proof.refuted": "drop"},
+    **{"judge.max_turns": 3, "judge.scope": "turn", "judge.when": "always"},
+}
 """Settings that earlier versions did not have, with the value of what they did."""
 
 

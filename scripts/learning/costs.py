@@ -1,4 +1,6 @@
-"""The costs of a run's hints: turns and tokens of the judge, and tokens that the teacher scored."""
+"""The costs of a run and its hints: turns and tokens of the judge, tokens that the teacher scored, and what the policy
+sampled in rollouts and in the continuations that prove hints.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from agentic_opd.core.types import TurnOutcome
+from agentic_opd.core.types import IGNORED, ProofVerdict, TurnOutcome
 from agentic_opd.wire.counts import JudgeCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from learning.results import TARGET, Curves, mean_curve, rollouts_to
@@ -23,6 +25,19 @@ class Cost(NamedTuple):
     judge_tokens: float | None = None
     """Mean of the tokens that the judge read and sampled for a rollout, over the rollouts whose tokens are known; None:
     there are none."""
+    sampled_tokens: int = 0
+    """Tokens that the policy sampled in the rollouts."""
+    continuations: int = 0
+    """Played to prove hints, with a verdict."""
+    continued_tokens: int = 0
+    """Tokens that the policy sampled in them."""
+    proven: int = 0
+    """Hints."""
+
+    @property
+    def policy_tokens(self) -> int:
+        """All tokens that the policy sampled."""
+        return self.sampled_tokens + self.continued_tokens
 
 
 Costs = dict[str, dict[str, list[Cost]]]
@@ -75,6 +90,7 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
         while left and sums.rollouts >= left[0]:
             costs.append(sums._replace(rollouts=left.pop(0)))
         turns = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
+        proofs = [turn.proof for turn in turns if turn.proof is not None]
         judged_turns = sum(map(_judged_turns, group.rollouts))
         scored = sum(turn.span[1] - turn.span[0] for turn in turns if turn.is_scored)
         for rollout in group.rollouts:
@@ -84,6 +100,10 @@ def costs_at(groups: Iterable[ScoredGroup], points: Sequence[int]) -> list[Cost]
             sums.judged_turns + judged_turns,
             sums.scored_tokens + scored,
             judge.tokens_per_rollout,
+            sums.sampled_tokens + sum(mask != IGNORED for rollout in group.rollouts for mask in rollout.masks_T),
+            sums.continuations + sum(proof.without_hint[1] + (proof.with_hint or (0, 0))[1] for proof in proofs),
+            sums.continued_tokens + sum(proof.sampled_tokens for proof in proofs),
+            sums.proven + sum(proof.verdict is ProofVerdict.PROVEN for proof in proofs),
         )
     return [*costs, *(sums._replace(rollouts=point) for point in left)]
 

@@ -6,9 +6,10 @@ matter.
 For each world it serves the demo policy on this machine, makes groups (`process`), and replays them: the recorded calls
 of all episodes (do they give the recorded results?); continuations with and without the hint from each hinted turn, and
 without a hint from each turn of a failed episode, as `agentic-opd prove` does; and continuations of turns with a known
-fault, with the hint that fits it planted, and with one of another task. Started again, it goes on. `results.json` is
+fault, with the hint that fits it planted, and with one of another task. `function calls` needs SmolLM2-135M and BFCL's
+questions (configs/functions.yaml says how to get them). Started again, it goes on. `results.json` is
 written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
-is run.
+is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
@@ -21,12 +22,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
+from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bench.local_server import free_port, local_server
 from demo_policy.sql.faults import mistake_of
@@ -47,12 +50,14 @@ from agentic_opd.env.config import default_settings
 from agentic_opd.proof.prove import prove
 from agentic_opd.proof.statistics import Passes, at_least
 from agentic_opd.rollout.loop import HintInsertion
-from agentic_opd.rollout.replay import Continuation, ReplayError
+from agentic_opd.rollout.replay import ReplayError
 from agentic_opd.runs.proof_journal import ProofJournal
 from agentic_opd.runs.prove_file import FileTurn, Proving, turns_of_file
+from agentic_opd.runs.shared_play import SharedPlay
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.files import JsonLines, whole_lines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from learning.break_even import learning_rows, learning_tables, read_learned, read_rows
 
 ROOT = Path(__file__).parents[2]
 DROP = 0.25
@@ -77,6 +82,7 @@ WORLDS = {
         "demo.yaml", "scripts/demo_policy/policy", {"world.builtin_examples": "false"}, groups=96
     ),
     "sql": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS}, 80),
+    "function calls": World("functions.yaml", "runs/models/smollm2-135m-instruct", groups=100),
     "coding by trajectory": World("demo.yaml", "scripts/demo_policy/policy", _BY_TRAJECTORY, 48),
     "sql by trajectory": World("sql.yaml", "scripts/demo_policy/sql_policy", {"world": _LESSONS, **_BY_TRAJECTORY}, 48),
 }
@@ -91,11 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", type=int, default=30, help="right and other hints planted a world: %(default)s")
     parser.add_argument("--planted-pairs", type=int, default=32, help="--pairs of planted hints: %(default)s")
     parser.add_argument("--page", type=Path, help="folder of the page whose tables are to be renewed from --out")
+    parser.add_argument("--curves", nargs="+", type=Path, help="curves for --page; default: those that the page has")
     args = parser.parse_args(argv)
     set_up_logging(verbose=False)
     if args.page is not None:
         write_results(args.out)
-        write_page(args.out / "results.json", args.page)
+        write_page(args.out / "results.json", args.page, args.curves or ())
         return 0
     for name in args.worlds:
         folder = args.out / name.replace(" ", "_")
@@ -222,7 +229,7 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
     both = sorted([*turns.hinted, *turns.unhinted], key=lambda turn: turn.position)
     plants = [plant for plant in planted_hints(name, both, count) if plant.key not in finished]
     encoder, lines = HintEncoder(env.chat.renderer, env.tokenizer), JsonLines(path, is_continued=path.exists())
-    queue = iter(plants)
+    queue, shared = iter(plants), SharedPlay(env)
     with LiveBar("planted hints", len(plants)) as bar:
 
         async def work() -> None:
@@ -230,7 +237,9 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
                 trace, turn = located(planted.turn)
                 position = hint_place(trace, turn, "end")
                 ids = encoder.encode(planted.hint, as_message=position.as_message)
-                proof = await prove(played(env, planted.turn, HintInsertion(position.insert_at, ids)), pairs)
+                hint = HintInsertion(position.insert_at, ids)
+                async with shared.of(planted.turn.recording, planted.turn.turn_index, hint) as play:
+                    proof = await prove(play, pairs)
                 record = proof.record
                 row = {
                     "key": planted.key,
@@ -245,24 +254,26 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
     lines.close()
 
 
-def played(env: Any, turn: FileTurn, hint: HintInsertion) -> Callable[..., Awaitable[Continuation]]:
-    async def play(*, is_hinted: bool, seed: int) -> Continuation:
-        return await env.continued(turn.recording, turn.turn_index, hint, is_hinted=is_hinted, seed=seed)
-
-    return play
-
-
 def located(turn: FileTurn) -> tuple[Any, Turn]:
     """Return the trace and the turn of a turn of a file."""
     return [(trace, recorded) for trace in turn.recording.traces for recorded in trace.turns][turn.turn_index]
 
 
 def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[Plant]:
-    """Yield, for the first `count` turns with a known fault, the hint that fits it and one of another task."""
+    """Yield, for `count` turns with a known fault, the hint that fits it and one of another task.
+
+    No two turns have the same prompt and the same fault; turns of a prompt that has none yet come first.
+    """
     random = Random(53)
     faulty = [(turn, hints) for turn in turns if (hints := fault_hints(name, turn))]
     random.shuffle(faulty)
-    for turn, hints in faulty[:count]:
+    by_prompt: defaultdict[object, dict[str, tuple[FileTurn, Sequence[str]]]] = defaultdict(dict)
+    for turn, hints in faulty:
+        trace, recorded = located(turn)
+        by_prompt[turn.recording.name, trace.tokens_T[: recorded.start]].setdefault(hints[0], (turn, hints))
+    rounds = zip_longest(*(cases.values() for cases in by_prompt.values()))
+    distinct = [case for cases in rounds for case in cases if case is not None]
+    for turn, hints in distinct[:count]:
         key = "/".join(map(str, turn.position))
         yield Plant(f"{key}/right", turn, hints[0], is_right=True)
         foreign = [
@@ -296,7 +307,7 @@ def written(message: Message) -> list[str]:
             continue
         if isinstance(arguments, dict):
             texts += [text for key, text in arguments.items() if key in ("content", "sql", "query") and text]
-    return [text for text in texts if isinstance(text, str)]
+    return [text for text in texts if isinstance(cast(object, text), str)]
 
 
 @cache
@@ -319,7 +330,7 @@ def read_groups(path: Path) -> Iterator[tuple[int, ScoredGroup]]:
 class JudgedTurn:
     """A turn of a failed episode: what signals say of it, and what replays say."""
 
-    number: int
+    task: str
     record: TurnRecord
     gap: float
     """Sum of |gap| over its scored tokens, in nats."""
@@ -343,10 +354,10 @@ def failed_episodes(groups: Path) -> Iterator[list[JudgedTurn]]:
             if rollout.checks is None or rollout.checks.all_passed or not rollout.turns:
                 continue
             if all(turn.proof is not None and turn.proof.without_hint[1] for turn in rollout.turns):
-                yield list(judged_turns(rollout))
+                yield list(judged_turns(rollout, group.task_id or ""))
 
 
-def judged_turns(rollout: ScoredRollout) -> Iterator[JudgedTurn]:
+def judged_turns(rollout: ScoredRollout, task: str) -> Iterator[JudgedTurn]:
     records = rollout.turns or ()
     rates = [Passes(*turn.proof.without_hint) for turn in records if turn.proof is not None]
     for number, record in enumerate(records):
@@ -360,7 +371,7 @@ def judged_turns(rollout: ScoredRollout) -> Iterator[JudgedTurn]:
             gap = sum(abs(rollout.rows.logprobs_TK[position][0] - baseline_T[position]) for position in span)
         votes = sum(vote.decision == 1 for vote in record.votes) / max(1, len(record.votes))
         length = record.span[1] - record.span[0]
-        yield JudgedTurn(number, record, gap, votes, length, drop, at_least(before, after))
+        yield JudgedTurn(task, record, gap, votes, length, drop, at_least(before, after))
 
 
 Signal = Callable[[Sequence[JudgedTurn]], Sequence[JudgedTurn]]
@@ -397,24 +408,52 @@ def signal_rows(episodes: Sequence[Sequence[JudgedTurn]]) -> dict[str, dict[str,
     matter, lost = sum(turn.matters for turn in all_turns), sum(turn.drop for turn in all_turns)
     for name, signal_of in SIGNALS.items():
         named = [turn for turns in episodes for turn in signal_of(turns)]
-        hits = sum(turn.matters for turn in named)
+        hits = [turn for turn in named if turn.matters]
         rows[name] = {
-            **{"named": len(named), "matter": matter, "hits": hits},
-            "precision": estimate(hits, len(named)),
-            "recall": estimate(hits, matter),
+            **{"named": len(named), "matter": matter, "hits": len(hits)},
+            "precision": share_by_task(hits, named),
+            "recall": share_by_task(hits, [turn for turn in all_turns if turn.matters]),
             "lost_share": round(sum(turn.drop for turn in named) / lost, 4) if lost else None,
         }
-    per_episode = [sum(turn.matters for turn in turns) / len(turns) for turns in episodes]
-    expected, count = sum(per_episode), len(episodes)
+    weights = {id(turn): 1 / len(turns) for turns in episodes for turn in turns}
+    hits = [turn for turn in all_turns if turn.matters]
+    expected, count = sum(weights[id(turn)] for turn in hits), len(episodes)
     rows["random turn"] = {
         **{"named": count, "matter": matter, "hits": round(expected, 1)},
-        "precision": rounded(wilson(expected / count, count)) if count else None,
-        "recall": rounded(wilson(expected / matter, matter)) if matter else None,
+        "precision": share_by_task(hits, all_turns, lambda turn: weights[id(turn)], lambda turn: weights[id(turn)]),
+        "recall": share_by_task(hits, hits, lambda turn: weights[id(turn)]),
         "lost_share": round(sum(sum(t.drop for t in turns) / len(turns) for turns in episodes) / lost, 4)
         if lost
         else None,
     }
     return rows
+
+
+def share_by_task(
+    hits: Sequence[JudgedTurn],
+    of: Sequence[JudgedTurn],
+    weight: Callable[[JudgedTurn], float] = lambda turn: 1,
+    weight_of: Callable[[JudgedTurn], float] = lambda turn: 1,
+) -> list[float] | None:
+    """Return the share of the weights of `hits` in those of `of`, with Wilson's interval over tasks.
+
+    Turns of a task are not independent (many have one prompt, and so one pass rate), so tasks are the sampling units:
+    the effective number of draws gives the variance of the share between tasks (linearized ratio), as in
+    `core.intervals.interval`.
+    """
+    hit_weights, weights = defaultdict[str, float](float), defaultdict[str, float](float)
+    for turn in hits:
+        hit_weights[turn.task] += weight(turn)
+    for turn in of:
+        weights[turn.task] += weight_of(turn)
+    total, tasks = sum(weights.values()), len(weights)
+    if not total:
+        return None
+    share = sum(hit_weights.values()) / total
+    squares = sum((hit_weights[task] - share * count) ** 2 for task, count in weights.items())
+    variance = squares / total**2 * tasks / (tasks - 1) if tasks > 1 else inf
+    draws = min(max(share * (1 - share) / variance, 1.0), total) if variance > 0 else tasks
+    return rounded(wilson(share, draws))
 
 
 def estimate(hits: int, of: int) -> list[float] | None:
@@ -429,12 +468,12 @@ def rounded(share: Estimate) -> list[float]:
 
 
 def write_results(out: Path) -> None:
-    """Write results.json from what the worlds' folders hold."""
+    """Write results.json from what the worlds' folders hold; planted hints may be missing."""
     results: dict[str, Any] = {"turns": 0, "equal": {}, "signals": {}, "planted": {}, "hints": {}, "costs": {}}
     planted: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name in WORLDS:
         folder = out / name.replace(" ", "_")
-        if not (folder / "done").exists():
+        if not (folder / "equal.json").exists():
             continue
         equal = read_json((folder / "equal.json").read_text())
         results["turns"] += equal["turns"]
@@ -443,7 +482,8 @@ def write_results(out: Path) -> None:
         judged = {"failed_episodes": len(episodes), "turns": sum(map(len, episodes))}
         results["signals"][name] = {**judged, "by_signal": signal_rows(episodes)}
         results["hints"][name] = hint_counts(folder / "groups.jsonl")
-        rows = [read_json(line) for line, _ in whole_lines(folder / "planted.jsonl")]
+        hints = folder / "planted.jsonl"
+        rows = [read_json(line) for line, _ in whole_lines(hints)] if hints.exists() else []
         for kind, is_right in (("right", True), ("other", False)):
             of_kind = [row for row in rows if row["right"] is is_right]
             results["planted"].setdefault(kind, {})[name] = verdict_shares(of_kind)
@@ -458,13 +498,18 @@ def write_results(out: Path) -> None:
 _TABLES = re.compile(r"(?s)(<!-- tables -->\n).*(<!-- end of tables -->)")
 
 
-def write_page(path: Path, page: Path) -> None:
-    """Copy results.json to the page's folder, keep the `learning` that is there, and renew the page's tables."""
+def write_page(path: Path, page: Path, curves: Sequence[Path] = ()) -> None:
+    """Copy results.json to the page's folder, with the curves or the `learning` that is there, and renew the tables."""
     results, target = read_json(path.read_text()), page / "results.json"
-    if target.exists():
-        results["learning"] = read_json(target.read_text()).get("learning", {})
+    if curves:
+        results["learning"] = learning_rows(read_learned(curves))
+    elif target.exists():
+        results["learning"] = read_json(target.read_text()).get("learning", [])
     target.write_text(json.dumps(results, indent=1) + "\n")
-    text = "\n".join(tables(results))
+    lines = [*tables(results)]
+    if results.get("learning"):
+        lines += ["", *learning_tables(read_rows(results["learning"]))]
+    text = "\n".join(lines)
     readme = page / "README.md"
     readme.write_text(_TABLES.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", readme.read_text()))
 

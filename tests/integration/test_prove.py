@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bench.local_server import LocalServer
 
+from agentic_opd.core.types import sampled_spans
 from agentic_opd.runs.prove_file import counts_line
 from agentic_opd.wire.group import ScoredGroup
 from tests.support import commands
@@ -63,7 +64,7 @@ def test_a_killed_command_goes_on_and_the_file_has_every_proof(
 
 def test_only_proven_hints_are_scored_in_a_run(vllm_server: LocalServer, tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
-    proof = json.dumps({"type": "replay", "pairs": 4, "rollouts": 16})
+    proof = json.dumps({"type": "replay", "pairs": 4, "rollouts": 16, "join": 3})
     flags = ("--env.hint.proof", proof, "--env.total_steps", "4", "--env.data_path_to_save_groups", str(path))
     done = commands.run(*command("process", vllm_server.base_url, *flags), timeout_s=600)
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,14 @@ def test_only_proven_hints_are_scored_in_a_run(vllm_server: LocalServer, tmp_pat
     assert {record.outcome.value for record in hinted} <= {"scored", "unproven", "refuted"}
     for record in hinted:
         assert (record.outcome.value == "scored") == (record.proof.verdict == "proven"), record
+    groups = [ScoredGroup.from_wire(line) for line in read_lines(path)]
+    joined = [[rollout for rollout in group.rollouts if rollout.is_continuation] for group in groups]
+    first_hints = [sum(r.turns[0].proof is not None for r in group.rollouts if r.turns) for group in groups]
+    assert [len(rollouts) for rollouts in joined] == [3 if hints else 0 for hints in first_hints]
+    for group, rollouts in zip(groups, joined, strict=True):
+        assert all(rollout.turns is None and not rollout.row_positions for rollout in rollouts)
+        prompts = {tuple(r.tokens_T[: sampled_spans(r.masks_T)[0][0]]) for r in group.rollouts}
+        assert len(prompts) == 1, "a continuation that joins has no hint in its prompt"
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().split("\n") if line]
     played = sum((record.proof.with_hint[1] + record.proof.without_hint[1]) for record in hinted)
     assert sum(step.get("opd/proof_rollouts", 0) for step in metrics) == played

@@ -13,6 +13,7 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
+from agentic_opd.proof.prove import PlayedOn
 from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
 
 VERSION = 7
@@ -50,9 +51,9 @@ class ScriptedPlay:
         self._outcome = outcome
         self.played: list[tuple[bool, int]] = []
 
-    async def __call__(self, *, is_hinted: bool, seed: int) -> Continuation:
+    async def __call__(self, *, is_hinted: bool, seed: int) -> PlayedOn:
         self.played.append((is_hinted, seed))
-        return self._outcome(is_hinted, seed // 1000)
+        return PlayedOn.of(self._outcome(is_hinted, seed // 1000))
 
 
 def passing(with_hint: str, without: str) -> ScriptedPlay:

@@ -48,3 +48,15 @@ def test_one_rollout_has_no_siblings() -> None:
 def test_a_conversation_has_neither_siblings_nor_a_solution(source: str) -> None:
     with pytest.raises(ValidationError, match=f"hint.source {source}: a conversation has none"):
         GatewayConfig(hint=HintConfig(source=f"{source},judge"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"selection": "overlap", "proof": {"type": "replay"}}, "set another selection"),
+        ({"proof": {"type": "replay", "refuted": "contrast"}}, "set hint.control, to neutral for example"),
+    ],
+)
+def test_settings_that_proofs_can_not_do_with_are_refused(settings: Any, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        HintConfig.model_validate(settings)

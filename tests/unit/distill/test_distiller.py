@@ -20,6 +20,7 @@ from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
+    Episode,
     JudgeTokens,
     Message,
     ProofVerdict,
@@ -44,6 +45,7 @@ from agentic_opd.distill.sources import SIBLING
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ProofRecord, ScoredGroup, ScoredRollout
+from tests.support.proofs import continuation
 from tests.support.settings import with_settings
 
 from .conftest import make_qwen_tokenizer
@@ -242,12 +244,13 @@ class Prover:
         if not spend(8):
             return HintProof(ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN), 0, 0.0)
         verdict = self.verdicts.pop(0)
-        return HintProof(ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8)), 8, 1.5)
+        record = ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8))
+        episodes = [continuation(passed).episode for passed in (False, True)]
+        return HintProof(record, 8, 1.5, tuple(episode for episode in episodes if episode is not None))
 
 
-def prove_all(prover: Prover, left: int = 64, **script: Any) -> DistilledRecording:
-    deps = make_deps({FIRST: YES, LAST: YES} | script)
-    distiller = TurnDistiller(deps, CONFIG, HintPool(), prover, Budget(left))
+def prove_all(prover: Prover, left: int = 64, config: Any = CONFIG) -> DistilledRecording:
+    distiller = TurnDistiller(make_deps({FIRST: YES, LAST: YES}), config, HintPool(), prover, Budget(left))
     return asyncio.run(distiller.distill_all(make_recording(), {}))
 
 
@@ -268,6 +271,42 @@ def test_only_proven_hints_are_scored_and_the_others_say_why() -> None:
     assert [turn.proof and turn.proof.rollouts for turn in distilled.stats.turns] == [8, 8]
     group = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
     assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []
+
+
+def test_a_refuted_hint_can_be_the_contrast_of_its_turn() -> None:
+    hint = {"control": "neutral", "proof": {"type": "replay", "refuted": "contrast"}}
+    prover = Prover(ProofVerdict.REFUTED, ProofVerdict.PROVEN)
+    distilled = prove_all(prover, config=with_settings(CONFIG, {"hint": hint}))
+    refuted, proven = distilled.records
+    assert outcomes(distilled) == ["scored", "scored"]
+    assert (refuted.hint, refuted.hint_token_ids, refuted.insert_at) == (HINT, (), None), "the rows are without a hint"
+    assert refuted.control is not None
+    assert (refuted.control.kind, refuted.control.hint) == ("refuted", HINT)
+    assert refuted.control.hint_token_ids == prover.requests[0].hint_token_ids
+    assert proven.control is not None
+    assert proven.control.kind == "neutral"
+    group = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
+    assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []
+    lied = replace(refuted, proof=replace(refuted.proof, verdict=ProofVerdict.OPEN))
+    rollout = replace(group.rollouts[0], turns=(lied, proven))
+    problems = (
+        GroupChecker()
+        .read(json.loads(json.dumps(ScoredGroup((rollout,), distillation=GroupDistillation(5)).to_wire())))
+        .problems
+    )
+    assert ["does not go with outcome" in str(problem) for problem in problems] == [True]
+
+
+def test_continuations_without_a_hint_join_their_group_up_to_a_limit() -> None:
+    distilled = prove_all(Prover(ProofVerdict.PROVEN, ProofVerdict.OPEN))
+
+    def joining(**proof: Any) -> list[Episode]:
+        config = with_settings(CONFIG, {"hint": {"proof": proof}})
+        return Distiller(config, max_token_length=100, retry_s=0).joining([distilled])
+
+    assert joining(type="none") == joining(type="replay") == []
+    episodes = joining(type="replay", join=3)
+    assert [episode.verification and episode.verification.all_passed for episode in episodes] == [False, True, False]
 
 
 def test_a_hint_that_is_not_proven_is_dropped_with_its_counts_or_for_want_of_a_budget() -> None:
@@ -377,7 +416,7 @@ def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings
 
 
 NEWER = VERSION + 1
-PLAIN = insert_hint(TOKENS, TURNS[0], 3, ())
+PLAIN = insert_hint(make_trace(), TURNS[0], 3, ())
 """The first turn without a hint."""
 
 

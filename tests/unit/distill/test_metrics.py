@@ -124,6 +124,7 @@ def test_metrics_of_two_episodes() -> None:
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
     of_proofs = {
         "opd/proof_rollouts",
+        "opd/proof_tokens",
         "opd/proof_s_p50",
         "opd/proof_s_p95",
         "opd/outcome/refuted",
@@ -201,7 +202,7 @@ def test_compared_hints_are_counted_and_the_overlap_is_that_of_the_rows() -> Non
 
 
 def test_proofs_are_counted_with_what_they_cost() -> None:
-    proofs = [HintProof(ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.2, 1.0)), 8, 1.0)]
+    proofs = [HintProof(ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.2, 1.0), sampled_tokens=70), 8, 1.0)]
     proofs += [HintProof(ProofRecord((2, 16), (3, 16), ProofVerdict.OPEN, 0.06, (-0.2, 0.4)), 32, 3.0)]
     outcomes = (Out.SCORED, Out.UNPROVEN)
     turns = [
@@ -214,7 +215,7 @@ def test_proofs_are_counted_with_what_they_cost() -> None:
         0,
         40,
     )
-    assert (metrics["opd/proof_s_p50"], metrics["opd/proof_s_p95"]) == (2.0, 2.9)
+    assert (metrics["opd/proof_s_p50"], metrics["opd/proof_s_p95"], metrics["opd/proof_tokens"]) == (2.0, 2.9, 70)
 
 
 def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:

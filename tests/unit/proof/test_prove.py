@@ -14,8 +14,8 @@ def test_a_clear_hint_is_proven_by_four_pairs_of_the_same_seeds() -> None:
     play = passing("+", "-")
     proof = asyncio.run(prove(play, 16))
     interval = (0.235306, 1.0)
-    assert proof.record == ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, interval, weight_version=VERSION)
-    assert (proof.rollouts, proof.sampled_tokens) == (8, 8)
+    assert proof.record == ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, interval, VERSION, 8)
+    assert proof.rollouts == 8
     seeds = Counter(play.played)
     assert seeds == {(is_hinted, 1000 * pair): 1 for is_hinted in (True, False) for pair in range(4)}
 
@@ -36,7 +36,7 @@ def test_continuations_without_a_verdict_are_not_counted() -> None:
     assert (proof.record.with_hint, proof.record.without_hint) == ((7, 7), (0, 6))
     assert proof.outcomes == {ReplayOutcome.PLAYED: 13, ReplayOutcome.NO_VERDICT: 3}
     nothing = asyncio.run(prove(passing("?", "?"), 16)).record
-    assert nothing == ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN, weight_version=VERSION)
+    assert nothing == ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN, None, None, VERSION, 8)
 
 
 def test_a_turn_that_can_not_be_replayed_says_why() -> None:
@@ -70,4 +70,4 @@ def test_a_spent_budget_leaves_a_hint_open() -> None:
 @pytest.mark.parametrize(("signs", "counts"), [("+", (4, 4)), ("-", (0, 4)), ("+---", (1, 8))])
 def test_a_turn_without_a_hint_has_a_pass_rate(signs: str, counts: tuple[int, int]) -> None:
     proof = asyncio.run(pass_rate(passing("", signs), 8))
-    assert proof.record == ProofRecord(counts, weight_version=VERSION)
+    assert proof.record == ProofRecord(counts, weight_version=VERSION, sampled_tokens=counts[1])

@@ -45,6 +45,11 @@ def test_four_pairs_are_enough_for_a_clear_case() -> None:
     assert verdict(Passes(9, 16), Passes(8, 16), 2, 3) is ProofVerdict.OPEN
 
 
+def test_unanimous_arms_end_the_test_after_a_quarter_of_the_pairs() -> None:
+    looks_of_64 = (Passes(4, 4), Passes(8, 8), Passes(16, 16))
+    assert [verdict(arm, arm, look, 5) for look, arm in enumerate(looks_of_64)] == [None, None, ProofVerdict.OPEN]
+
+
 def test_continuations_without_a_verdict_do_not_count() -> None:
     assert Passes(1, 2).and_also(None) == Passes(1, 2)
     assert Passes(1, 2).and_also(True) == Passes(2, 3)

@@ -4,19 +4,30 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from agentic_opd.cli import prove
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import PlaceError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import ProofVerdict, Recording
 from agentic_opd.rollout.loop import HintInsertion
 from agentic_opd.rollout.replay import Continuation, ReplayError, ReplayOutcome
 from agentic_opd.runs.proof_journal import ProofJournal, TurnPosition
-from agentic_opd.runs.prove_file import FileTurns, Proving, counts_line, proof_table, turns_of_file, version_warning
+from agentic_opd.runs.prove_file import (
+    FileTurns,
+    Proving,
+    check_file,
+    counts_line,
+    proof_table,
+    turns_of_file,
+    version_warning,
+)
 from agentic_opd.runs.recorded import RecordedEpisode
 from agentic_opd.wire.group import ProofRecord, ScoredGroup
 from tests.support.proofs import continuation
@@ -27,16 +38,25 @@ PROVEN = ProofRecord((0, 4), (4, 4), ProofVerdict.PROVEN, 1.0, (0.25, 1.0))
 
 
 class FakeEnvironment:
-    """Episodes of two turns each, whose continuations pass if and only if the hint is in the prompt."""
+    """Episodes of two turns each, whose continuations pass if and only if the hint is in the prompt.
 
-    def __init__(self, failing: Callable[[int], Exception | None] = lambda played: None) -> None:
+    All episodes are of different tasks, or of `task`.
+    """
+
+    def __init__(
+        self, failing: Callable[[int], Exception | None] = lambda played: None, task: str | None = None
+    ) -> None:
         self.played: list[tuple[int, HintInsertion | None, bool]] = []
-        self._failing = failing
+        self._failing, self._names = failing, map(str, count()) if task is None else repeat(task)
 
     def recorded_episodes(self, group: ScoredGroup) -> list[RecordedEpisode | ReplayError]:
         if group.task_id == "gone":
             return [ReplayError(ReplayOutcome.TASK_MISSING, "the group names the task 'gone'")] * len(group.rollouts)
-        return [RecordedEpisode(make_recording(), (index,)) for index in range(len(group.rollouts))]
+        recordings = [replace(make_recording(), name=next(self._names)) for _ in group.rollouts]
+        return [RecordedEpisode(recording, (index,)) for index, recording in enumerate(recordings)]
+
+    def room(self, recording: Recording, turn_index: int, hint: HintInsertion | None) -> int:
+        return 512
 
     async def continued(
         self,
@@ -102,6 +122,17 @@ def test_proofs_are_made_once_and_written_with_a_table(groups: Path) -> None:
     assert len(turns_of_file(groups, env, again=True).hinted) == 4
 
 
+def test_turns_of_one_prompt_share_continuations(groups: Path) -> None:
+    proving, _ = run(groups, env := FakeEnvironment(task="t"))
+    assert (proving.finished, proving.expected, len(env.played), counts_line(proving.proofs)) == (
+        4,
+        (8, 32),
+        8,
+        "4 proven",
+    )
+    assert proving.outcomes.total() == 8
+
+
 def test_a_dead_server_stops_the_run_and_what_is_proven_is_kept(groups: Path) -> None:
     proving, _ = run(groups, FakeEnvironment(lambda played: ServerUnreachableError("gone") if played > 12 else None))
     assert isinstance(proving.stopped, ServerUnreachableError)
@@ -141,10 +172,13 @@ def test_a_cancellation_keeps_what_is_proven(groups: Path) -> None:
     assert len(turns_of_file(groups, FakeEnvironment()).proofs) == 1
 
 
-def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "groups.jsonl").write_text("{}\n")
-    with pytest.raises(PlaceError, match="holds no record of a turn"):
-        turns_of_file(tmp_path / "groups.jsonl", FakeEnvironment())
+def test_a_file_without_records_is_refused_before_a_server_is_asked(
+    tmp_path: Path, groups: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_file(groups)
+    (path := tmp_path / "no_groups.jsonl").write_text("{}\n")
+    assert prove.main([str(path), "--openai.base_url", "http://127.0.0.1:9/v1", "--env.server_retry_s", "3600"]) == 2
+    assert "holds no record of a turn" in capsys.readouterr().err
 
 
 def test_other_weights_than_those_that_sampled_are_named_once(groups: Path) -> None:

@@ -378,7 +378,7 @@ def test_further_fields_hold_what_they_may(field: str, value: Any, expected: str
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("kind", "own", "turn 0: control.kind: 'own', expected 'neutral', 'other' or 'same_task'"),
+        ("kind", "own", "turn 0: control.kind: 'own', expected 'neutral', 'other', 'same_task' or 'refuted'"),
         ("kind", [], "turn 0: control.kind: [], expected 'neutral'"),
         ("hint", "", "turn 0: control: hint '' of 1 tokens, expected a text"),
         ("hint", HINT, "turn 0: control: its hint is the turn's own"),

@@ -423,7 +423,8 @@ def test_what_hints_cost_is_added_up_to_each_point() -> None:
     rollout = ScoredRollout(tokens, masks, logprobs, 0.5, turns=turns)
     groups = [ScoredGroup((rollout, rollout)) for _ in range(4)]
     found = costs.costs_at(groups, [0, 2, 4, 8])
-    assert found == [costs.Cost(0, 0, 0), costs.Cost(2, 4, 8), costs.Cost(4, 8, 16), costs.Cost(8, 16, 32)]
+    assert [cost[:3] for cost in found] == [(0, 0, 0), (2, 4, 8), (4, 8, 16), (8, 16, 32)]
+    assert [cost.policy_tokens for cost in found] == [0, 10, 20, 40]
     curve = [Point(0, 0.5, 4), Point(4, 0.95, 4)]
     table = costs.costs_table(
         {"opd": {"0": curve}, "grpo": {"0": curve[:1]}}, {"opd": {"0": found}, "grpo": {"0": found[:1]}}
