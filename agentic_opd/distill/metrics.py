@@ -161,6 +161,12 @@ OPD_METRICS = (
         "mean entropy of the scored rows, with one tail bin for the rest of the vocabulary: a lower bound of the "
         "whole distribution's entropy",
     ),
+    Metric(
+        "opd/agreement_on_failure",
+        "share",
+        "scored tokens that are the hinted teacher's most likely ones, of the scored tokens of failed rollouts: at "
+        "these the teacher confirms what led to the failure. Left out if no failed rollout has a scored token",
+    ),
     Metric("opd/teacher_topk_mass", "share", "mean total probability of a scored row's entries"),
     *(
         Metric(f"opd/judge_s_p{q}", "seconds", f"time for the votes on one question, {q}th percentile")
@@ -237,6 +243,11 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     metrics |= _judge_costs(episodes)
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
+    in_failed = [
+        turn.scored for episode in episodes if episode.failed for turn in episode.turns if turn.scored is not None
+    ]
+    if scored_tokens := sum(len(turn.gaps) for turn in in_failed):
+        metrics["opd/agreement_on_failure"] = sum(turn.agreed_tokens for turn in in_failed) / scored_tokens
     return metrics | _score_metrics(scored, sampled)
 
 

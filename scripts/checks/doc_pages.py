@@ -65,6 +65,18 @@ turns of a run, and gaps of 0.107 in the mean, which does not say whether the ga
 `doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the
 server names (the coarser one where two are involved), in nats:"""
 
+_GAUGES = """\
+Four of the metrics say what a pass rate hides. pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374);
+a pass@8 that falls while pass@1 rises is a policy that samples less varied solutions (Yue et al., 2025, arXiv
+2504.13837). Repetition is seq-rep-n of Welleck et al. (2020, arXiv 1908.04319) with n = 10 tokens; it and the length
+grow where distillation comes apart (Luo et al., 2026, arXiv 2604.08527). Over-calling is BFCL's irrelevance, the other
+way round. Agreement on failure is the part of the hinted teacher's signal that confirms a failed rollout.
+
+Only repetition has a threshold that others published: Gopher's filter (Rae et al., 2021, arXiv 2112.11446, table A1)
+drops a document of which more than 10% of the characters are in repeated 10-grams. A run warns once when the mean of
+its last 64 turns is above 10%. The filter is for documents, not for turns: two parallel calls with one long argument
+repeat 10-grams rightly, so that a world with such calls may be above it from the start."""
+
 _CONFIGURATION_INTRO = """\
 Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
 (`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
@@ -363,6 +375,8 @@ def metrics_page() -> str:
         parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
     tolerances = [f"| {name} | {tolerance.rms:g} | {tolerance.largest:g} |" for name, tolerance in TOLERANCES.items()]
     parts += [
+        "## Gauges",
+        _GAUGES,
         "## Noise",
         _NOISE,
         "\n".join(["| precision | root mean square | at most |", "|---|---|---|", *tolerances]),

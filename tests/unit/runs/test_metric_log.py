@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.metric import Metric, percentiles
-from agentic_opd.core.types import Episode, StopReason
+from agentic_opd.core.types import Episode, Reward, StopReason, Trace, Turn, Verification, VerifyOutcome
 from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.records import EpisodeStats, TurnStats
 from agentic_opd.runs.config import RunConfig
@@ -106,6 +107,34 @@ def test_a_policy_that_never_calls_a_tool_is_said_once(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == warns
     assert all("no tool call in all 2 rollouts" in one and "env.renderer.tool_format" in one for one in said)
+
+
+def test_pass_at_k_is_of_the_rollouts_with_a_verdict_and_a_policy_that_repeats_itself_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list, expects_calls=lambda: False)
+    tokens = (0, *[7] * 19)
+    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "a"})
+    logprobs = (1.0, *[-0.5] * 19)
+    trace = Trace(messages, tokens, (-100, *tokens[1:]), logprobs, (Turn(1, 20, 1, 1, 1),))
+
+    def played(passed: int | None) -> Episode:
+        episode = Episode(TASK, (trace,), StopReason.FINISHED)
+        if passed is None:
+            return episode
+        verdict = Verification(VerifyOutcome.RAN, passed, 2, "report", "")
+        return replace(episode, verification=verdict, reward=Reward(passed / 2, 0.0, 0.0, passed / 2))
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            metrics.add(FinishedGroup(group(rollout()), tuple(map(played, (2, 1, 0, 2, None))), None))
+    assert len(caplog.records) == 1
+    assert "in the last 64 turns, 90% of the 10-grams" in caplog.records[0].getMessage()
+    logged = metrics.current()
+    assert (logged["train/pass@1"], logged["train/pass@2"], logged["train/pass@4"]) == pytest.approx((0.5, 5 / 6, 1.0))
+    assert "train/pass@8" not in logged
+    metrics.flush()
+    assert "train/pass@1" not in metrics.current()
 
 
 def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
