@@ -30,6 +30,7 @@ SKIPPED = {
     r"claude|codex|openclaw|opencode|pi\b": "another project's program; test_real_agents",
     r".*\bQwen/|.*qwen3_gpu|.*\bMODEL\b": "needs a hub, and a GPU",
     r"agentic-opd (serve|train)\b|torchrun|agentic-opd up --config \S+ +#": "a whole loop; test_up and test_trainer",
+    r"agentic-opd validate .*--receipt": "needs a run of the trainer; tests/unit/training/test_receipts.py",
     r"scripts/serve_vllm scripts/demo_policy/policy .*--port 8002": "a second server of a loop",
     r".*--rollout_server_url|.*env\.rollout_server_url": "a whole loop; test_gateway_delivery",
     r".*(bfcl|dev\.json|HumanEval|verl\.parquet|reasoning\.py|harbor)": "a dataset, a package or an engine of others",
