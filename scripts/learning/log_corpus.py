@@ -111,7 +111,7 @@ async def _converse(worlds: Worlds, project: Project, rng: Random) -> list[Said]
 
 
 def _played(work: Work, rng: Random) -> Iterator[Said]:
-    """Yield a piece of work: the request, the calls, and the answer, which is corrected if it does not meet the wish."""
+    """Yield a piece of work: the request, the calls, and the answer, corrected if it does not meet the wish."""
     yield Said("user", work.request)
     for call in work.calls:
         yield Said("assistant", "", call)
@@ -173,7 +173,7 @@ def write_corpus(sessions: Sequence[LoggedSession], folder: Path) -> Path:
     return logs
 
 
-# --------------------------------------------------------------------------------------------------- the agents' formats
+# -------------------------------------------------------------------------------------------------- the agents' formats
 
 
 @dataclass
@@ -230,7 +230,9 @@ def _claude_code(session: LoggedSession) -> tuple[str, list[Record]]:
         call_id = f"toolu_{stamps.rng.getrandbits(96):024x}"
         content: list[Record] = [{"type": "text", "text": said.text}] if said.text else []
         if said.call is not None:
-            content.append({"type": "tool_use", "id": call_id, "name": said.call.name, "input": {**said.call.arguments}})
+            content.append(
+                {"type": "tool_use", "id": call_id, "name": said.call.name, "input": {**said.call.arguments}}
+            )
         answer = {"id": f"msg_{stamps.rng.getrandbits(96):024x}", "type": "message", "role": "assistant"}
         stop = "end_turn" if said.call is None else "tool_use"
         record("assistant", {**answer, "model": "scripted", "content": content, "stop_reason": stop})

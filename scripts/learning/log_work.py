@@ -109,7 +109,9 @@ class Worlds:
         wrong = rng.choice(
             (f"The query returns {named}.", f"This is {named}.", f"I have computed {named} with a query.")
         )
-        right = rng.choice((f"The answer is {figure}.", f"{named[0].upper()}{named[1:]} is {figure}.", f"It is {figure}."))
+        right = rng.choice(
+            (f"The answer is {figure}.", f"{named[0].upper()}{named[1:]} is {figure}.", f"It is {figure}.")
+        )
         assert result.rows
         return Work(question[0].upper() + question[1:], calls, right, wrong, Wanted(Wish.FIGURE, figure))
 
@@ -125,7 +127,9 @@ class Worlds:
             (f"Set {name} to {value} in {file}.", f"{name} in {file} must be {value}.", f"Change {name} to {value}.")
         )
         wrong = rng.choice((f"I have changed {file}.", f"{file} is patched.", f"The change in {file} is done."))
-        right = rng.choice((f"{name} is {value} now.", f"{name} in {file} is now {value}.", f"{name} has the value {value}."))
+        right = rng.choice(
+            (f"{name} is {value} now.", f"{name} in {file} is now {value}.", f"{name} has the value {value}.")
+        )
         return Work(request, calls, right, wrong, Wanted(Wish.VALUE, str(value)))
 
     async def errand(self, project: Project, rng: Random) -> Work:
