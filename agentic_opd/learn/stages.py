@@ -84,9 +84,8 @@ class Stages:
         log_console().print(f"{name}: done in {result['seconds']:.0f} s", markup=False, highlight=False)
         return result
 
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage that is done."""
-        names = sorted(path.stem for path in self._folder.glob("*.json"))
+    def seconds(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the seconds of those stages that are done."""
         return {name: result["seconds"] for name in names if (result := self.result(name)) is not None}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from agentic_opd.core.types import Message
@@ -14,16 +14,31 @@ from agentic_opd.logs.tools import plain_tools
 class LoggedTurn:
     """An assistant message of a log with what was before it and what came after it."""
 
+    messages: Sequence[Message]
+    """The whole conversation."""
     message_index: int
-    history: Sequence[Message]
+    """Index of the turn in it."""
     tools: Sequence[dict[str, Any]]
-    answer: Message
-    reply: Sequence[Message]
-    """The messages up to the next assistant message, at least one."""
+
+    @property
+    def history(self) -> Sequence[Message]:
+        """The messages before the turn."""
+        return self.messages[: self.message_index]
+
+    @property
+    def answer(self) -> Message:
+        """The turn itself."""
+        return self.messages[self.message_index]
+
+    @property
+    def reply(self) -> Sequence[Message]:
+        """The messages up to the next assistant message."""
+        following = islice(self.messages, self.message_index + 1, None)
+        return tuple(takewhile(lambda message: message["role"] != "assistant", following))
 
 
 def replied_turns(fields: Mapping[str, Any]) -> Iterator[LoggedTurn]:
-    """Yield the turns of a row that are learned (`read_log`), answer a user, and have a reply.
+    """Yield the turns of a row that are learned (`read_log`), answer a user, and have a reply with a text.
 
     Raises:
         AlignmentError: the row can't be read.
@@ -35,6 +50,6 @@ def replied_turns(fields: Mapping[str, Any]) -> Iterator[LoggedTurn]:
         is_asked = is_asked or message["role"] == "user"
         if message["role"] != "assistant" or not is_asked or index in log.context or says_nothing(message):
             continue
-        following = takewhile(lambda later: later["role"] != "assistant", log.messages[index + 1 :])
-        if reply := tuple(following):
-            yield LoggedTurn(index, log.messages[:index], tools, message, reply)
+        turn = LoggedTurn(log.messages, index, tools)
+        if any(later["content"].strip() for later in turn.reply):
+            yield turn

@@ -68,7 +68,12 @@ class Replay(CustomWorld):
     def __init__(self, config: Any, journal: str, turns: int = 64) -> None:
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.
 
-        A gateway may be writing the journal. A file of conversations in text, a row each, is read in its place.
+        A gateway may be writing the journal.
+
+        Args:
+            config: The settings, which name the judge.
+            journal: Journal of a gateway, or a JSONL of conversations in text.
+            turns: Maximum number of turns.
 
         Raises:
             ConfigError: there is no such journal, or the settings name no judge.

@@ -40,7 +40,7 @@ FIRST = {
             "test_pushes",
             "test_weight_transfer",
         ),
-        *("test_gateway_pushes", "test_counts", "test_hindsight"),
+        *("test_gateway_pushes", "test_counts", "test_hindsight", "test_learn_logs"),
     ),
     "up": ("test_up", "test_sharded_training"),
     # An attack looks for processes that are left of it, on the whole machine and below its own process.

@@ -115,8 +115,19 @@ class ReplyingEnv(AgenticOPDEnv):
         return "Are you sure about é?" if messages[-1]["content"] == "Done?" else None
 
 
-@pytest.mark.parametrize("placement", ["end", "last_user"])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        *((name, "end") for name in SCRIPTS),
+        ("parallel calls", "last_user"),
+        ("a user's reply", "last_user"),
+        *(
+            pytest.param(name, "last_user", marks=pytest.mark.all)
+            for name in SCRIPTS
+            if name not in ("parallel calls", "a user's reply")
+        ),
+    ],
+)
 def test_scripted_rollouts(
     vllm_server: Any, forward: Forward, monkeypatch: pytest.MonkeyPatch, name: str, placement: str
 ) -> None:

@@ -87,7 +87,7 @@ def without_torchrun(command: str) -> str:
     return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\b", "agentic-opd train", command)
 
 
-WITH_GROUPS = {"gateway", "distill"}
+WITH_GROUPS = {"gateway", "distill", "learn"}
 """Commands whose short help does not show every setting."""
 
 

@@ -12,6 +12,7 @@ from agentic_opd.cli.doctor.command import main as doctor
 from agentic_opd.cli.prove import main as prove
 from agentic_opd.env.command import main as environment
 from agentic_opd.gateway.command import main as gateway
+from agentic_opd.learn.command import main as learn
 from agentic_opd.settings.atropos import IdleEnvSettings
 from agentic_opd.training.command import main as train
 from agentic_opd.up.command import main as up
@@ -20,7 +21,7 @@ Main = Callable[[Sequence[str]], int]
 MOST_SHOWN = 30
 COMMANDS: dict[str, Main] = {
     **{mode: lambda argv, mode=mode: environment(None, [mode, *argv]) for mode in ("process", "serve", "evaluate")},
-    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill, "prove": prove},
+    **{"gateway": gateway, "train": train, "doctor": doctor, "distill": distill, "prove": prove, "learn": learn},
 }
 
 
@@ -44,7 +45,7 @@ def test_the_short_help_has_at_most_30_settings_and_names_the_groups(
     assert 10 <= len(settings(text)) <= MOST_SHOWN
     assert "--help GROUP shows one group of settings" in text
     for idle in IdleEnvSettings.model_fields:
-        assert f".{idle} " not in shown(COMMANDS[name], capsys, "--help", "all")
+        assert f"--env.{idle} " not in shown(COMMANDS[name], capsys, "--help", "all")
 
 
 def test_the_help_of_up_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:

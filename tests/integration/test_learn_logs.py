@@ -1,0 +1,74 @@
+"""`agentic-opd learn` whole, with the demo policy: logs with its mistakes become an adapter, or a refusal."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import commands
+from tests.support.demo_logs import judge_answer, write_logs
+from tests.support.places import MODEL
+from tests.support.plugin_client import ask
+from tests.support.scripted_judge import judge_server
+from tests.support.vllm import MAX_RANK, RootedServer
+
+pytestmark = pytest.mark.vllm
+
+SETTINGS = {
+    **{"env.renderer.name": "qwen3", "env.renderer.options": "{enable_thinking: false}", "env.distill_topk": "20"},
+    **{"env.judge.model_name": "judge", "env.prm_votes": "1", "env.server_retry_s": "5"},
+    **{"train.lr": "6e-3", "train.batch_size": "8", "train.groups_epochs": "3", "train.lora_rank": str(MAX_RANK)},
+    **{"learn.held_out": "0.4", "learn.min_hints": "10", "learn.min_held_out": "10"},
+    **{"learn.temperature": "1", "learn.max_tokens": "300"},
+}
+MEASURED = ("stages/after.json", "stages/grades.json", "answers.after.jsonl", "logprobs.jsonl", "grades.jsonl")
+
+
+def learn(logs: Path, out: Path, server: str, judge: str) -> "subprocess.CompletedProcess[str]":
+    addresses = {"openai.base_url": f"{server}/v1", "env.judge.base_url": judge}
+    flags = [text for name, value in {**SETTINGS, **addresses}.items() for text in (f"--{name}", value)]
+    return commands.run("agentic_opd", "learn", str(logs), "--model", MODEL, "--out", str(out), *flags)
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "result.json").read_text())
+
+
+def test_an_adapter_that_is_better_and_a_refusal_of_one_that_changes_nothing(
+    rooted: RootedServer, tmp_path: Path
+) -> None:
+    logs, out = tmp_path / "logs.jsonl", rooted.root / "mine"
+    write_logs(logs, 40)
+    with judge_server(judge_answer) as judge:
+        done = learn(logs, out, rooted.base_url, judge)
+        assert done.returncode == 0, done
+        assert "with a hint: 18 of 24 answers to train on" in done.stderr
+        result = result_of(out)
+        assert result["verdict"] == "adapter"
+        assert result["corrections"]["difference"][2] < 0
+        assert result["corrections"]["after"][0] < 2 / 3 * result["corrections"]["before"][0]
+        assert not any(guard["fell"] for guard in result["guards"].values())
+        assert result["guards"]["logprob"]["before"] < 0
+        assert result["guards"]["calls_parse"]["after"] > 0.9
+        assert (result["turns"], result["hints"]["training"]) == ({"training": 24, "held_out": 16}, 18)
+        assert (out / "report.html").read_text().count('<section class="pair">') == 10
+        assert ask(rooted.server, "/v1/opd/info").body["weight_version"] == 0
+        assert ask(rooted.server, "/v1/opd/load_adapter", {"path": "mine/adapter", "version": 9}).status == 200
+        rooted.renew()
+        assert learn(logs, out, rooted.base_url, judge).returncode == 0  # It is finished: nothing is done again.
+
+        # As if it had been killed after the training, with adapters that change nothing.
+        other = rooted.root / "other"
+        shutil.copytree(out, other, ignore=shutil.ignore_patterns("adapter", "result.json", "candidate", "*.lock"))
+        shutil.copytree(out / "train" / "weights" / "step-000000", other / "candidate")
+        for name in MEASURED:
+            (other / name).unlink()
+        done = learn(logs, other, rooted.base_url, judge)
+    assert done.returncode == 3, done
+    assert "refused: the share of corrected answers changes by" in done.stderr
+    assert result_of(other)["corrections"]["before"] == result["corrections"]["before"]
+    assert not (other / "adapter").exists()
+    assert (other / "answers.before.jsonl").read_bytes() == (out / "answers.before.jsonl").read_bytes()
