@@ -48,6 +48,8 @@ ALL_CORRECTIONS = {text: wish for wish, texts in CORRECTIONS.items() for text in
 THANKS = "Thanks."
 MOST_WORDS = 25
 """Of an explanation."""
+_CALL = re.compile(r"^\[", re.MULTILINE)
+"""A call in a turn's text, which begins with its name in brackets."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _TITLE, _EARLIER = "Task and earlier turn", "\n\n[earlier turn]\n"
 
@@ -60,7 +62,9 @@ class Wanted(NamedTuple):
     """The number of `figure` and `value`, the topic of `brief`."""
 
     def is_met(self, answer: str) -> bool:
-        """Return whether an answer, a turn as text, does what the person wants."""
+        """Return whether an answer, a turn as text, does what the person wants; a call is no answer."""
+        if _CALL.search(answer):
+            return False
         if self.wish is Wish.BRIEF:
             sentence = answer.strip()
             is_sentence = sentence.endswith((".", "!")) and "\n" not in sentence and len(sentence.split()) <= MOST_WORDS

@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, object] = {
     "train.lr": 5e-4,
     "train.groups_epochs": 2,
     "train.batch_size": 8,
+    "train.micro_tokens": 1024,
     "train.loss": "{forward_kl: 1.0, teacher_temperature: 0.3}",
     "learn.max_tokens": 64,
     "learn.max_held_out": 160,

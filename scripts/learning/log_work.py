@@ -95,13 +95,20 @@ class Worlds:
         """Return a task over a project's database."""
         return self._sql.make_task(f"log/{project.name}", query, Case(project.database, (), query))
 
+    async def tables(self, project: Project, rng: Random) -> Work:
+        """Ask for the tables of the project's database."""
+        names = [table.name for table in project.schema.tables]
+        calls = await run_calls(self.sql, self.query_task(project, "SELECT 1"), [("schema", {})])
+        right = f"There are {len(names)} tables: {', '.join(names[:-1])} and {names[-1]}."
+        return Work(rng.choice(("Which tables are there?", "What tables does the database have?")), calls, right)
+
     async def query(self, project: Project, rng: Random) -> Work:
         """Ask for a figure of the project's database."""
         query, result = _single_figure(project, rng)
         statement = sql(query)
         question = text(query, rng)
         task = self.query_task(project, statement)
-        calls = await run_calls(self.sql, task, [("schema", {}), ("query", {"sql": statement})])
+        calls = await run_calls(self.sql, task, [("query", {"sql": statement})])
         figure = calls[-1].result.splitlines()[1]
         thing = _FUNCTION_WORDS[query.function or "COUNT"]
         noun = query.table.name
@@ -122,9 +129,13 @@ class Worlds:
         value = rng.choice([number for number in range(*_SETTINGS[name]) if number != before])
         task = Task(f"log/{project.name}", "", files={file: _written(project.settings)})
         patch = {"path": file, "old": f"{name} = {before}", "new": f"{name} = {value}"}
-        calls = await run_calls(self.coding, task, [("read_file", {"path": file}), ("patch", patch)])
+        calls = await run_calls(self.coding, task, [("patch", patch)])
         request = rng.choice(
-            (f"Set {name} to {value} in {file}.", f"{name} in {file} must be {value}.", f"Change {name} to {value}.")
+            (
+                f"Set {name} in {file} from {before} to {value}.",
+                f"{name} in {file} is {before} and must be {value}.",
+                f"Change {name} = {before} in {file} to {value}.",
+            )
         )
         wrong = rng.choice((f"I have changed {file}.", f"{file} is patched.", f"The change in {file} is done."))
         right = rng.choice(

@@ -51,7 +51,7 @@ def test_every_session_is_read_and_nothing_but_bookkeeping_is_left_out(
     assert (
         len(calls) == len(results_read) == sum(said.call is not None for session in sessions for said in session.said)
     )
-    assert {call["function"]["name"] for call in calls} >= {"schema", "query", "read_file", "patch"}
+    assert {call["function"]["name"] for call in calls} >= {"schema", "query", "patch", "timer"}
     held_out = split([LoggedConversation.of(named.name, named.session.fields()) for named in logs.sessions], 0.25)
     assert held_out.held_out_projects
 
@@ -107,6 +107,7 @@ def test_shuffled_corrections_fit_no_turn_and_nothing_else_changes(sessions: lis
     [
         (Wanted(Wish.FIGURE, "23.4167"), "The average is 23.42.", True),
         (Wanted(Wish.FIGURE, "7"), "The query returns the number of books.", False),
+        (Wanted(Wish.FIGURE, "7"), "[query]\nsql: SELECT 7", False),
         (Wanted(Wish.VALUE, "25"), "TIMEOUT is 25 now.", True),
         (Wanted(Wish.VALUE, "25"), "TIMEOUT is 250 now.", False),
         (Wanted(Wish.BRIEF, "cache"), "A cache keeps results.", True),
