@@ -5,7 +5,8 @@
 draws a corpus of 300 sessions of Claude Code, Codex and OpenClaw with a person who corrects 15% of the answers
 (`log_corpus`), and the same with the corrections shuffled among the sessions. `agentic-opd learn` makes an adapter for
 SmolLM2-135M-Instruct of each, or refuses. Started again, it goes on. `results.json` in --out is written after each
-corpus; --page copies it to the page's folder. Everything after -- is passed to `agentic-opd learn`.
+corpus. --page docs/learning/logs copies it there and renews the page's table, and nothing is run. Everything after --
+is passed to `agentic-opd learn`.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from install.active_environment import at_dashes, command_parser
 ROOT = Path(__file__).parents[2]
 MODEL = "runs/models/smollm2-135m-instruct"
 CORPORA = ("kept", "shuffled")
+START, END = "<!-- table -->", "<!-- end of the table -->"
+"""Marks around the page's table."""
 REFUSED = 3
 """Exit code of `agentic-opd learn` without an adapter."""
 SETTINGS: Mapping[str, object] = {
@@ -51,7 +54,7 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--seed", type=int, default=0, help="of the corpora: %(default)s")
     parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=CORPORA, help="default: both")
     parser.add_argument("--corpus-only", action="store_true", help="write the logs, and learn nothing")
-    parser.add_argument("--page", type=Path, help="folder that results.json is copied to, such as docs/learning/logs")
+    parser.add_argument("--page", type=Path, help="folder of the page, docs/learning/logs")
     words, further = at_dashes(argv)
     return parser.parse_args(words), further
 
@@ -113,18 +116,53 @@ def results(out: Path) -> dict[str, Any]:
     return {"corpus": json.loads((out / "corpus.json").read_text()), **figures}
 
 
+def table(figures: Mapping[str, Any]) -> str:
+    """Return the results as a table in Markdown; a corpus that is not done has no row."""
+    lines = [
+        "| corrections | verdict | answers to learn, with a hint | corrected before | after | change | fallen guards |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in CORPORA:
+        if (row := figures.get(name)) is None:
+            continue
+        shares = row["corrections"] or {}
+        cells = [_share(shares.get(arm)) for arm in ("before", "after", "difference")]
+        fallen = ", ".join(guard for guard, figure in row["guards"].items() if figure["fell"]) or "none"
+        turns = f"{row['turns']['training']}, {row['hints']['training']}"
+        lines.append(f"| {name} | {row['verdict']} | {turns} | {' | '.join(cells)} | {fallen} |")
+    return "\n".join(lines)
+
+
+def _share(estimate: Sequence[float] | None) -> str:
+    if estimate is None:
+        return "-"
+    value, low, high = (f"{100 * number:.0f}%" for number in estimate[:3])
+    return f"{value} ({low} to {high})"
+
+
+def write_page(out: Path, page: Path) -> None:
+    """Copy the results to the folder of the page, and renew its table."""
+    shutil.copyfile(out / "results.json", page / "results.json")
+    path = page / "README.md"
+    before, start, rest = path.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"error: {path} has no table between {START} and {END}")
+    path.write_text(f"{before}{start}\n\n{table(results(out))}\n\n{end}{after}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args, further = parse_args(sys.argv[1:] if argv is None else argv)
     out: Path = args.out.resolve()
+    if args.page is not None:
+        write_page(out, args.page)
+        return 0
     out.mkdir(parents=True, exist_ok=True)
     write_corpora(out, args.sessions, args.seed)
     for name in () if args.corpus_only else args.corpora:
         subprocess.run(["scripts/install/real_model"], cwd=ROOT, check=True)
         learn(out / name, further)
         (out / "results.json").write_text(json.dumps(results(out), indent=2) + "\n")
-    if args.page is not None:
-        args.page.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(out / "results.json", args.page / "results.json")
     return 0
 
 

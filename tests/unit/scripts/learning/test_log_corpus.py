@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from learning.log_corpus import LoggedSession, draw_sessions, shuffled, wishes_of, write_corpus
 from learning.log_person import ALL_CORRECTIONS, CORRECTIONS, Wanted, Wish, judge, read_wishes, wish_key
-from learning.log_study import CORPORA, results, write_corpora
+from learning.log_study import CORPORA, END, START, results, write_corpora, write_page
 
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.evidence import message_text
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.prompts import JUDGE_SYSTEM_PROMPT
 from agentic_opd.learn.split import LoggedConversation, split
+from agentic_opd.learn.stages import write_json
 from agentic_opd.logs.files import find_logs
 from agentic_opd.logs.messages import read_log
 from agentic_opd_environments.replay import GRADE_PROMPT, GRADE_QUESTION
@@ -153,3 +154,28 @@ def test_grades_are_of_what_the_person_wanted_and_not_of_what_the_log_says(
         assert parse_step_vote(judge(questions.question(pair), GRADE_PROMPT, wishes)) == vote
     pair = HindsightPair(0, "Hello.\n\n[earlier turn]\nHi.", "Hi.", evidence)
     assert parse_step_vote(judge(questions.question(pair), GRADE_PROMPT, wishes)) == 0
+
+
+def test_the_page_gets_the_rows_of_the_corpora_that_are_done(tmp_path: Path) -> None:
+    out, page = tmp_path / "study", tmp_path / "page"
+    row = {
+        "verdict": "refused",
+        "turns": {"training": 90},
+        "hints": {"training": 14},
+        "guards": {"length": {"fell": True}},
+    }
+    shares = {"before": [0.5, 0.4, 0.6, 30], "after": [0.25, 0.1, 0.4, 30], "difference": [-0.25, -0.4, -0.1]}
+    write_json(out / "corpus.json", {"sessions": 12})
+    write_json(out / "shuffled/run/result.json", {**row, "corrections": shares})
+    write_json(out / "results.json", results(out))
+    write_json(page / "README.md", {})
+    with pytest.raises(SystemExit, match="has no table"):
+        write_page(out, page)
+    (page / "README.md").write_text(f"Before.\n{START}\nold\n{END}\nAfter.\n")
+    write_page(out, page)
+    lines = (page / "README.md").read_text().splitlines()
+    assert lines[-3:] == ["", END, "After."]
+    assert (
+        "| shuffled | refused | 90, 14 | 50% (40% to 60%) | 25% (10% to 40%) | -25% (-40% to -10%) | length |" in lines
+    )
+    assert "old" not in lines
