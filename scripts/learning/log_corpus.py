@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from agentic_opd.distill.evidence import turn_text
-from learning.log_person import CORRECTIONS, THANKS, Wanted, Wish, wish_key
+from learning.log_person import CORRECTIONS, THANKS, Demand, Wish, wish_key
 from learning.log_work import Call, Project, Work, Worlds
 
 PROJECTS = (
@@ -39,13 +39,13 @@ _FEWEST_PARTS = 2
 _AT_ONCE = 8
 
 
-class Said(NamedTuple):
+class LogMessage(NamedTuple):
     """A message of the user or of the agent, whose call has its result."""
 
     role: str
     text: str
     call: Call | None = None
-    wanted: Wanted | None = None
+    demand: Demand | None = None
     """What the person wants of this answer."""
     correction: Wish | None = None
     """The wish that this message of the user recalls."""
@@ -58,18 +58,18 @@ class LoggedSession:
     agent: str
     project: str
     begin: datetime
-    said: Sequence[Said]
+    messages: Sequence[LogMessage]
     seed: str
 
     @property
     def answers(self) -> int:
         """Number of the agent's messages."""
-        return sum(message.role == "assistant" for message in self.said)
+        return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def corrections(self) -> int:
         """Number of the person's corrections."""
-        return sum(message.correction is not None for message in self.said)
+        return sum(message.correction is not None for message in self.messages)
 
 
 def draw_sessions(count: int, seed: int) -> list[LoggedSession]:
@@ -90,35 +90,35 @@ async def _draw_sessions(count: int, seed: int) -> list[LoggedSession]:
             if number >= len(projects):
                 begin += timedelta(seconds=rng.randrange(int(_LENGTH.total_seconds())))
             agent = rng.choice([*WRITERS])
-            said = await _converse(worlds, projects[order], rng)
-            return LoggedSession(agent, projects[order].name, begin, said, f"{seed} files {number}")
+            messages = await _converse(worlds, projects[order], rng)
+            return LoggedSession(agent, projects[order].name, begin, messages, f"{seed} files {number}")
 
     sessions = await asyncio.gather(*map(drawn, range(count)))
     return sorted(sessions, key=lambda session: session.begin)
 
 
-async def _converse(worlds: Worlds, project: Project, rng: Random) -> list[Said]:
+async def _converse(worlds: Worlds, project: Project, rng: Random) -> list[LogMessage]:
     kinds = list[str]()
     while len(kinds) < _FEWEST_PARTS:
         kinds = [name for name, share in _PARTS if rng.random() < share]
     rng.shuffle(kinds)
-    said = list[Said]()
+    messages = list[LogMessage]()
     for kind in kinds:
-        said += _played(await getattr(worlds, kind)(project, rng), rng)
+        messages += _played(await getattr(worlds, kind)(project, rng), rng)
     if rng.random() < THANKED:
-        said.append(Said("user", THANKS))
-    return said
+        messages.append(LogMessage("user", THANKS))
+    return messages
 
 
-def _played(work: Work, rng: Random) -> Iterator[Said]:
+def _played(work: Work, rng: Random) -> Iterator[LogMessage]:
     """Yield a piece of work: the request, the calls, and the answer, corrected if it does not meet the wish."""
-    yield Said("user", work.request)
+    yield LogMessage("user", work.request)
     for call in work.calls:
-        yield Said("assistant", "", call)
-    if work.wanted is not None and rng.random() < FAULT_RATE:
-        yield Said("assistant", work.wrong, wanted=work.wanted)
-        yield Said("user", rng.choice(CORRECTIONS[work.wanted.wish]), correction=work.wanted.wish)
-    yield Said("assistant", work.right, wanted=work.wanted)
+        yield LogMessage("assistant", "", call)
+    if work.demand is not None and rng.random() < FAULT_RATE:
+        yield LogMessage("assistant", work.wrong, demand=work.demand)
+        yield LogMessage("user", rng.choice(CORRECTIONS[work.demand.wish]), correction=work.demand.wish)
+    yield LogMessage("assistant", work.right, demand=work.demand)
 
 
 def shuffled(sessions: Sequence[LoggedSession], seed: int) -> list[LoggedSession]:
@@ -131,20 +131,20 @@ def shuffled(sessions: Sequence[LoggedSession], seed: int) -> list[LoggedSession
     positions = [
         (number, index)
         for number, session in enumerate(sessions)
-        for index, message in enumerate(session.said)
+        for index, message in enumerate(session.messages)
         if message.correction is not None
     ]
     rng.shuffle(positions)
-    positions.sort(key=lambda position: str(sessions[position[0]].said[position[1]].correction))
-    wishes = [sessions[number].said[index].correction for number, index in positions]
+    positions.sort(key=lambda position: str(sessions[position[0]].messages[position[1]].correction))
+    wishes = [sessions[number].messages[index].correction for number, index in positions]
     shift = max((wishes.count(wish) for wish in {*wishes}), default=0)
     if 2 * shift > len(positions):
         raise ValueError(f"{shift} of {len(positions)} corrections are of one wish: draw more sessions")
-    changed = [[*session.said] for session in sessions]
-    for place, (number, index) in enumerate(positions):
-        source, source_index = positions[(place + shift) % len(positions)]
-        changed[number][index] = sessions[source].said[source_index]
-    return [replace(session, said=said) for session, said in zip(sessions, changed, strict=True)]
+    changed = [[*session.messages] for session in sessions]
+    for rank, (number, index) in enumerate(positions):
+        source, source_index = positions[(rank + shift) % len(positions)]
+        changed[number][index] = sessions[source].messages[source_index]
+    return [replace(session, messages=messages) for session, messages in zip(sessions, changed, strict=True)]
 
 
 def wishes_of(sessions: Sequence[LoggedSession]) -> dict[str, tuple[str, str]]:
@@ -152,12 +152,12 @@ def wishes_of(sessions: Sequence[LoggedSession]) -> dict[str, tuple[str, str]]:
     wishes = dict[str, tuple[str, str]]()
     for session in sessions:
         request = ""
-        for message in session.said:
+        for message in session.messages:
             if message.role == "user":
                 request = message.text
-            elif message.wanted is not None:
+            elif message.demand is not None:
                 answer = turn_text({"role": "assistant", "content": message.text})
-                wishes[wish_key(request, answer)] = (message.wanted.wish.value, message.wanted.fact)
+                wishes[wish_key(request, answer)] = (message.demand.wish.value, message.demand.fact)
     return wishes
 
 
@@ -215,29 +215,29 @@ def _claude_code(session: LoggedSession) -> tuple[str, list[Record]]:
     ]
     parent: str | None = None
 
-    def record(kind: str, message: Record) -> None:
+    def record(kind: str, body: Record) -> None:
         nonlocal parent
         own_id = stamps.uuid()
         common = {"isSidechain": False, "userType": "external", "cwd": stamps.folder, "sessionId": session_id}
         head = {"parentUuid": parent, **common, "version": "2.1.14", "gitBranch": "main", "type": kind}
-        records.append({**head, "message": message, "uuid": own_id, "timestamp": stamps.next_time()})
+        records.append({**head, "message": body, "uuid": own_id, "timestamp": stamps.next_time()})
         parent = own_id
 
-    for said in session.said:
-        if said.role == "user":
-            record("user", {"role": "user", "content": said.text})
+    for message in session.messages:
+        if message.role == "user":
+            record("user", {"role": "user", "content": message.text})
             continue
         call_id = f"toolu_{stamps.rng.getrandbits(96):024x}"
-        content: list[Record] = [{"type": "text", "text": said.text}] if said.text else []
-        if said.call is not None:
+        content: list[Record] = [{"type": "text", "text": message.text}] if message.text else []
+        if message.call is not None:
             content.append(
-                {"type": "tool_use", "id": call_id, "name": said.call.name, "input": {**said.call.arguments}}
+                {"type": "tool_use", "id": call_id, "name": message.call.name, "input": {**message.call.arguments}}
             )
         answer = {"id": f"msg_{stamps.rng.getrandbits(96):024x}", "type": "message", "role": "assistant"}
-        stop = "end_turn" if said.call is None else "tool_use"
+        stop = "end_turn" if message.call is None else "tool_use"
         record("assistant", {**answer, "model": "scripted", "content": content, "stop_reason": stop})
-        if said.call is not None:
-            result = {"type": "tool_result", "tool_use_id": call_id, "content": said.call.result}
+        if message.call is not None:
+            result = {"type": "tool_result", "tool_use_id": call_id, "content": message.call.result}
             record("user", {"role": "user", "content": [result]})
     return f"claude/projects/{stamps.folder.replace('/', '-')}/{session_id}.jsonl", records
 
@@ -253,17 +253,17 @@ def _codex(session: LoggedSession) -> tuple[str, list[Record]]:
 
     record("session_meta", {"id": session_id, "cwd": stamps.folder, "originator": "codex_cli_rs", "source": "cli"})
     record("turn_context", {"cwd": stamps.folder, "approval_policy": "never", "model": "scripted"})
-    for said in session.said:
-        kind = "input_text" if said.role == "user" else "output_text"
-        if said.text:
-            message = {"type": "message", "role": said.role, "content": [{"type": kind, "text": said.text}]}
-            record("response_item", message)
-        if said.call is not None:
+    for message in session.messages:
+        kind = "input_text" if message.role == "user" else "output_text"
+        if message.text:
+            text = {"type": "message", "role": message.role, "content": [{"type": kind, "text": message.text}]}
+            record("response_item", text)
+        if message.call is not None:
             call_id = f"call_{stamps.rng.getrandbits(96):024x}"
-            arguments = json.dumps(said.call.arguments)
-            call = {"type": "function_call", "name": said.call.name, "arguments": arguments, "call_id": call_id}
+            arguments = json.dumps(message.call.arguments)
+            call = {"type": "function_call", "name": message.call.name, "arguments": arguments, "call_id": call_id}
             record("response_item", call)
-            output = {"type": "function_call_output", "call_id": call_id, "output": said.call.result}
+            output = {"type": "function_call_output", "call_id": call_id, "output": message.call.result}
             record("response_item", output)
     time = session.begin.strftime("%Y-%m-%dT%H-%M-%S")
     return f"codex/sessions/{session.begin:%Y/%m/%d}/rollout-{time}-{session_id}.jsonl", records
@@ -277,24 +277,24 @@ def _openclaw(session: LoggedSession) -> tuple[str, list[Record]]:
     model = {"type": "model_change", "id": stamps.short_id(), "parentId": None, "timestamp": stamps.next_time()}
     records: list[Record] = [head, {**model, "provider": "scripted", "modelId": "scripted"}]
 
-    def record(message: Record) -> None:
+    def record(body: Record) -> None:
         entry = {"type": "message", "id": stamps.short_id(), "parentId": records[-1]["id"]}
-        records.append({**entry, "timestamp": stamps.next_time(), "message": message})
+        records.append({**entry, "timestamp": stamps.next_time(), "message": body})
 
-    for said in session.said:
-        content: list[Record] = [{"type": "text", "text": said.text}] if said.text else []
-        if said.role == "user":
+    for message in session.messages:
+        content: list[Record] = [{"type": "text", "text": message.text}] if message.text else []
+        if message.role == "user":
             record({"role": "user", "content": content})
             continue
         call_id = f"call_{stamps.rng.getrandbits(96):024x}"
-        if said.call is not None:
-            arguments = {**said.call.arguments}
-            content.append({"type": "toolCall", "id": call_id, "name": said.call.name, "arguments": arguments})
-        stop = "stop" if said.call is None else "toolUse"
+        if message.call is not None:
+            arguments = {**message.call.arguments}
+            content.append({"type": "toolCall", "id": call_id, "name": message.call.name, "arguments": arguments})
+        stop = "stop" if message.call is None else "toolUse"
         record({"role": "assistant", "content": content, "model": "scripted", "stopReason": stop})
-        if said.call is not None:
-            result = {"role": "toolResult", "toolCallId": call_id, "toolName": said.call.name, "isError": False}
-            record({**result, "content": [{"type": "text", "text": said.call.result}]})
+        if message.call is not None:
+            result = {"role": "toolResult", "toolCallId": call_id, "toolName": message.call.name, "isError": False}
+            record({**result, "content": [{"type": "text", "text": message.call.result}]})
     return f"openclaw/agents/main/sessions/{session_id}.jsonl", records
 
 

@@ -54,7 +54,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _TITLE, _EARLIER = "Task and earlier turn", "\n\n[earlier turn]\n"
 
 
-class Wanted(NamedTuple):
+class Demand(NamedTuple):
     """What the person wants of an answer: a wish, and what must be in the answer."""
 
     wish: Wish
@@ -78,22 +78,22 @@ def wish_key(request: str, answer: str) -> str:
     return f"{request}{_EARLIER}{answer}".strip()
 
 
-def judge(question: str, system: str, wishes: Mapping[str, Wanted]) -> str:
+def judge(question: str, system: str, wishes: Mapping[str, Demand]) -> str:
     """Return the judge's answer: a hint for a turn, or a grade of a new turn."""
     parts = sections(question)
     texts = {section.title: section.text for section in parts}
     if HINT_START in system:
         reply = texts.get("Next state: user reply", "")
         return f"\\boxed{{1}}\n{HINT_START}{reply}[HINT_END]" if reply in ALL_CORRECTIONS else "\\boxed{-1}"
-    wanted = wishes.get(texts.get(_TITLE, ""))
-    if wanted is None:
+    demand = wishes.get(texts.get(_TITLE, ""))
+    if demand is None:
         return "\\boxed{0}"
-    return "\\boxed{1}" if wanted.is_met(texts["New turn"]) else "\\boxed{-1}"
+    return "\\boxed{1}" if demand.is_met(texts["New turn"]) else "\\boxed{-1}"
 
 
-def read_wishes(path: Path) -> dict[str, Wanted]:
+def read_wishes(path: Path) -> dict[str, Demand]:
     """Read what `log_corpus` wrote beside its logs."""
-    return {key: Wanted(Wish(wish), fact) for key, (wish, fact) in json.loads(path.read_text()).items()}
+    return {key: Demand(Wish(wish), fact) for key, (wish, fact) in json.loads(path.read_text()).items()}
 
 
 def main() -> None:

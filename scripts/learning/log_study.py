@@ -76,7 +76,7 @@ def write_corpora(out: Path, count: int, seed: int) -> None:
         write_corpus(corpus, out / name)
     answers, corrections = (sum(getattr(session, name) for session in sessions) for name in ("answers", "corrections"))
     by_wish = Counter(
-        message.correction.value for session in sessions for message in session.said if message.correction
+        message.correction.value for session in sessions for message in session.messages if message.correction
     )
     by_agent = Counter(session.agent for session in sessions)
     counts = {"answers": answers, "corrections": corrections, "by_wish": by_wish, "by_agent": by_agent}

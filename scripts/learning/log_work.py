@@ -24,7 +24,7 @@ from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd_environments.sql.engine import Result, run_query
 from agentic_opd_environments.sql.world import Case
-from learning.log_person import Wanted, Wish
+from learning.log_person import Demand, Wish
 
 _FUNCTION_WORDS = {"COUNT": "number", "AVG": "average", "SUM": "total", "MIN": "lowest value", "MAX": "highest value"}
 _SETTINGS = {
@@ -53,7 +53,7 @@ class Work:
     calls: Sequence[Call]
     right: str
     wrong: str = ""
-    wanted: Wanted | None = None
+    demand: Demand | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Worlds:
             (f"The answer is {figure}.", f"{named[0].upper()}{named[1:]} is {figure}.", f"It is {figure}.")
         )
         assert result.rows
-        return Work(question[0].upper() + question[1:], calls, right, wrong, Wanted(Wish.FIGURE, figure))
+        return Work(question[0].upper() + question[1:], calls, right, wrong, Demand(Wish.FIGURE, figure))
 
     async def change(self, project: Project, rng: Random) -> Work:
         """Ask for another value of a setting."""
@@ -141,7 +141,7 @@ class Worlds:
         right = rng.choice(
             (f"{name} is {value} now.", f"{name} in {file} is now {value}.", f"{name} has the value {value}.")
         )
-        return Work(request, calls, right, wrong, Wanted(Wish.VALUE, str(value)))
+        return Work(request, calls, right, wrong, Demand(Wish.VALUE, str(value)))
 
     async def errand(self, project: Project, rng: Random) -> Work:
         """Ask for a timer or something to buy."""
@@ -160,7 +160,7 @@ class Worlds:
         """Ask what something is."""
         topic = rng.choice(topics())
         long = f"{topic['short']} {topic['more']}"
-        return Work(topic["question"], (), topic["short"], long, Wanted(Wish.BRIEF, topic["topic"]))
+        return Work(topic["question"], (), topic["short"], long, Demand(Wish.BRIEF, topic["topic"]))
 
 
 async def run_calls(world: World, task: Task, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[Call]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from learning.log_corpus import LoggedSession, draw_sessions, shuffled, wishes_of, write_corpus
-from learning.log_person import ALL_CORRECTIONS, CORRECTIONS, Wanted, Wish, judge, read_wishes, wish_key
+from learning.log_person import ALL_CORRECTIONS, CORRECTIONS, Demand, Wish, judge, read_wishes, wish_key
 from learning.log_study import CORPORA, END, START, results, write_corpora, write_page
 
 from agentic_opd.core.types import Evidence, HindsightPair
@@ -29,7 +29,7 @@ def sessions() -> list[LoggedSession]:
 
 def words(sessions: Sequence[LoggedSession]) -> list[list[str]]:
     """The texts of each session, whose order in a folder is that of names."""
-    return sorted([said.text for said in session.said if said.text] for session in sessions)
+    return sorted([said.text for said in session.messages if said.text] for session in sessions)
 
 
 def test_every_session_is_read_and_nothing_but_bookkeeping_is_left_out(
@@ -50,7 +50,9 @@ def test_every_session_is_read_and_nothing_but_bookkeeping_is_left_out(
     calls = [call for messages in read for message in messages for call in message.get("tool_calls") or ()]
     results_read = [message for messages in read for message in messages if message["role"] == "tool"]
     assert (
-        len(calls) == len(results_read) == sum(said.call is not None for session in sessions for said in session.said)
+        len(calls)
+        == len(results_read)
+        == sum(said.call is not None for session in sessions for said in session.messages)
     )
     assert {call["function"]["name"] for call in calls} >= {"schema", "query", "patch", "timer"}
     held_out = split([LoggedConversation.of(named.name, named.session.fields()) for named in logs.sessions], 0.25)
@@ -79,16 +81,16 @@ def test_a_share_of_the_answers_is_corrected_and_the_next_answer_does_what_was_w
     corrected = [
         (before, said, after)
         for session in sessions
-        for before, said, after in zip(session.said, session.said[1:], session.said[2:], strict=False)
+        for before, said, after in zip(session.messages, session.messages[1:], session.messages[2:], strict=False)
         if said.correction is not None
     ]
     assert 0.08 < len(corrected) / sum(session.answers for session in sessions) < 0.25
     for before, said, after in corrected:
-        assert before.wanted == after.wanted
-        assert before.wanted is not None
-        assert said.text in CORRECTIONS[before.wanted.wish]
-        assert not before.wanted.is_met(before.text)
-        assert before.wanted.is_met(after.text)
+        assert before.demand == after.demand
+        assert before.demand is not None
+        assert said.text in CORRECTIONS[before.demand.wish]
+        assert not before.demand.is_met(before.text)
+        assert before.demand.is_met(after.text)
 
 
 def test_shuffled_corrections_fit_no_turn_and_nothing_else_changes(sessions: list[LoggedSession]) -> None:
@@ -96,7 +98,7 @@ def test_shuffled_corrections_fit_no_turn_and_nothing_else_changes(sessions: lis
     pairs = [
         (old, new)
         for before, after in zip(sessions, changed, strict=True)
-        for old, new in zip(before.said, after.said, strict=True)
+        for old, new in zip(before.messages, after.messages, strict=True)
     ]
     assert all(old == new for old, new in pairs if old.correction is None)
     assert all(old.correction != new.correction for old, new in pairs if old.correction is not None)
@@ -104,20 +106,20 @@ def test_shuffled_corrections_fit_no_turn_and_nothing_else_changes(sessions: lis
 
 
 @pytest.mark.parametrize(
-    ("wanted", "answer", "is_met"),
+    ("demand", "answer", "is_met"),
     [
-        (Wanted(Wish.FIGURE, "23.4167"), "The average is 23.42.", True),
-        (Wanted(Wish.FIGURE, "7"), "The query returns the number of books.", False),
-        (Wanted(Wish.FIGURE, "7"), "[query]\nsql: SELECT 7", False),
-        (Wanted(Wish.VALUE, "25"), "TIMEOUT is 25 now.", True),
-        (Wanted(Wish.VALUE, "25"), "TIMEOUT is 250 now.", False),
-        (Wanted(Wish.BRIEF, "cache"), "A cache keeps results.", True),
-        (Wanted(Wish.BRIEF, "cache"), "It keeps results.", False),
-        (Wanted(Wish.BRIEF, "cache"), "A cache keeps\nresults.", False),
+        (Demand(Wish.FIGURE, "23.4167"), "The average is 23.42.", True),
+        (Demand(Wish.FIGURE, "7"), "The query returns the number of books.", False),
+        (Demand(Wish.FIGURE, "7"), "[query]\nsql: SELECT 7", False),
+        (Demand(Wish.VALUE, "25"), "TIMEOUT is 25 now.", True),
+        (Demand(Wish.VALUE, "25"), "TIMEOUT is 250 now.", False),
+        (Demand(Wish.BRIEF, "cache"), "A cache keeps results.", True),
+        (Demand(Wish.BRIEF, "cache"), "It keeps results.", False),
+        (Demand(Wish.BRIEF, "cache"), "A cache keeps\nresults.", False),
     ],
 )
-def test_a_wish_is_met_by_the_answer_alone(wanted: Wanted, answer: str, *, is_met: bool) -> None:
-    assert wanted.is_met(answer) is is_met
+def test_a_wish_is_met_by_the_answer_alone(demand: Demand, answer: str, *, is_met: bool) -> None:
+    assert demand.is_met(answer) is is_met
 
 
 def test_the_person_repeats_its_direct_correction_as_a_hint() -> None:
@@ -141,15 +143,15 @@ def test_grades_are_of_what_the_person_wanted_and_not_of_what_the_log_says(
         key: [*wish] for key, wish in wishes_of(shuffled(sessions, SEED)).items()
     }
     request, wrong = next(
-        (session.said[index - 1].text, said.text)
+        (session.messages[index - 1].text, said.text)
         for session in sessions
-        for index, said in enumerate(session.said)
-        if said.wanted and said.wanted.wish is Wish.BRIEF and session.said[index - 1].role == "user"
+        for index, said in enumerate(session.messages)
+        if said.demand and said.demand.wish is Wish.BRIEF and session.messages[index - 1].role == "user"
     )
-    wanted = wishes[wish_key(request, wrong)]
+    demand = wishes[wish_key(request, wrong)]
     questions = Questions(b"secret", step_prompt=GRADE_PROMPT, template=GRADE_QUESTION)
     evidence = (Evidence("user", "Say the number that the query returned."),)
-    for answer, vote in ((f"It is the {wanted.fact}.", 1), ("7", -1)):
+    for answer, vote in ((f"It is the {demand.fact}.", 1), ("7", -1)):
         pair = HindsightPair(0, f"{request}\n\n[earlier turn]\n{wrong}", answer, evidence)
         assert parse_step_vote(judge(questions.question(pair), GRADE_PROMPT, wishes)) == vote
     pair = HindsightPair(0, "Hello.\n\n[earlier turn]\nHi.", "Hi.", evidence)
