@@ -33,7 +33,7 @@ THANKED = 0.6
 _BEGIN = datetime(2026, 3, 2, 8, tzinfo=UTC)
 _BETWEEN_PROJECTS, _LENGTH = timedelta(days=6), timedelta(days=16)
 """Time between the beginnings of two projects, and how long the sessions of a project go on."""
-_PARTS = (("tables", 0.4), ("query", 0.7), ("change", 0.6), ("explanation", 0.55), ("errand", 0.4))
+_PARTS = (("tables", 0.4), ("query", 0.6), ("change", 0.6), ("explanation", 0.65), ("errand", 0.4))
 """Kinds of work, each at most once a session, with their probabilities; a session has two at least."""
 _FEWEST_PARTS = 2
 _AT_ONCE = 8

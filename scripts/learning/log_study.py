@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, object] = {
     "train.batch_size": 8,
     "train.micro_tokens": 1024,
     "train.loss": "{forward_kl: 1.0, teacher_temperature: 0.3}",
-    "learn.max_tokens": 64,
+    "learn.max_tokens": 48,
     "learn.max_held_out": 160,
 }
 """Settings of `agentic-opd learn`: the renderer of a model without tools, and rates as in the person's sessions."""
@@ -102,17 +102,17 @@ def learn(out: Path, further: Sequence[str]) -> None:
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "agentic_opd", "learn", str(out / "logs"), "--model", MODEL]
     with child_process(judge, out / "judge.log", cwd=ROOT):
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--out", str(out / "run"), *flags, *further, "--", "--max-model-len", "2048"], cwd=ROOT
         )
-    if done.returncode not in (0, REFUSED):
-        raise subprocess.CalledProcessError(done.returncode, command)
+    if process.returncode not in (0, REFUSED):
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 def results(out: Path) -> dict[str, Any]:
     """Return the figures of the corpora that are done."""
-    done = {name: out / name / "run" / "result.json" for name in CORPORA}
-    figures = {name: json.loads(path.read_text()) for name, path in done.items() if path.exists()}
+    paths = {name: out / name / "run" / "result.json" for name in CORPORA}
+    figures = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
     return {"corpus": json.loads((out / "corpus.json").read_text()), **figures}
 
 

@@ -110,9 +110,9 @@ class Worlds:
         task = self.query_task(project, statement)
         calls = await run_calls(self.sql, task, [("query", {"sql": statement})])
         figure = calls[-1].result.splitlines()[1]
-        thing = _FUNCTION_WORDS[query.function or "COUNT"]
+        function = _FUNCTION_WORDS[query.function or "COUNT"]
         noun = query.table.name
-        named = f"the {thing} of the {noun}" if query.of is None else f"the {thing} of the {query.of.name}"
+        named = f"the {function} of the {noun}" if query.of is None else f"the {function} of the {query.of.name}"
         wrong = rng.choice(
             (f"The query returns {named}.", f"This is {named}.", f"I have computed {named} with a query.")
         )
