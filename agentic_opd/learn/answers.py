@@ -3,52 +3,30 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from agentic_opd.core.errors import AlignmentError, RendererError, ServerMismatchError
+from agentic_opd.core.errors import AlignmentError, ServerMismatchError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import Message, Task, TurnOutcome
+from agentic_opd.core.types import Task, TurnOutcome
 from agentic_opd.distill.evidence import turn_text
 from agentic_opd.learn.config import LearnConfig
 from agentic_opd.learn.figures import AnswerFigures, repeated_share
+from agentic_opd.learn.held_out import HeldOutTurn
 from agentic_opd.learn.stages import RowFile
-from agentic_opd.logs.turns import LoggedTurn
-from agentic_opd.rollout.chat_format import Prompt
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.files import whole_lines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 _AT_ONCE = 32
 """Answers that are sampled at the same time."""
-_SHORTEST = 16
-"""Tokens that must fit behind a prompt; turns with longer prompts are not evaluated."""
 ACCEPTED = (TurnOutcome.VOTE_FAILED, TurnOutcome.NO_NEXT_STATE)
 """Outcomes of turns that nobody corrected."""
 
 
-def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
-    """Return the names of turns in the order in which they are evaluated: drawn by the seed, and those that a user
-    replied to before the others.
-    """
-    names = sorted(turns)
-    Random(seed).shuffle(names)
-    return sorted(names, key=lambda name: not any(message["role"] == "user" for message in turns[name].reply))
-
-
-def prompt_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]], by: PolicyDistiller) -> Prompt | None:
-    """Return the prompt of a held-out turn; None if it can't be rendered, or leaves no room for an answer."""
-    try:
-        prompt = by.chat.with_tools(tools).first_prompt(messages)
-    except RendererError:
-        return None
-    return prompt if len(prompt.token_ids) + _SHORTEST <= by.policy.info.max_model_len else None
-
-
 async def sample_answers(
-    prompts: Mapping[str, tuple[Task, Prompt]], by: PolicyDistiller, config: LearnConfig, file: RowFile, version: int
+    turns: Mapping[str, HeldOutTurn], by: PolicyDistiller, config: LearnConfig, file: RowFile, version: int
 ) -> None:
-    """Sample one answer to each prompt by the weights of `version`; a row is its message, calls and tokens.
+    """Sample one answer to each turn's prompt by the weights of `version`; a row is its message, calls and tokens.
 
     Raises:
         ServerMismatchError: other weights answered.
@@ -56,7 +34,7 @@ async def sample_answers(
     """
 
     async def answer(name: str) -> dict[str, Any]:
-        task, prompt = prompts[name]
+        task, prompt = turns[name].task, turns[name].prompt
         chat = by.chat.with_tools(task.tools or ())
         room = by.policy.info.max_model_len - len(prompt.token_ids)
         parameters = {
@@ -75,7 +53,7 @@ async def sample_answers(
         calls = [{"name": call.name, "error": call.error} for call in parsed.tool_calls]
         return {"message": parsed.message, "calls": calls, "tokens": len(completion.token_ids)}
 
-    await file.fill("answers", {name: partial(answer, name) for name in prompts}, _AT_ONCE)
+    await file.fill("answers", {name: partial(answer, name) for name in turns}, _AT_ONCE)
 
 
 def figures_of(row: Mapping[str, Any], task: Task) -> AnswerFigures:

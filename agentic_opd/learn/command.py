@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
 
 if TYPE_CHECKING:
-    from agentic_opd.learn.run import LearnPlan
+    from agentic_opd.learn.plan import LearnPlan
 
 _TRAINED = ("lr", "lora_rank", "groups_epochs", "batch_size", "loss", "precision", "device")
 """Settings of the trainer that --help shows."""
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that this command sets by itself, or that need what logs do not have.
+    """Refuse settings that this command sets by itself, or that need what logs do not have, and a missing extra.
 
     Raises:
         ConfigError: the message names them.
@@ -99,10 +100,13 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"{', '.join(f'train.{name}' for name in wrong)}: learn sets this by itself; leave it out")
     if train.lora_rank is None:
         raise ConfigError("train.lora_rank is unset, and learn trains adapters: name a rank")
+    if missing := [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]:
+        raise ConfigError(f"{', '.join(missing)} can't be imported, and learn trains: pip install 'agentic-opd[train]'")
 
 
 async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: Sequence[str]) -> int:
-    from agentic_opd.learn.run import LearnPlan, learn
+    from agentic_opd.learn.plan import LearnPlan
+    from agentic_opd.learn.run import learn
     from agentic_opd.wire.files import FileLock
 
     task = asyncio.current_task()

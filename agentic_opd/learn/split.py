@@ -42,8 +42,8 @@ class LoggedConversation:
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of a log."""
-        names = {"group_overrides": {"item_id": self.name}}
-        return {"messages": [*self.messages], "tools": [*self.tools], **names}
+        origin = {"project": self.project, "time": self.time, "group_overrides": {"item_id": self.name}}
+        return {"messages": [*self.messages], "tools": [*self.tools], **origin}
 
 
 @dataclass(frozen=True, slots=True)

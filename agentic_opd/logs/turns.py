@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 from agentic_opd.core.types import Message
@@ -33,7 +33,7 @@ class LoggedTurn:
     @property
     def reply(self) -> Sequence[Message]:
         """The messages up to the next assistant message."""
-        following = islice(self.messages, self.message_index + 1, None)
+        following = (self.messages[index] for index in range(self.message_index + 1, len(self.messages)))
         return tuple(takewhile(lambda message: message["role"] != "assistant", following))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import commands
 from tests.support.demo_logs import judge_answer, write_logs
+from tests.support.fake_plugin import FakePlugin
 from tests.support.places import MODEL
 from tests.support.plugin_client import ask
 from tests.support.scripted_judge import judge_server
@@ -27,10 +28,10 @@ SETTINGS = {
 MEASURED = ("stages/after.json", "stages/grades.json", "answers.after.jsonl", "logprobs.jsonl", "grades.jsonl")
 
 
-def learn(logs: Path, out: Path, server: str, judge: str) -> "subprocess.CompletedProcess[str]":
+def learn(logs: Path, out: Path, server: str, judge: str, *, model: str = MODEL) -> "subprocess.CompletedProcess[str]":
     addresses = {"openai.base_url": f"{server}/v1", "env.judge.base_url": judge}
     flags = [text for name, value in {**SETTINGS, **addresses}.items() for text in (f"--{name}", value)]
-    return commands.run("agentic_opd", "learn", str(logs), "--model", MODEL, "--out", str(out), *flags)
+    return commands.run("agentic_opd", "learn", str(logs), "--model", model, "--out", str(out), *flags)
 
 
 def result_of(out: Path) -> dict[str, Any]:
@@ -72,3 +73,22 @@ def test_an_adapter_that_is_better_and_a_refusal_of_one_that_changes_nothing(
     assert result_of(other)["corrections"]["before"] == result["corrections"]["before"]
     assert not (other / "adapter").exists()
     assert (other / "answers.before.jsonl").read_bytes() == (out / "answers.before.jsonl").read_bytes()
+
+
+def test_a_server_of_another_model_is_refused(fake_server: FakePlugin, tmp_path: Path) -> None:
+    logs = tmp_path / "logs.jsonl"
+    write_logs(logs, 40)
+    done = learn(logs, tmp_path / "mine", fake_server.base_url, f"{fake_server.base_url}/v1", model="Qwen/Qwen3-0.6B")
+    assert done.returncode == 1, done
+    assert "and --model is 'Qwen/Qwen3-0.6B': name what is served" in " ".join(done.stderr.split())
+
+
+def test_a_server_without_adapters_is_refused_with_the_command_that_starts_one(
+    fake_server: FakePlugin, tmp_path: Path
+) -> None:
+    logs, out = tmp_path / "logs.jsonl", tmp_path / "mine"
+    write_logs(logs, 40)
+    done = learn(logs, out, fake_server.base_url, f"{fake_server.base_url}/v1")
+    assert done.returncode == 1, done
+    assert f"takes no adapters of rank {MAX_RANK}: start it with scripts/serve_vllm" in done.stderr
+    assert sorted(path.name for path in (out / "stages").iterdir()) == ["split.json"]

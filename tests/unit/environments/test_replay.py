@@ -80,6 +80,37 @@ def test_recorded_turns_of_a_foreign_model_are_tasks_too(tmp_path: Path) -> None
     assert (task.data.earlier, [evidence.text for evidence in task.data.reply]) == ("Said 1.", ["It fails."])
 
 
+CONVERSATION = {
+    "messages": [
+        USER,
+        {"role": "assistant", "content": "Said 1."},
+        MORE,
+        {"role": "assistant", "content": "Said 2.", "weight": 0},
+        MORE,
+        {"role": "assistant", "content": "Said 3."},
+    ],
+    "tools": [TOOL],
+    "group_overrides": {"item_id": "mine"},
+}
+
+
+def test_turns_of_a_file_of_conversations_are_tasks_too(tmp_path: Path) -> None:
+    path = tmp_path / "logs.jsonl"
+    path.write_text(json.dumps(CONVERSATION) + "\n")
+    (task,) = Replay(config(), str(path)).eval_tasks()
+    assert task.task_id == "mine/1"
+    assert [message["content"] for message in task.messages] == ["Write f."]
+    assert [tool["function"]["name"] for tool in task.tools or ()] == ["run"]
+    assert (task.data.earlier, [evidence.text for evidence in task.data.reply]) == ("Said 1.", ["It fails."])
+
+
+def test_groups_are_no_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    path.write_text(json.dumps({"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [0.0]}) + "\n")
+    with pytest.raises(ConfigError, match="reads conversations"):
+        Replay(config(), str(path)).eval_tasks()
+
+
 def graded(journal: Path, *rounds: list[str]) -> tuple[tuple[float, str], list[dict[str, Any]]]:
     """Return the grade of a new turn, and the requests of a judge whose answers are `rounds`, then the last of them."""
     asked: list[dict[str, Any]] = []

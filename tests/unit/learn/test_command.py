@@ -10,8 +10,8 @@ from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.env.config import default_settings
 from agentic_opd.learn.command import build_parser, check_settings, main
 from agentic_opd.learn.config import LearnConfig, train_defaults
-from agentic_opd.learn.run import LearnPlan
-from agentic_opd.learn.run import check_settings as check_folder
+from agentic_opd.learn.plan import LearnPlan
+from agentic_opd.learn.plan import check_settings as check_folder
 from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import Settings, read_settings
 
@@ -61,6 +61,12 @@ def test_every_wrong_setting_is_named(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_with_logs_are_refused(argv: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_settings(read(*argv))
+
+
+def test_without_the_trainers_extra_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentic_opd.learn.command.find_spec", lambda name: None if name == "peft" else name)
+    with pytest.raises(ConfigError, match=r"peft can't be imported.*agentic-opd\[train\]"):
+        check_settings(read())
 
 
 def test_a_server_counts_as_named_if_its_address_was_given() -> None:
