@@ -6,6 +6,7 @@ rather than set to 0.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -304,14 +305,14 @@ def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
 
 
 def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[str, float]:
-    gaps = np.array([gap for turn in scored for gap in turn.gaps])
+    gaps = np.fromiter(chain.from_iterable(turn.gaps for turn in scored), np.float64)
     metrics = {"opd/scored_token_fraction": len(gaps) / sampled_tokens} if sampled_tokens else {}
     if not len(gaps):
         return metrics
     metrics["opd/gap_mean"] = float(gaps.mean())
-    reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
-    answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
-    if reasoning:
+    if any(turn.reasoning_tokens for turn in scored):
+        reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
+        answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
         kinds = {"reasoning": reasoning, "answer": answers}
         metrics |= {f"opd/gap_mean_{kind}": _mean(of_kind) for kind, of_kind in kinds.items() if of_kind}
     metrics["opd/gap_std"] = float(gaps.std())
@@ -321,8 +322,8 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics["opd/gap_distance_mean"] = float(np.abs(gaps).mean())
     if overlaps := [overlap for turn in scored for overlap in turn.overlaps]:
         metrics["opd/hint_overlap"] = _mean(overlaps)
-    metrics["opd/teacher_entropy"] = _mean(entropy for turn in scored for entropy in turn.entropies)
-    metrics["opd/teacher_topk_mass"] = _mean(mass for turn in scored for mass in turn.masses)
+    metrics["opd/teacher_entropy"] = _mean(chain.from_iterable(turn.entropies for turn in scored))
+    metrics["opd/teacher_topk_mass"] = _mean(chain.from_iterable(turn.masses for turn in scored))
     metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])
     busy_s = _covered((turn.start_s, turn.start_s + turn.seconds) for turn in scored)
     if busy_s > 0:
@@ -336,7 +337,7 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
 
 def _mean(values: Iterable[float]) -> float:
     """Return the mean; `statistics.fmean` takes ten times as long, and there are millions of tokens."""
-    return float(np.mean(list(values)))
+    return float(np.fromiter(values, np.float64).mean())
 
 
 def _control_metrics(controls: Sequence[ControlStats]) -> dict[str, float]:

@@ -10,6 +10,7 @@ docs/wire_format.md describes rows and records.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -378,6 +379,12 @@ def build_arrays(
     for turn_rows in rows:
         span = slice(turn_rows.start, turn_rows.start + len(turn_rows.ids_RK))
         # A tenth of the memory of lists, and nothing for the garbage collector to traverse.
-        ids[span] = [array("i", row.tobytes()) for row in turn_rows.ids_RK.astype(np.int32)]
-        logprobs[span] = [array("d", row.tobytes()) for row in turn_rows.logprobs_RK]
+        ids[span] = _row_arrays("i", turn_rows.ids_RK.astype(np.int32))
+        logprobs[span] = _row_arrays("d", turn_rows.logprobs_RK)
     return DistillArrays(ids, logprobs)
+
+
+def _row_arrays(kind: str, values_RK: NDArray[Any]) -> "list[array[Any]]":
+    """Return each row as an array of Python's; the slices of one buffer cost half of the rows of numpy."""
+    data, size = values_RK.tobytes(), values_RK.shape[1] * values_RK.itemsize
+    return [array(kind, data[start : start + size]) for start in range(0, len(data), size)]

@@ -127,6 +127,29 @@ class LoopLag:
             self._latest.append(time.monotonic() - start - _SLEEP_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """What a run collected between two logging steps."""
+
+    episodes: Sequence[Episode]
+    distilled: Sequence[DistilledGroup]
+    evaluation: Mapping[str, float]
+    sample_seconds: Sequence[float]
+    lags: Sequence[float]
+    close_failures: int | None
+    """None: the world has no hook `close`."""
+
+    def metrics(self) -> dict[str, float]:
+        """Compute the metrics; this takes tens of milliseconds for some dozens of groups."""
+        stats = [episode for group in self.distilled for episode in group.stats]
+        of_rollouts = train_metrics(self.episodes, self.sample_seconds, self.lags)
+        distilled = aggregate(stats, [group.metadata for group in self.distilled]) if stats else {}
+        metrics = {**of_rollouts, **self.evaluation, **distilled}
+        if self.close_failures is not None and (metrics or self.close_failures > 0):
+            metrics["train/close_failures"] = float(self.close_failures)
+        return metrics
+
+
 @dataclass
 class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
@@ -174,28 +197,39 @@ class RunMetrics:
 
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""
-        stats = [episode for group in self._distilled for episode in group.stats]
-        of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
-        distilled = aggregate(stats, [group.metadata for group in self._distilled]) if stats else {}
-        metrics = {**of_rollouts, **self.evaluation, **distilled}
-        failures = self.close_failures()
-        if failures is not None and (metrics or failures > self._logged_close_failures):
-            metrics["train/close_failures"] = float(failures - self._logged_close_failures)
-        return metrics
-
-    def line(self) -> str:
-        """Return the `line_metrics` since the last logging step as text."""
-        metrics = self.current()
-        values = [f"{name} {metrics[name]:.3g}" for name in self.line_metrics if name in metrics]
-        return ", ".join([f"{len(self._episodes)} rollouts since the last one", *values])
+        return self._collected().metrics()
 
     def flush(self, further: Mapping[str, float] | None = None) -> None:
         """Log the metrics since the last logging step, and start the next one."""
-        metrics, rows = {**(further or {}), **self.current()}, self._rows
+        metrics = {**(further or {}), **self.current()}
+        self._log(self.step, metrics, self._started_anew())
+
+    async def log_step(self) -> str:
+        """Log as `flush`, but compute the metrics in a thread; return the `line_metrics` as text."""
+        collected, step = self._collected(), self.step
+        rows = self._started_anew()
+        metrics = await asyncio.to_thread(collected.metrics)
+        self._log(step, metrics, rows)
+        values = [f"{name} {metrics[name]:.3g}" for name in self.line_metrics if name in metrics]
+        return ", ".join([f"{len(collected.episodes)} rollouts since the last one", *values])
+
+    def _collected(self) -> "_Collected":
+        """Return what was collected since the last logging step."""
+        total = self.close_failures()
+        failures = None if total is None else total - self._logged_close_failures
+        seconds, lags = self.sample_seconds(), self.loop_lag.latest()
+        return _Collected(self._episodes, self._distilled, self.evaluation, tuple(seconds), lags, failures)
+
+    def _started_anew(self) -> Sequence[Sequence[Any]]:
+        """Start the next logging step; return the rows of W&B's table of the last one."""
+        rows = self._rows
         self._episodes, self._distilled, self._rows, self.evaluation = [], [], [], {}
         self._logged_close_failures = self.close_failures() or 0
+        return rows
+
+    def _log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Sequence[Any]]) -> None:
         if self.log is not None and metrics:
-            self.log.log(self.step, metrics, rows)
+            self.log.log(step, metrics, rows)
 
     def to_file(self, groups: GroupFile | None, folder: Path) -> None:
         """Log to a metrics.jsonl beside `groups` or in `folder`; it is appended to if the groups are resumed."""

@@ -4,8 +4,10 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
+from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
@@ -39,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check settings, tasks and worlds, and print the commands without starting anything",
+        help="check settings, memory of the GPUs, tasks and worlds, and print the commands without starting anything",
     )
     handling = parser.add_mutually_exclusive_group()
     handling.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
@@ -60,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read(arguments.config)
         start: Start = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
         parts = parts_of(config, start)
+        _check_memory(parts, config)
         asyncio.run(_check_worlds(parts))
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
@@ -88,6 +91,16 @@ def read(path: Path) -> UpConfig:
     return config
 
 
+def _check_memory(parts: Sequence[LoopPart], config: UpConfig) -> None:
+    """Refuse a loop that this machine's GPUs can't hold, before anything is loaded; see `memory.check_fits`."""
+    from agentic_opd.training.memory import shape_of_checkpoint
+    from agentic_opd.up.memory import check_fits, gpu_sizes, memory_of
+
+    if sizes := gpu_sizes():
+        settings = {part.name: part.settings for part in parts}
+        check_fits(memory_of(config, settings, cache(shape_of_checkpoint), sizes))
+
+
 async def _check_worlds(parts: Sequence[LoopPart]) -> None:
     """Load each environment's tasks and open a session of its world, as it would once the servers have been loaded.
 
@@ -107,8 +120,5 @@ async def _check_worlds(parts: Sequence[LoopPart]) -> None:
 async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:
     from agentic_opd.up.supervisor import Supervisor
 
-    running = asyncio.current_task()
-    assert running is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    cancel_on(signal.SIGINT, signal.SIGTERM)
     await Supervisor(parts, config).run()

@@ -1,11 +1,11 @@
-"""The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
+"""The pages of docs/ that are made: metrics.md, configuration.md and judge.md, and the measured part of hardware.md.
 
 `scripts/checks/doc_pages` writes them; a test fails where a page differs from what it would write.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agentic_opd.core.metric import Metric
@@ -33,6 +33,7 @@ from agentic_opd.settings.listing import Setting, settings_in
 from agentic_opd.settings.old_names import RENAMED
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
+from checks import hardware_page
 
 _GENERATED = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
 
@@ -348,10 +349,16 @@ _WHOLE_EXAMPLE = WholeRollout(
 
 def pages() -> dict[Path, str]:
     """Each page's text by its path from the project's root."""
+    return {path: make() for path, make in makers().items()}
+
+
+def makers() -> dict[Path, Callable[[], str]]:
+    """What makes each page's text."""
     return {
-        Path("docs/metrics.md"): metrics_page(),
-        Path("docs/configuration.md"): configuration_page(),
-        Path("docs/judge.md"): judge_page(),
+        Path("docs/metrics.md"): metrics_page,
+        Path("docs/configuration.md"): configuration_page,
+        Path("docs/judge.md"): judge_page,
+        hardware_page.PAGE: hardware_page.current_page,
     }
 
 
@@ -443,7 +450,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages below the current folder."""
     argparse.ArgumentParser(
         prog="scripts/checks/doc_pages",
-        description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
+        description=f"Write {', '.join(map(str, makers()))} from the code; run it in the project's root.",
     ).parse_args(argv)
     for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)

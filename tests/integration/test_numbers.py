@@ -201,7 +201,7 @@ def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
             for episode in episodes:
                 (trace,) = episode.traces
                 for turn in trace.turns:
-                    request = insert_hint(trace.tokens_T, turn, turn.start, ())
+                    request = insert_hint(trace, turn, turn.start, ())
                     answers = [(await teacher.score(request, 5)).rows for _ in range(3)]
                     sampled = trace.logprobs_T[turn.start : turn.end]
                     largest += [float(np.abs(gaps(sampled, rows)).max()) for rows in answers]

@@ -114,13 +114,17 @@ def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
     metrics = RunMetrics(RunConfig(), lambda ids: "", list, line_metrics=("opd/hint_rate",))
     metrics.to_file(None, tmp_path)
     metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats,))))
-    assert metrics.line() == "0 rollouts since the last one, opd/hint_rate 1"
     metrics.step = 3
     metrics.flush({"own": 1.0})
     metrics.flush()
+    metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats, stats))))
+    metrics.step = 4
+    assert asyncio.run(metrics.log_step()) == "0 rollouts since the last one, opd/hint_rate 1"
+    metrics.flush()
     metrics.close()
-    (line,) = lines(tmp_path / "metrics.jsonl")
-    assert (line["step"], line["own"], line["opd/noise_floor"], line["opd/total_hints"]) == (3, 1.0, 0.25, 1)
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert (first["step"], first["own"], first["opd/noise_floor"], first["opd/total_hints"]) == (3, 1.0, 0.25, 1)
+    assert (second["step"], second["opd/total_hints"]) == (4, 2)
 
 
 def test_a_loop_that_is_kept_busy_is_late() -> None:
