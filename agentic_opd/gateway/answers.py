@@ -2,24 +2,21 @@
 
     stream: events -> body         whole: bytes -> body         body -> one `ForeignAnswer` a choice
 
-The events of a stream are put together to the body of an answer that is not streamed. Events, fields and kinds of parts
-that are unknown here are left out.
+`core.answer_streams` puts the events of a stream together to the body of an answer that is not streamed.
 """
 
-import re
 import sys
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
+from agentic_opd.core.answer_streams import Body, chat_body, messages_body, responses_body, stream_events
 from agentic_opd.core.media import media_word
 from agentic_opd.core.text import read_json
 
-Body = dict[str, Any]
 LARGEST_BODY = 64 * 2**20
 """Most bytes of a request or an answer that are read for the journal. Larger ones are passed on, and not recorded."""
 
@@ -63,178 +60,10 @@ def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
     """
     assembled, split = _READERS[path]
     try:
-        body = read_json(data) if data.lstrip().startswith(b"{") else assembled(_events(data))
+        body = read_json(data) if data.lstrip().startswith(b"{") else assembled(stream_events(data))
         return [*split(body)]
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableError("it is incomplete, or not in the format of its protocol") from error
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
-
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-def _events(stream: bytes) -> Iterator[Body]:
-    """Yield the JSON objects among the server-sent events of a stream; an event that broke off is left out."""
-    data: list[bytes] = []
-    for line in _LINE_END.split(stream):
-        if line.startswith(b"data:"):
-            data.append(line[5:])
-        elif not line and data:
-            text = b"\n".join(data).strip()
-            data = []
-            if text.startswith(b"{"):
-                yield read_json(text)
-
-
-class _Texts:
-    """Texts that grow by pieces, each named by its position in a body."""
-
-    def __init__(self) -> None:
-        self._pieces = defaultdict[tuple[Any, ...], list[str]](list)
-
-    def add(self, piece: Any, *position: Any) -> None:
-        if isinstance(piece, str) and piece:
-            self._pieces[position].append(piece)
-
-    def of(self, *position: Any) -> str:
-        return "".join(self._pieces.get(position, ()))
-
-
-_CHAT_TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
-_CALL_TEXTS = {"function": "arguments", "custom": "input"}
-"""Kind of a call -> the field that grows."""
-
-
-class _ChatChoice:
-    """One choice of a stream of chat completions."""
-
-    def __init__(self) -> None:
-        self._texts = _Texts()
-        self._calls: dict[int, Body] = {}
-        self._finish_reason: str | None = None
-
-    def add(self, choice: Body) -> None:
-        delta = choice.get("delta") or {}
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        for name in _CHAT_TEXTS:
-            self._texts.add(delta.get(name), name)
-        legacy = delta.get("function_call")
-        for piece in delta.get("tool_calls") or ([{"index": 0, "function": legacy}] if legacy else ()):
-            # A server that sends no index sends whole calls.
-            self._add_call(piece, piece["index"] if isinstance(piece.get("index"), int) else len(self._calls))
-
-    def _add_call(self, piece: Body, index: int) -> None:
-        call = self._calls.setdefault(index, {})
-        call |= {name: piece[name] for name in ("id", "type") if piece.get(name)}
-        for kind, text_name in _CALL_TEXTS.items():
-            if called := piece.get(kind):
-                call[kind] = {**call.get(kind, {}), **({"name": called["name"]} if called.get("name") else {})}
-                self._texts.add(called.get(text_name), index, text_name)
-
-    def body(self) -> Body:
-        """Return the choice of an answer that is not streamed."""
-        message: Body = {name: self._texts.of(name) or None for name in _CHAT_TEXTS}
-        calls: list[Body] = []
-        for index, call in sorted(self._calls.items()):
-            grown = {
-                kind: {**call[kind], text: self._texts.of(index, text)}
-                for kind, text in _CALL_TEXTS.items()
-                if kind in call
-            }
-            calls.append({**call, **grown})
-        return {"message": {**message, "tool_calls": calls or None}, "finish_reason": self._finish_reason}
-
-
-def _chat_body(events: Iterator[Body]) -> Body:
-    body: Body = {}
-    choices = defaultdict[int, _ChatChoice](_ChatChoice)
-    for event in events:
-        body |= {name: event[name] for name in ("id", "model", "usage") if event.get(name)}
-        for choice in event.get("choices") or ():
-            choices[choice.get("index") or 0].add(choice)
-    return {**body, "choices": [choice.body() for _, choice in sorted(choices.items())]}
-
-
-_BLOCK_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-
-
-def _messages_body(events: Iterator[Body]) -> Body:
-    body: Body = {}
-    blocks: dict[int, Body] = {}
-    texts = _Texts()
-    for event in events:
-        kind = event.get("type")
-        if kind == "message_start":
-            body = {**event["message"]}
-        elif kind == "content_block_start":
-            blocks[event["index"]] = {**event["content_block"]}
-        elif kind == "content_block_delta" and event["delta"].get("type") in _BLOCK_DELTAS:
-            name = _BLOCK_DELTAS[event["delta"]["type"]]
-            texts.add(event["delta"].get(name), event["index"], name)
-        elif kind == "message_delta":
-            body |= {"stop_reason": event["delta"].get("stop_reason")}
-            body["usage"] = {**(body.get("usage") or {}), **(event.get("usage") or {})}
-    body["content"] = [
-        block for index, begun in sorted(blocks.items()) if (block := _block(begun, index, texts)) is not None
-    ]
-    return body
-
-
-def _block(begun: Body, index: int, texts: _Texts) -> Body | None:
-    """Return a block with its deltas; None for a call whose arguments broke off."""
-    grown = {name: f"{begun[name]}{texts.of(index, name)}" for name in ("text", "thinking") if name in begun}
-    arguments = texts.of(index, "partial_json")
-    if not arguments:
-        return {**begun, **grown}
-    try:
-        return {**begun, "input": read_json(arguments)}
-    except ValueError:
-        return None
-
-
-_ITEM_DELTAS = {
-    "response.output_text.delta": ("content", "output_text"),
-    "response.refusal.delta": ("content", "refusal"),
-    "response.reasoning_text.delta": ("content", "reasoning_text"),
-    "response.reasoning_summary_text.delta": ("summary", "summary_text"),
-}
-"""Type of an event -> the item's list of parts and the part's type."""
-
-
-def _responses_body(events: Iterator[Body]) -> Body:
-    body: Body = {}
-    started_items: dict[int, Body] = {}
-    finished_items: dict[int, Body] = {}
-    texts = _Texts()
-    for event in events:
-        kind, index = event.get("type"), event.get("output_index")
-        if isinstance(event.get("response"), Mapping):
-            body |= {name: value for name, value in event["response"].items() if value is not None}
-        elif kind == "response.output_item.added":
-            started_items[event["output_index"]] = event["item"]
-        elif kind == "response.output_item.done":
-            finished_items[event["output_index"]] = event["item"]
-        elif kind in _ITEM_DELTAS:
-            texts.add(event.get("delta"), index, *_ITEM_DELTAS[kind])
-    broken = {
-        index: _broken_item(item, index, texts) for index, item in started_items.items() if index not in finished_items
-    }
-    items = [item for _, item in sorted((broken | finished_items).items()) if item is not None]
-    # Some servers leave the items out of the last event.
-    return {**body, "output": body.get("output") or items}
-
-
-def _broken_item(item: Body, index: int, texts: _Texts) -> Body | None:
-    """Return an item that broke off, with the parts that arrived; None for a call."""
-    if item.get("type") not in ("message", "reasoning"):
-        return None
-    parts = defaultdict[str, list[Body]](list)
-    for name, kind in _ITEM_DELTAS.values():
-        if text := texts.of(index, name, kind):
-            parts[name].append({"type": kind, "refusal" if kind == "refusal" else "text": text})
-    return {**item, **parts}
 
 
 # --------------------------------------------------------------------------------------------------------------- bodies
@@ -278,10 +107,10 @@ def _usage(body: Body, *names: str) -> dict[str, int]:
     return {name: usage[field_name] for name, field_name in named if isinstance(usage.get(field_name), int)}
 
 
-_READERS: dict[str, tuple[Callable[[Iterator[Body]], Body], Callable[[Body], Iterator[ForeignAnswer]]]] = {
-    "/v1/chat/completions": (_chat_body, _chat_answers),
-    "/v1/messages": (_messages_body, _messages_answers),
-    "/v1/responses": (_responses_body, _responses_answers),
+_READERS: dict[str, tuple[Callable[[Iterable[Body]], Body], Callable[[Body], Iterator[ForeignAnswer]]]] = {
+    "/v1/chat/completions": (chat_body, _chat_answers),
+    "/v1/messages": (messages_body, _messages_answers),
+    "/v1/responses": (responses_body, _responses_answers),
 }
 
 

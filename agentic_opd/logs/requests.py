@@ -1,13 +1,15 @@
 """Logs of requests to a model, lists of messages, and verifiers' results -> sessions. Pure.
 
 A request and its answer stand in `request` and `response`, or in one object: of OpenAI's chat completions, of its
-Responses API, or of Anthropic's messages. A request repeats the earlier ones of its session: `without_repeats` keeps
-the longest. Anthropic's and OpenAI's messages without a request are rows of `messages`, which `read_log` reads.
+Responses API, or of Anthropic's messages. An answer that was streamed may be the text of its events. A request repeats
+the earlier ones of its session: `without_repeats` keeps the longest. Anthropic's and OpenAI's messages without a
+request are rows of `messages`, which `read_log` reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentic_opd.core.answer_streams import chat_body, messages_body, responses_body, stream_events
 from agentic_opd.core.text import read_json
 from agentic_opd.logs.messages import LogNote
 from agentic_opd.logs.responses import add_items
@@ -23,6 +25,7 @@ from agentic_opd.logs.session import (
 )
 
 _REQUESTS, _RESPONSES = ("request", "request_body", "body", "input"), ("response", "response_body", "output")
+_BODIES = ("body", "body_raw")
 
 
 def is_request_log(records: Sequence[Record]) -> bool:
@@ -84,7 +87,10 @@ def _request(record: Record) -> Record:
 def _response(record: Record) -> Record:
     """Return the answer of a record, empty without one that can be read."""
     values = [_object(record.get(name)) for name in _RESPONSES]
-    candidates = (*values, *(_object(value.get("body")) for value in values), record)
+    bodies = [_object(value.get(name)) for value in values for name in _BODIES]
+    streams = (record.get(name) for name in _RESPONSES)
+    streamed = map(_streamed, (*streams, *(value.get(name) for value in values for name in _BODIES)))
+    candidates = (*values, *bodies, record, *streamed)
     return next((value for value in candidates if _answer(value) or _is_items(value.get("output"))), {})
 
 
@@ -100,6 +106,23 @@ def _object(value: object) -> Record:
         except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, dict) else {}
+
+
+def _streamed(text: object) -> Record:
+    """Return the body of an answer from the text of its events; empty for anything else."""
+    if not isinstance(text, str) or not text.startswith(("event:", "data:")):
+        return {}
+    try:
+        events = [*stream_events(text.encode(errors="replace"))]
+        if any("choices" in event for event in events):
+            choices = [
+                {"message": {**choice["message"], "role": "assistant"}} for choice in chat_body(events)["choices"]
+            ]
+            return {"choices": choices}
+        is_message = any(event.get("type") == "message_start" for event in events)
+        return (messages_body if is_message else responses_body)(events)
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
+        return {}
 
 
 def _answer(response: Record) -> Record | None:

@@ -13,6 +13,7 @@ trajectory, it names the first turns that it has a hint for.
 
 import re
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -140,24 +141,35 @@ def about_trajectory(question: str, model: str) -> str:
     return "\n".join(named) or "\\boxed{-1}"
 
 
-async def _complete(request: web.Request) -> web.Response:
-    body: dict[str, Any] = await request.json()
-    text = answer(body["messages"][0]["content"], body["messages"][-1]["content"], body["model"])
-    choices = [
-        {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        for index in range(body.get("n") or 1)
-    ]
-    return web.json_response(
-        {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
+Answer = Callable[[str, str, str], str]
+"""System prompt, question and model's name -> the judge's answer."""
+
+
+def serve(port: int, answering: Answer, names: Sequence[str]) -> None:
+    """Serve models of these names by chat completions, until the process is ended."""
+
+    async def complete(request: web.Request) -> web.Response:
+        body: dict[str, Any] = await request.json()
+        text = answering(body["messages"][0]["content"], body["messages"][-1]["content"], body["model"])
+        choices = [
+            {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            for index in range(body.get("n") or 1)
+        ]
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
+        )
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(client_max_size=2**24)
+    app.add_routes(
+        [web.post("/v1/chat/completions", complete), web.get("/v1/models", models), web.get("/health", health)]
     )
-
-
-async def _models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in NAMES]})
-
-
-async def _health(request: web.Request) -> web.Response:
-    return web.Response()
+    web.run_app(app, host="127.0.0.1", port=port, print=None)
 
 
 NAMES = ("verbatim", "words", "conversation", "person", "reader")
@@ -165,11 +177,7 @@ NAMES = ("verbatim", "words", "conversation", "person", "reader")
 
 def main() -> None:
     """Serve until the process is ended."""
-    app = web.Application(client_max_size=2**24)
-    app.add_routes(
-        [web.post("/v1/chat/completions", _complete), web.get("/v1/models", _models), web.get("/health", _health)]
-    )
-    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+    serve(int(sys.argv[1]), answer, NAMES)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,37 @@ def test_requests_with_another_end_share_what_is_before() -> None:
 
 
 ANSWER = chat()[-1]
+
+
+def stream(*events: dict[str, Any]) -> str:
+    """The text of a stream, as proxies keep it."""
+    return "".join(f"event: {event.get('type', 'chunk')}\ndata: {json.dumps(event)}\n\n" for event in events)
+
+
+TEXT = ANSWER["content"]
+STREAMS = {
+    "chat": stream({"choices": [{"delta": {"content": TEXT[:2]}}]}, {"choices": [{"delta": {"content": TEXT[2:]}}]}),
+    "messages": stream(
+        {"type": "message_start", "message": {"type": "message", "role": "assistant", "content": []}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": TEXT}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    ),
+    "responses": stream(
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXT}]},
+        },
+        {"type": "response.completed", "response": {"id": "r", "status": "completed"}},
+    ),
+}
 PAIRS: dict[str, dict[str, Any]] = {
+    **{
+        f"streamed {name}": {"request": {"body": {"messages": chat()[:-1]}}, "response": {"body_raw": text}}
+        for name, text in STREAMS.items()
+    },
+    "streamed, as the answer itself": {"request": {"messages": chat()[:-1]}, "response": STREAMS["chat"]},
     "JSON text": {key: json.dumps(value) for key, value in request_log()[-1].items()},
     "one object": {"messages": chat()[:-1], "choices": [{"message": ANSWER}]},
     "batch": {
@@ -98,6 +128,18 @@ def test_every_form_of_a_request_and_its_answer_is_read(name: str) -> None:
     (session,) = request_sessions([PAIRS[name]], Counter())
     messages = read_log(session.fields(), ()).messages
     assert [one for one in messages if one["role"] != "system"] == EXPECTED
+
+
+@pytest.mark.parametrize("text", ["data: {broken\n\n", "event: ping\n\n", 'data: {"choices": {}}\n\n', "not streamed"])
+def test_a_stream_without_an_answer_is_counted(text: str) -> None:
+    counts = Counter[str]()
+    request = {"messages": chat()[:-1]}
+    assert not [
+        message
+        for session in request_sessions([{"request": request, "response": {"body_raw": text}}], counts)
+        for message in session.messages[len(request["messages"]) :]
+    ]
+    assert counts[LeftOut.NO_ANSWER] == 1
 
 
 def test_a_request_that_names_the_answer_before_it_continues_its_conversation() -> None:
