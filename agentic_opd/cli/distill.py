@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
+from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import LiveBar, log_console, set_up_logging
 from agentic_opd.core.errors import (
     AlignmentError,
@@ -117,9 +118,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     from agentic_opd.runs.distill_file import FileDistiller, read_inputs
     from agentic_opd.wire.files import GroupFile, check_place
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on(signal.SIGTERM)
     config, server = settings.env, settings.servers[0]
     file, out = _file(arguments), _out(arguments)
     check_place(out, resume=config.resume, overwrite=config.overwrite, setting="--out")
@@ -156,7 +155,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     async with connected as by:
         groups = GroupFile(out, written_settings, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
-            by.distiller.check_kinds(())
+            by.distiller.check_tasks()
             distiller = FileDistiller(
                 by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets, written_to=out
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.cli.run_settings import settings_of_run
+from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
@@ -100,9 +101,7 @@ async def _prove(settings: Settings, arguments: argparse.Namespace) -> int:
     from agentic_opd.runs.prove_file import check_file
 
     await asyncio.to_thread(check_file, arguments.groups)
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on(signal.SIGTERM)
     config = settings.env.model_copy(update={"opd_enabled": False})  # The file has its hints.
     journal = ProofJournal(arguments.groups)
     try:

@@ -1,7 +1,8 @@
-"""Helpers for coroutines: gather with the first error, fair slots on the event loop, protection from cancellation."""
+"""Helpers for coroutines: gather with the first error, fair slots on the event loop, cancellation and signals."""
 
 import asyncio
 import gc
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -10,6 +11,14 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 _TURNS = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+
+
+def cancel_on(*signals: signal.Signals) -> None:
+    """Let each of these signals cancel the current task, so that a command ends in order."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 @asynccontextmanager

@@ -23,12 +23,8 @@ from agentic_opd.core.errors import AlignmentError
 Message = dict[str, Any]
 """A chat message in OpenAI's format: `role`, `content` (always present), `tool_calls`, `tool_call_id`, `name`.
 
-The content is a text. A message with pictures has `images`: the sha256 of each picture's file, one for each
-`IMAGE_MARK` in the content, in order.
+The content is a text; see `attachments.messages` for a message with pictures.
 """
-
-IMAGE_MARK = "\ufffc"
-"""Placeholder character of a picture in the content of a message with `images`."""
 
 IGNORED = -100
 """Mask value of positions that the policy did not sample."""
@@ -129,11 +125,11 @@ class Task:
     """A task for the agent.
 
     `files` (path -> text) are in the agent's sandbox from the start. Only the verifier sees `hidden_tests`; they are
-    None if nothing verifies the result, as in recorded conversations. `kind` selects the teacher if there is one per
-    kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
-    assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
-    arguments; the other fields of OpenAI's format may be missing. Padding of columnar files is removed (see
-    `columnar`), and the results of parallel calls are put in the order of the calls.
+    None if nothing verifies the result, as in recorded conversations. Tasks may be of several kinds (`kind`).
+    `examples` are messages before the prompt that demonstrate such a task: user, assistant, tool. They are context and
+    never trained on. They need only roles, texts, and the calls' names and arguments; the other fields of OpenAI's
+    format may be missing. Padding of columnar files is removed (see `columnar`), and the results of parallel calls are
+    put in the order of the calls.
 
     `messages`, if given, are the whole conversation before the first turn: they replace system prompt (if they have
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
@@ -507,20 +503,42 @@ class PlacedImage:
         return self.offset + self.length
 
 
-def moved_images(images: Sequence[PlacedImage], end: int, insert_at: int, added: int) -> tuple[PlacedImage, ...]:
-    """Return the pictures before position `end` after `added` tokens were inserted at `insert_at`.
+Attachments = tuple[PlacedImage, ...]
+"""What stands among the tokens of a sequence and is no text, in order.
+
+A sequence carries its attachments, and these functions cut and move them with its tokens. They are pictures, which
+only `core.attachments`, `gateway`, `serving` and `training` know.
+"""
+
+
+def attached_before(attachments: Iterable[PlacedImage], end: int) -> Attachments:
+    """Return the attachments that begin before position `end`."""
+    return tuple(image for image in attachments if image.offset < end)
+
+
+def moved_attachments(attachments: Attachments, end: int, insert_at: int, added: int) -> Attachments:
+    """Return the attachments before position `end` after `added` tokens were inserted at `insert_at`.
 
     Raises:
         AlignmentError: the insertion, or the end, is inside a picture.
     """
-    for image in images:
+    for image in attachments:
         if image.offset < end < image.end or (added and image.offset < insert_at < image.end):
             position = end if image.offset < end < image.end else insert_at
             raise AlignmentError(f"picture at [{image.offset}, {image.end}): position {position} is inside of it")
-    before = (image for image in images if image.offset < end)
     return tuple(
-        replace(image, offset=image.offset + added) if image.offset >= insert_at else image for image in before
+        replace(image, offset=image.offset + added) if image.offset >= insert_at else image
+        for image in attached_before(attachments, end)
     )
+
+
+class TokenSequence(Protocol):
+    """Tokens with what is attached to them, such as a `Trace`."""
+
+    @property
+    def tokens_T(self) -> Sequence[int]: ...
+    @property
+    def attachments(self) -> Attachments: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,8 +556,7 @@ class Trace:
     turns: tuple[Turn, ...] = ()
     context_turns: tuple[ContextTurn, ...] = ()
     """Assistant messages that are not in `turns`, in order."""
-    images: tuple[PlacedImage, ...] = ()
-    """The pictures among the tokens, in order."""
+    attachments: Attachments = ()
 
     def __post_init__(self) -> None:
         check_lengths("trace", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
@@ -897,12 +914,38 @@ class TeacherRequest:
     """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
     under_grammar: bool = False
     """As in `Turn`: the logprobs without a hint are read in any case."""
-    images: tuple[PlacedImage, ...] = ()
-    """The pictures among the ids, in order."""
+    attachments: Attachments = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):
             raise AlignmentError(f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score")
+
+    @classmethod
+    def of(
+        cls,
+        sequence: TokenSequence,
+        span: tuple[int, int],
+        insert_at: int,
+        hint_token_ids: tuple[int, ...] = (),
+        weight_version: int | None = None,
+        *,
+        under_grammar: bool = False,
+    ) -> "TeacherRequest":
+        """Return the request that scores the tokens `span` of a sequence, with a hint's tokens at index `insert_at`.
+
+        Raises:
+            AlignmentError: the hint, or the end, is inside an attachment; or there is no token before the span.
+        """
+        tokens, (start, end) = sequence.tokens_T, span
+        return cls(
+            token_ids=(*tokens[:insert_at], *hint_token_ids, *tokens[insert_at:end]),
+            num_scored=end - start,
+            insert_at=insert_at,
+            hint_token_ids=hint_token_ids,
+            weight_version=weight_version,
+            under_grammar=under_grammar,
+            attachments=moved_attachments(sequence.attachments, end, insert_at, len(hint_token_ids)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

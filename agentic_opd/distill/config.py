@@ -1,6 +1,6 @@
 """Settings of distillation: votes, hints, judge and teacher."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BeforeValidator,
@@ -35,6 +35,23 @@ class TeacherServer(Section):
     base_url: Url
     model_name: str | None = None
     api_key: SecretStr | None = None
+
+
+class SeparateTeacher(NamedTuple):
+    """A server beside the policy's that scores turns."""
+
+    server: TeacherServer
+    kind: str | None = None
+    """Kind of the tasks that it scores; None: all kinds without a server of their own."""
+
+    @property
+    def key_setting(self) -> str:
+        """The setting of its API key."""
+        return "env.teacher.api_key" if self.kind is None else f"env.teacher.by_kind: {self.kind}: api_key"
+
+    def named(self, text: str) -> str:
+        """Return the text behind the kind of tasks that it scores."""
+        return text if self.kind is None else f"{self.kind}: {text}"
 
 
 class ProofConfig(Section):
@@ -356,11 +373,13 @@ class TeacherConfig(Section):
     )
 
     @property
-    def server(self) -> TeacherServer | None:
-        """The server that scores tasks without an entry in `by_kind`; None: the policy's server."""
+    def separate(self) -> tuple[SeparateTeacher, ...]:
+        """The servers beside the policy's, the usual teacher first if it has one."""
+        of_kinds = [SeparateTeacher(server, kind) for kind, server in self.by_kind.items()]
         if self.base_url is None:
-            return None
-        return TeacherServer(base_url=self.base_url, model_name=self.model_name, api_key=self.api_key)
+            return tuple(of_kinds)
+        usual = TeacherServer(base_url=self.base_url, model_name=self.model_name, api_key=self.api_key)
+        return (SeparateTeacher(usual), *of_kinds)
 
     @model_validator(mode="after")
     def _check_server(self) -> "TeacherConfig":

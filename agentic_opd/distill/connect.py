@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.core.attachments.files import AttachedFiles
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
@@ -41,11 +42,13 @@ class PolicyEndpoint:
     base_url: str
     model: str
     api_key: SecretStr | None = None
+    files: AttachedFiles | None = None
+    """The files of the attachments in its conversations, which a teacher reads too."""
 
     @classmethod
     def of(cls, server: PluginClient) -> Self:
         key = SecretStr(server.http.api_key) if server.http.api_key else None
-        return cls(server.url, server.info.model, key)
+        return cls(server.url, server.info.model, key, server.attached.files)
 
 
 async def connect(
@@ -71,8 +74,9 @@ async def connect(
     hint_encoder = HintEncoder(renderer, tokenizer)
     for hint in ("A plain hint.", config.hint.neutral):
         hint_encoder.encode(hint, as_message=config.hint.placement == "end")
-    separate = config.teacher.server
-    policy_info = await _policy_info(policy, retry_s) if separate or config.teacher.by_kind else None
+    separate = {teacher.kind: teacher for teacher in config.teacher.separate}
+    usual = separate.pop(None, None)
+    policy_info = await _policy_info(policy, retry_s) if config.teacher.separate else None
     async with AsyncExitStack() as undo:
 
         async def connected(
@@ -87,6 +91,7 @@ async def connect(
                 policy=policy_server,
                 max_concurrent=config.teacher.max_concurrent,
                 read_by=read_by,
+                files=policy.files,
             )
             undo.push_async_callback(teacher.close)
             return teacher
@@ -94,19 +99,20 @@ async def connect(
         of_policy = TeacherServer(
             base_url=policy.base_url, model_name=config.teacher.model_name, api_key=policy.api_key
         )
-        own_key, teacher_key = JsonClient.key_setting, "env.teacher.api_key"
+        own_key = JsonClient.key_setting
         teacher = await connected(
-            separate or of_policy,
-            policy_info if separate else None,
+            usual.server if usual else of_policy,
+            policy_info if usual else None,
             READ_BY[config.teacher.weights],
-            teacher_key if separate else own_key,
+            usual.key_setting if usual else own_key,
         )
-        is_policy = not separate and config.teacher.weights == "live"
-        has_student = config.teacher.support != "teacher" and bool(config.teacher.by_kind or not is_policy)
+        is_policy = usual is None and config.teacher.weights == "live"
+        has_student = config.teacher.support != "teacher" and bool(separate or not is_policy)
         student = await connected(of_policy, None, "policy", own_key) if has_student else None
         teachers = {
-            kind: await connected(server, policy_info, "policy", f"env.teacher.by_kind: {kind}: api_key")
-            for kind, server in config.teacher.by_kind.items()
+            kind: await connected(of_kind.server, policy_info, "policy", of_kind.key_setting)
+            for kind, of_kind in separate.items()
+            if kind is not None
         }
         judge = make_judge(config.judge, policy, retry_s)
         undo.push_async_callback(judge.close)
@@ -153,11 +159,12 @@ async def connect_teacher(
     policy: ServerInfo | None = None,
     max_concurrent: int = 32,
     read_by: ReadBy = "policy",
+    files: AttachedFiles | None = None,
 ) -> PluginClient:
     """Connect to a scoring server and check that it fits; on failure, close `http`.
 
     The server must serve `model_name` (None: any model) and give the same ids as `tokenizer`. `policy` is the policy
-    server's info, if the teacher is another server.
+    server's info, if the teacher is another server. `files` are those of the attachments in prompts.
 
     Raises:
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
@@ -184,6 +191,7 @@ async def connect_teacher(
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
         limited = replace(info, vocab_size=min(sizes, default=None))
         teacher = PluginClient(http, limited, read_by, max_concurrent)
+        teacher.attached.files = files
         await teacher.check_scores(top_k)
         teacher.check_caps(context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await teacher.check_tokenizer(tokenizer)

@@ -11,7 +11,7 @@ outcome: it stops the run (ServerUnreachableError), and partial results are drop
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import DistillArrays, Episode, Recording, Trace, TurnOutcome
+from agentic_opd.core.types import DistillArrays, Episode, Recording, Task, Trace, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
 from agentic_opd.distill.config import DistillConfig, ReplayProof
 from agentic_opd.distill.connect import PolicyEndpoint, connect
@@ -40,7 +40,6 @@ from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.sources import source_name, source_of
 from agentic_opd.distill.trajectory import TrajectoryJudge
 from agentic_opd.wire.group import GroupDistillation, outcome_counts
-from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -147,13 +146,12 @@ class Distiller:
         max_token_length: int,
         retry_s: float,
         seed: int = 0,
-        images: ImageFolder | None = None,
         prove: ProveHint | None = None,
     ) -> None:
-        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, the
-        pictures of the conversations, and what proves hints if episodes can be replayed.
+        """Store the settings, the tokens of the longest sequence, the seed for drawing other turns' hints, and what
+        proves hints if episodes can be replayed.
         """
-        self._images, self._prove = images, prove
+        self._prove = prove
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -203,17 +201,15 @@ class Distiller:
             retry_s=self._retry_s,
             asks_judge=asks_judge,
         )
-        for client in (servers.teacher, servers.student, *servers.teachers.values()):
-            if client is not None:
-                client.images = self._images
         self._servers[policy.base_url] = servers
 
-    def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
+    def check_tasks(self, tasks: Iterable[Task] = ()) -> None:
+        """Refuse settings that name tasks which there are not; `tasks` are all that are distilled.
 
         Raises:
-            ConfigError: `teachers` names a kind that is not in `kinds`.
+            ConfigError: there is a teacher for a kind without tasks.
         """
+        kinds = {task.kind for task in tasks}
         unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
         if unknown:
             expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"

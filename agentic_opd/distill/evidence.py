@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from agentic_opd.core.attachments.messages import content_in_words
 from agentic_opd.core.text import cut_middle, read_json
-from agentic_opd.core.types import IMAGE_MARK, Evidence, EvidenceKind, HindsightPair, Message, Recording, Trace, Turn
+from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, Message, Recording, Trace, Turn
 from agentic_opd.distill.config import DistillConfig
 
 
@@ -165,14 +166,14 @@ def turn_text(message: Message) -> str:
 def message_text(message: Message) -> str:
     """Return a message's content as text: "" if it is missing or null, the joined text parts if it is a list.
 
-    A picture is `[picture]`.
+    A word stands in place of each attachment.
     """
     content: Any = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     if not isinstance(content, str):
         return ""
-    return content.replace(IMAGE_MARK, "[picture]") if message.get("images") else content
+    return content_in_words(message)
 
 
 def shown_text(recording: Recording) -> str:

@@ -16,7 +16,7 @@ from renderers import Renderer
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.text import control_tokens, without_control_tokens
-from agentic_opd.core.types import PlacedImage, TeacherRequest, Trace, Turn, moved_images
+from agentic_opd.core.types import TeacherRequest, TokenSequence, Trace, Turn
 
 HINT_HEADER = "[user's hint / instruction]\n"
 
@@ -121,22 +121,21 @@ def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bo
 
 
 def insert_hint(
-    tokens_T: tuple[int, ...],
+    sequence: TokenSequence,
     turn: Turn,
     insert_at: int,
-    hint_token_ids: tuple[int, ...],
+    hint_token_ids: tuple[int, ...] = (),
     scored_from: int | None = None,
-    images: Sequence[PlacedImage] = (),
 ) -> TeacherRequest:
-    """Return the teacher's request for `turn` with the hint's tokens at index `insert_at` of `tokens_T`.
+    """Return the teacher's request for a turn of a sequence with the hint's tokens at index `insert_at`.
 
     Without hint tokens it equals the student's context. `scored_from` is the first position to score; None: the first
-    of the turn. `images` are the pictures in `tokens_T`.
+    of the turn.
     """
-    token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
-    scored = turn.end - (turn.start if scored_from is None else scored_from)
-    placed = moved_images(images, turn.end, insert_at, len(hint_token_ids))
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar, placed)
+    span = (turn.start if scored_from is None else scored_from, turn.end)
+    return TeacherRequest.of(
+        sequence, span, insert_at, hint_token_ids, turn.weight_version, under_grammar=turn.under_grammar
+    )
 
 
 @dataclass(frozen=True, slots=True)

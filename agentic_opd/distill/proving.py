@@ -66,8 +66,7 @@ async def prove_hint(
         ids = servers.hint_encoder.encode(hint.text, as_message=position.as_message)
     except RendererError as error:
         return None, NotScored(TurnOutcome.UNPROVEN, str(error))
-    trace = context.trace
-    request = insert_hint(trace.tokens_T, context.turn, position.insert_at, ids, images=trace.images)
+    request = insert_hint(context.trace, context.turn, position.insert_at, ids)
     proof = await prove(context, request, budget.spend)
     record = proof.record
     if record.verdict is ProofVerdict.PROVEN:

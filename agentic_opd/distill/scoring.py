@@ -99,9 +99,9 @@ async def score(
 
     def with_hint(text: str) -> HintRequest:
         ids = servers.hint_encoder.encode(text, as_message=position.as_message)
-        return HintRequest(text, insert_hint(trace.tokens_T, turn, position.insert_at, ids, start, trace.images))
+        return HintRequest(text, insert_hint(trace, turn, position.insert_at, ids, start))
 
-    plain = insert_hint(trace.tokens_T, turn, position.insert_at, (), start, trace.images)
+    plain = insert_hint(trace, turn, position.insert_at, scored_from=start)
     hints: list[HintRequest] = []
     failure = ""
     for text in (hint.text, *(accepted.text for accepted in hint.further)):
@@ -288,7 +288,7 @@ async def noise_floor(traces: Sequence[Trace], servers: TeacherServers, config: 
     if trace is None or not (servers.teacher_is_policy or config.teacher.gap_baseline == "teacher"):
         return None
     turn = trace.turns[0]
-    request = insert_hint(trace.tokens_T, turn, turn.start, (), images=trace.images)
+    request = insert_hint(trace, turn, turn.start)
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     second = without_hint(request, servers)

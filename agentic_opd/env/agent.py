@@ -139,7 +139,7 @@ class AgentEnv(BaseEnv):
         if self.distiller is not None:
             renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, prepared.clients)
             await gather_all(self.distiller.connect(endpoint, renderer, self.tokenizer) for endpoint in endpoints)
-            self.distiller.check_kinds({task.kind for task in self.tasks})
+            self.distiller.check_tasks(self.tasks)
         if self.config.agent.command is not None:
             self._agent = await self._started_agent(prepared.clients)
         self._items = self.items()

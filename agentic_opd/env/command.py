@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agentic_opd.core.concurrency import rare_collections
+from agentic_opd.core.concurrency import cancel_on, rare_collections
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
@@ -115,9 +115,7 @@ async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
     from agentic_opd.runs.process import output_path
     from agentic_opd.wire.files import check_place
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on(signal.SIGTERM)
     config = settings.env
     if mode == "process" or (mode == "serve" and config.data_path_to_save_groups):
         check_place(output_path(config), resume=config.resume, overwrite=config.overwrite)

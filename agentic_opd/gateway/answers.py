@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
+from agentic_opd.core.media import media_word
 from agentic_opd.core.text import read_json
 
 Body = dict[str, Any]
@@ -286,13 +287,6 @@ _READERS: dict[str, tuple[Callable[[Iterator[Body]], Body], Callable[[Body], Ite
 
 # ------------------------------------------------------------------------------------------------------------- requests
 
-_MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "[picture]"),
-    **dict.fromkeys(("audio", "input_audio", "output_audio"), "[sound]"),
-    **dict.fromkeys(("video", "video_url", "input_video"), "[video]"),
-    **dict.fromkeys(("document", "file", "input_file"), "[file]"),
-}
-"""Type of a part without text -> the text that replaces it."""
 _TEXT_SOURCES = ("text", "content")
 """Types of the source of a document that is text."""
 
@@ -309,9 +303,9 @@ def without_media(history: Any, kinds: list[str]) -> Any:
     part = cast(Body, history)
     kind, source = part.get("type"), part.get("source")
     is_text = isinstance(source, Mapping) and cast(Body, source).get("type") in _TEXT_SOURCES
-    if isinstance(kind, str) and kind in _MEDIA and not is_text:
-        kinds.append(kind)
-        return {"type": "text", "text": _MEDIA[kind]}
+    if (word := media_word(kind)) is not None and not is_text:
+        kinds.append(cast(str, kind))
+        return {"type": "text", "text": word}
     parts = {
         name: without_media(part[name], kinds) for name in ("content", "output") if isinstance(part.get(name), list)
     }

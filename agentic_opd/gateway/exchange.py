@@ -165,7 +165,7 @@ class Exchange:
             follows=None if path else prompted.reply,
             answer_id=request.reply_format.answer_id,
             num_instructions=0 if path else request.num_instructions,
-            images=tuple(image for image in conversation.images if start <= image.offset < span.start),
+            images=tuple(image for image in conversation.attachments if start <= image.offset < span.start),
         )
         await self._keep(placed.session.row, turn)
         self._sessions.add(placed.session, turn)

@@ -13,6 +13,7 @@ from typing import Any
 from renderers import Renderer
 
 from agentic_opd.atropos.api import EnvDescription
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OPDError, OutputError
 from agentic_opd.core.http import JsonClient
@@ -38,7 +39,6 @@ from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokeni
 from agentic_opd.settings.atropos import UNNAMED_MODEL, PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile, check_place
-from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class Gateway:
             distiller = None
             if config.opd_enabled:
                 context = min(server.info.max_model_len for server in connected)
-                distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s, images=images)
-                distiller.check_kinds(())
+                distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s)
+                distiller.check_tasks()
                 undo.push_async_callback(distiller.close)
                 for server in connected:
                     server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)
@@ -499,8 +499,7 @@ def _group_made() -> ClientError:
 
 async def _connected(http: JsonClient, tokenizer: Any, images: ImageFolder) -> PluginClient:
     """Check a server; raises ServerMismatchError if its plugin or its tokenizer does not match."""
-    server = await PluginClient.connected(http)
-    server.images = images
+    server = await PluginClient.connected(http, images)
     server.check_streams()
     await server.check_tokenizer(tokenizer)
     return server

@@ -12,13 +12,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from agentic_opd.core.attachments.files import MEDIA_TYPES, ImageFolder, digest_of, kind_of
+from agentic_opd.core.attachments.messages import IMAGE_MARK
+from agentic_opd.core.attachments.prompts import AttachmentTokens
 from agentic_opd.core.errors import PlaceError, ServerRequestError
-from agentic_opd.core.types import IMAGE_MARK, Message
+from agentic_opd.core.types import Message
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.request import ChatInput, Request, SentImage
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat_format import ImageTokens
-from agentic_opd.wire.images import MEDIA_TYPES, ImageFolder, digest_of, kind_of
 
 MOST_IMAGES = 128
 """Largest number of pictures in a request."""
@@ -94,7 +95,7 @@ def _decoded(image: ImageUri) -> bytes:
 
 async def image_tokens(
     request: Request, chat: ChatInput, server: PluginClient, folder: ImageFolder | None
-) -> ImageTokens | None:
+) -> AttachmentTokens | None:
     """Send the pictures of `chat` to the policy's server, and store those that it takes; None without pictures.
 
     Raises:
@@ -107,14 +108,14 @@ async def image_tokens(
     if folder is None:
         raise ClientError(400, f"{field_name}: pictures are not read here", field_name, "no_images")
     sent = {image.digest: image for image in request.images}
-    if server.info.image_placeholder is None:
+    if server.info.placeholder is None:
         name = request.images[0].field_name if request.images else field_name
         raise ClientError(400, f"{name}: the policy {server.info.model} reads text only", name, "no_images")
     tokens: dict[str, Sequence[int]] = {}
     for digest in digests:
         image = sent.get(digest)
         try:
-            tokens[digest] = await server.image_tokens(digest, image and image.data)
+            tokens[digest] = await server.attached.tokens(digest, image and image.data)
         except ServerRequestError as error:
             refusal = as_refusal(error)
             if isinstance(refusal, ClientError):
@@ -126,4 +127,4 @@ async def image_tokens(
             raise ClientError(400, problem, field_name) from error
         if image is not None:
             await asyncio.to_thread(folder.add, image.data)
-    return ImageTokens(server.info.image_placeholder, tokens)
+    return AttachmentTokens(server.info.placeholder, tokens)

@@ -13,6 +13,8 @@ from typing import Any
 
 from renderers import Renderer
 
+from agentic_opd.core.attachments.files import ImageFolder
+from agentic_opd.core.attachments.prompts import AttachmentTokens
 from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.body import ignored
@@ -25,10 +27,9 @@ from agentic_opd.gateway.sessions import Placed
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import ClientReply, Path, trace_of
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.renderer import with_template_options
-from agentic_opd.wire.images import ImageFolder
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Sampler:
         """
         self._check_size(request, chat, context)
         images = await image_tokens(request, chat, server, self._images)
-        chat_format = self._chat_formats.of(chat).with_images(images)
+        chat_format = self._chat_formats.of(chat).with_attachments(images)
         if chat.size + chat.earlier_reasoning <= _RENDERED_AT_ONCE:
             return _prompted(chat_format, request.field_name, chat.messages, placed)
         prompted = await asyncio.get_running_loop().run_in_executor(
@@ -147,10 +148,10 @@ class Sampler:
         return any(first != second for first, second in pairs)
 
     def _prompted_on_thread(
-        self, field_name: str, chat: ChatInput, images: ImageTokens | None, placed: Placed | None
+        self, field_name: str, chat: ChatInput, images: AttachmentTokens | None, placed: Placed | None
     ) -> Prompted:
         self._thread_chat_formats = self._thread_chat_formats or self._chat_formats.copy()
-        chat_format = self._thread_chat_formats.of(chat).with_images(images)
+        chat_format = self._thread_chat_formats.of(chat).with_attachments(images)
         return _prompted(chat_format, field_name, chat.messages, placed)
 
     async def sampled(
@@ -185,7 +186,7 @@ class Sampler:
                 params=parameters,
                 interval=interval,
                 weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
-                images=conversation.images,
+                attachments=conversation.attachments,
             )
             async with aclosing(deltas):
                 async for delta in deltas:

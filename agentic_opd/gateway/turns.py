@@ -238,7 +238,7 @@ def trace_of(path: Path) -> Trace:
         masks_T=tuple(masks),
         logprobs_T=tuple(logprobs),
         turns=tuple(turn.sampled_span for turn in path),
-        images=tuple(image for turn in path for image in turn.images),
+        attachments=tuple(image for turn in path for image in turn.images),
     )
 
 

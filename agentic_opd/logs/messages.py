@@ -16,8 +16,10 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from agentic_opd.core.attachments.messages import drop_empty_digests
 from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.media import media_word
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
 from agentic_opd.logs.secrets import masked_messages
@@ -87,11 +89,6 @@ class ConversationLog:
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking")
-MEDIA_PARTS = (
-    *("image_url", "image", "input_image", "image_file", "audio", "input_audio", "output_audio", "video", "video_url"),
-    *("file", "input_file", "document"),
-)
-"""Types of parts that a text model can't read."""
 
 
 class _Part(BaseModel):
@@ -258,8 +255,7 @@ def read_log(
             notes[LogNote.MEDIA_LEFT_OUT] += number_of_media
             answers_media = answers_media or number_of_media > 0
         extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
-        if not extra.get("images"):
-            extra.pop("images", None)
+        drop_empty_digests(extra)
         for plain in plain_of_row:
             if plain["role"] == "assistant" and (why := note or _why_context(plain, extra)) is not None:
                 context[len(messages)] = why
@@ -343,7 +339,7 @@ def without_media(content: Any) -> tuple[Any, int]:
     parts, number = list[Any](), 0
     for part in cast(list[Any], content):
         kind: Any = part.get("type") if isinstance(part, Mapping) else None
-        if kind in MEDIA_PARTS:
+        if media_word(kind) is not None:
             parts.append(MEDIA_WORD)
             number += 1
         elif kind == "tool_result":

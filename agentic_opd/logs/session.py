@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any, cast
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.logs.messages import MEDIA_PARTS, NOT_LEARNED, LogNote
+from agentic_opd.core.media import media_word
+from agentic_opd.logs.messages import NOT_LEARNED, LogNote
 from agentic_opd.logs.tools import plain_tools
 
 Record = Mapping[str, Any]
@@ -230,7 +231,7 @@ def _read_part(part: Record, counts: Counts) -> list[dict[str, Any]]:
     if kind in _REASONING:
         thoughts = next((part[name] for name in (kind, "text", "summary") if part.get(name)), "")
         return [{"type": "thinking", "thinking": thoughts}]
-    if kind in MEDIA_PARTS:
+    if media_word(kind) is not None:
         return [{"type": kind}]
     if kind in ("tool_use", "toolCall"):
         return _call(part, counts)

@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentic_opd import __version__
+from agentic_opd.core.attachments.files import AttachedFiles
+from agentic_opd.core.attachments.messages import KIND
+from agentic_opd.core.attachments.requests import AttachmentSender, is_lost, request_fields
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import (
     AlignmentError,
@@ -21,7 +23,7 @@ from agentic_opd.core.errors import (
     ServerRequestError,
 )
 from agentic_opd.core.http import JsonClient, read_answer
-from agentic_opd.core.types import Completion, PlacedImage, TeacherRequest
+from agentic_opd.core.types import Attachments, Completion, TeacherRequest
 from agentic_opd.plugin.info import ServerInfo, fetch_info
 from agentic_opd.plugin.sampling import CompletionsAnswer, Delta, StreamEvent, WholeAnswer, merged
 from agentic_opd.plugin.scoring import (
@@ -33,7 +35,6 @@ from agentic_opd.plugin.scoring import (
     read_scores,
     score_body,
 )
-from agentic_opd.wire.images import ImageFolder, ImageFolders
 
 _PARSED_AT_ONCE = 32
 """Largest number of a stream's events that are parsed in one slot of the event loop: about a millisecond."""
@@ -45,15 +46,6 @@ class _Tokens(BaseModel):
 
 class _Text(BaseModel):
     prompt: str
-
-
-class _HeldImage(BaseModel):
-    digest: str
-    token_ids: list[int] = Field(min_length=1)
-
-
-_MOST_KNOWN_IMAGES = 1024
-"""Number of pictures whose tokens are remembered."""
 
 
 @dataclass(slots=True)
@@ -68,22 +60,22 @@ class PluginClient:
     info: ServerInfo
     read_by: ReadBy = "policy"
     max_concurrent: int = 32
-    images: ImageFolder | ImageFolders | None = None
-    """The pictures of the conversations that are sampled and scored."""
+    attached: AttachmentSender = field(init=False, repr=False)
+    """What it was sent for prompts that name attachments."""
     _scoring: asyncio.Semaphore = field(init=False, repr=False)
-    _image_tokens: OrderedDict[str, tuple[int, ...]] = field(
-        default_factory=OrderedDict[str, tuple[int, ...]], init=False, repr=False
-    )
-    """Tokens of the pictures that the server was sent, by digest."""
 
     def __post_init__(self) -> None:
+        self.attached = AttachmentSender(self.http, self.info.model, self.info.placeholder)
         self._scoring = asyncio.Semaphore(self.max_concurrent)
 
     @classmethod
-    async def connected(cls, http: JsonClient, *, may_be_broken: bool = False) -> Self:
+    async def connected(
+        cls, http: JsonClient, files: AttachedFiles | None = None, *, may_be_broken: bool = False
+    ) -> Self:
         """Ask the server for its properties; see `fetch_info` for the errors.
 
-        `may_be_broken` accepts a server whose weights are broken, in order to load whole ones.
+        `files` are those of the attachments in prompts. `may_be_broken` accepts a server whose weights are broken, in
+        order to load whole ones.
 
         Raises:
             BrokenWeightsError: the server computes nothing until whole weights are loaded.
@@ -91,7 +83,9 @@ class PluginClient:
         info = await fetch_info(http)
         if info.broken_weights is not None and not may_be_broken:
             raise BrokenWeightsError(f"{http.base_url}: {info.broken_weights}")
-        return cls(http, info)
+        client = cls(http, info)
+        client.attached.files = files
+        return client
 
     @property
     def url(self) -> str:
@@ -194,39 +188,6 @@ class PluginClient:
 
     # ----------------------------------------------------------------------------------------------------- sampling
 
-    async def image_tokens(self, digest: str, data: bytes | None = None) -> tuple[int, ...]:
-        """Send a picture to the server, unless it was sent before, and return its tokens in a prompt.
-
-        `data` is its file; None: it is read from `images`.
-
-        Raises:
-            PlaceError: the file is missing or has changed.
-            ServerMismatchError: the server takes no pictures.
-            ServerRequestError: the server does not take this one.
-        """
-        token_ids = self._image_tokens.pop(digest, None)
-        if token_ids is None:
-            if self.info.image_placeholder is None or self.images is None:
-                raise ServerMismatchError(f"{self.url} (model {self.info.model!r}) takes no pictures")
-            data = data or await asyncio.to_thread(self.images.read, digest)
-            route = "/v1/opd/images"
-            answer = await self.http.request("POST", route, data, {"Content-Type": "application/octet-stream"})
-            image = read_answer(_HeldImage, answer, self.url + route, "the plugin's route for pictures")
-            if image.digest != digest:
-                raise ServerMismatchError(f"{self.url}{route} keeps the picture {digest} as {image.digest}")
-            token_ids = tuple(image.token_ids)
-        self._image_tokens[digest] = token_ids
-        if len(self._image_tokens) > _MOST_KNOWN_IMAGES:
-            self._image_tokens.popitem(last=False)
-        return token_ids
-
-    async def _send_images(self, images: Iterable[PlacedImage], *, again: bool = False) -> None:
-        """Send the pictures of a prompt, those that were sent before only if the server lost them (`again`)."""
-        for digest in dict.fromkeys(image.digest for image in images):
-            if again:
-                self._image_tokens.pop(digest, None)
-            await self.image_tokens(digest)
-
     async def complete(
         self, prompt_ids: Sequence[int], params: Mapping[str, Any], weight_version: int | None = None
     ) -> list[Completion]:
@@ -269,7 +230,7 @@ class PluginClient:
         params: Mapping[str, Any],
         interval: int = 1,
         weight_version: int | None = None,
-        images: Sequence[PlacedImage] = (),
+        attachments: Attachments = (),
     ) -> AsyncGenerator[Delta]:
         """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
@@ -278,23 +239,20 @@ class PluginClient:
         `complete`.
 
         Raises:
-            PlaceError: a picture's file is missing or has changed.
+            PlaceError: an attachment's file is missing or has changed.
             ServerRequestError: the server refuses the request.
             ServerMismatchError: the events are not sampled ids with their logprobs.
             ServerUnreachableError: the server gave no usable answer, or its stream broke off.
         """
-        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
-        if images:
-            prompt["images"] = [[image.digest, image.offset] for image in images]
         body = {
-            "prompt": prompt,
+            "prompt": {"prompt_token_ids": list(prompt_ids), **request_fields(attachments)},
             **params,
             **self._preferring(weight_version),
             **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
         }
         if interval > 1:
             body["stream_interval"] = interval
-        await self._send_images(images)
+        await self.attached.send(attachments)
         for is_last in (False, True):
             try:
                 async with aclosing(self.http.events("/generate", body)) as events:
@@ -312,9 +270,9 @@ class PluginClient:
                                 deltas = []
                     return
             except ServerRequestError as error:  # Only before the first event.
-                if is_last or not _lost_images(error, images):
+                if is_last or not is_lost(error, attachments):
                     raise
-            await self._send_images(images, again=True)
+            await self.attached.send(attachments, again=True)
 
     def _delta(self, event: bytes, top_logprobs: int) -> Delta:
         """Parse an event. Errors do not quote it, because it holds conversation text."""
@@ -342,14 +300,14 @@ class PluginClient:
         skipped.
 
         Raises:
-            AlignmentError: the rows do not fit the request, or its pictures can't be sent.
+            AlignmentError: the rows do not fit the request, or its attachments can't be sent.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
         readings = (Reading(request, top_k, ids_of=ids_of), *also)
         if not self.info.has_plugin:
-            if any(reading.request.images for reading in readings):
-                raise AlignmentError(f"{self.url} has no plugin, and pictures are scored through it only")
+            if any(reading.request.attachments for reading in readings):
+                raise AlignmentError(f"{self.url} has no plugin, and {KIND} are scored through it only")
             replies = await gather_all(self._read_prompt(reading) for reading in readings)
             assert replies[0] is not None  # the first reading does not depend on the weights' version
             latency = max(reply.latency_s for reply in replies if reply is not None)
@@ -357,17 +315,11 @@ class PluginClient:
         body = {**score_body(readings, top_k), **self._preferring(request.weight_version)}
         if self.read_by != "policy":
             body["read_by"] = self.read_by
-        images = [image for reading in readings for image in reading.request.images]
+        attachments = [attachment for reading in readings for attachment in reading.request.attachments]
         try:
-            await self._send_images(images)
-            answer, latency = await self._timed("/v1/opd/score", body)
+            answer, latency = await self.attached.asked(attachments, lambda: self._timed("/v1/opd/score", body))
         except (PlaceError, ServerMismatchError) as error:
             raise AlignmentError(str(error)) from error
-        except ServerRequestError as error:
-            if not _lost_images(error, images):
-                raise
-            await self._send_images(images, again=True)
-            answer, latency = await self._timed("/v1/opd/score", body)
         return read_scores(answer, readings, self.info.vocab_size, latency)
 
     async def _read_prompt(self, reading: Reading) -> TeacherReply | None:
@@ -414,11 +366,6 @@ class PluginClient:
         """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
         body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
         await self.http.post("/v1/opd/receive_weights", body)
-
-
-def _lost_images(error: ServerRequestError, images: Sequence[PlacedImage]) -> bool:
-    """Return whether the server refused a prompt because it does not keep one of its pictures any more."""
-    return bool(images) and error.status == 404
 
 
 def _problem(error: Exception) -> str:

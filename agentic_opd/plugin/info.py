@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 
 from agentic_opd import __version__
+from agentic_opd.core.attachments.requests import placeholder_of
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, ModelT, read_answer
 
@@ -47,8 +48,8 @@ class ServerInfo:
     """Why the server computes nothing until whole weights are loaded; None if its weights are whole."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the server computes on."""
-    image_placeholder: str | None = None
-    """Placeholder text of a picture in a prompt; None: the model reads text only."""
+    placeholder: str | None = None
+    """Placeholder text of an attachment in a prompt; None: the model reads text only."""
 
 
 class _PluginCaps(BaseModel):
@@ -106,7 +107,7 @@ async def fetch_info(http: JsonClient) -> ServerInfo:
             f"{http.base_url} returns {caps.logprobs_mode}, and the gaps and groups need {RAW_LOGPROBS}, those of the "
             "model before temperature and top_p: restart it without --logprobs-mode"
         )
-    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, source)
+    return read_answer(ServerInfo, {**answer, "has_plugin": True, "placeholder": placeholder_of(answer)}, url, source)
 
 
 async def check_model(http: JsonClient, info: ServerInfo, name: str, setting: str) -> None:

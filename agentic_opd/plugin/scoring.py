@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentic_opd.core.attachments.requests import request_fields
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import MOST_NATS, TeacherRequest, TeacherRows, check_lengths
 
@@ -61,8 +62,7 @@ def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
         sequence["top_k"] = reading.top_k
     if reading.unless_weight_version is not None:
         sequence["unless_weight_version"] = reading.unless_weight_version
-    if request.images:
-        sequence["images"] = [[image.digest, image.offset] for image in request.images]
+    sequence |= request_fields(request.attachments)
     if reading.ids_of:
         sequence["ids_of"] = reading.ids_of
     return sequence

@@ -20,6 +20,7 @@ from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
+from agentic_opd.core.attachments.prompts import AttachmentTokens, as_template_reads, place_attachments
 from agentic_opd.core.errors import RendererError, RewrittenError
 from agentic_opd.core.text import (
     call_arguments,
@@ -29,7 +30,7 @@ from agentic_opd.core.text import (
     well_formed_json,
     without_control_tokens,
 )
-from agentic_opd.core.types import IMAGE_MARK, Message, PlacedImage, ToolCall, shared_length
+from agentic_opd.core.types import Attachments, Message, ToolCall, shared_length
 from agentic_opd.rollout.tool_formats import with_types
 
 _PARSE_ERRORS = {
@@ -57,16 +58,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     assistant_open: int
     last_user_end: int
-    images: tuple[PlacedImage, ...] = ()
-    """The pictures among `token_ids`, with their positions in the whole conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTokens:
-    """How the model reads pictures: the placeholder text, and the tokens that replace it, by digest."""
-
-    placeholder: str
-    by_digest: Mapping[str, Sequence[int]]
+    attachments: Attachments = ()
+    """The attachments among `token_ids`, with their positions in the whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class ChatFormat:
         self.renderer = renderer
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        self.images: ImageTokens | None = None
+        self.attached: AttachmentTokens | None = None
         self.stop_token_ids = list(renderer.get_stop_token_ids())
         self._control = tuple(control_tokens(tokenizer).values())
         self._structural = tuple(token for token in self._control if not _INNER.search(token))
@@ -99,12 +92,12 @@ class ChatFormat:
         chat.tools, chat._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
         return chat
 
-    def with_images(self, images: ImageTokens | None) -> "ChatFormat":
-        """Return a chat that can render messages with these pictures; None: this one."""
-        if images is None:
+    def with_attachments(self, tokens: AttachmentTokens | None) -> "ChatFormat":
+        """Return a chat that can render messages with these attachments; None: this one."""
+        if tokens is None:
             return self
         chat = copy(self)
-        chat.images = images
+        chat.attached = tokens
         return chat
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
@@ -120,7 +113,7 @@ class ChatFormat:
                 prompt = self._located_by_difference(rendered.token_ids, text)
             else:
                 prompt = self._located(rendered, messages, offset=0, last_user_end=None)
-            return self._with_image_tokens(prompt, messages, offset=0)
+            return self._with_attached_tokens(prompt, messages, offset=0)
 
     def next_prompt(
         self,
@@ -160,7 +153,7 @@ class ChatFormat:
                     "renderer"
                 )
             prompt = self._located(rendered, new, offset=len(known_ids), last_user_end=last_user_end)
-            return self._with_image_tokens(prompt, new, offset=len(known_ids))
+            return self._with_attached_tokens(prompt, new, offset=len(known_ids))
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
         """Parse a completion into an assistant message; an unparsable call keeps its text and its error."""
@@ -374,8 +367,6 @@ class ChatFormat:
             for name, text in texts.items()
             if isinstance(text, str)
         }
-        if "images" in message:
-            plain["content"] = self._with_placeholders(message, plain["content"])
         if calls := message.get("tool_calls"):
             plain["tool_calls"] = [
                 {**call, "function": self._plain_json(function | {"arguments": arguments})}
@@ -383,51 +374,15 @@ class ChatFormat:
                 for function in [call["function"]]
                 for arguments in [self._plain_arguments(function.get("arguments"))]
             ]
-        return {name: value for name, value in {**message, **plain}.items() if name != "images"}
+        return as_template_reads({**message, **plain}, self.attached)
 
-    def _with_placeholders(self, message: Message, content: str) -> str:
-        """Return the content with the placeholder for each picture."""
-        marks = content.count(IMAGE_MARK)
-        if self.images is None:
-            raise RendererError("a message has pictures, and the model reads text only")
-        if marks != len(message["images"]):
-            raise RendererError(f"a message has {len(message['images'])} pictures, and {marks} marks for them")
-        return content.replace(IMAGE_MARK, self.images.placeholder)
-
-    def _with_image_tokens(self, prompt: Prompt, messages: Sequence[Message], offset: int) -> Prompt:
-        """Return a prompt with each picture's own tokens in place of its placeholder.
-
-        `messages` are those of the prompt, which begins at position `offset` of the conversation.
-        """
-        digests = [digest for message in messages for digest in message.get("images", ())]
-        if not digests or self.images is None:
+    def _with_attached_tokens(self, prompt: Prompt, messages: Sequence[Message], offset: int) -> Prompt:
+        """Return a prompt of these messages, at `offset` of the conversation, with the tokens of their attachments."""
+        placed = place_attachments(prompt.token_ids, messages, self.attached, self.tokenizer, offset)
+        if placed is None:
             return prompt
-        old = list(prompt.token_ids)
-        target: list[int] = self.tokenizer.encode(self.images.placeholder, add_special_tokens=False)
-        starts = [start for start in range(len(old)) if old[start : start + len(target)] == target]
-        if len(starts) != len(digests):
-            raise RendererError(
-                f"the chat template writes {len(starts)} times {self.images.placeholder!r} for {len(digests)} pictures"
-            )
-        ids, images, end = list[int](), list[PlacedImage](), 0
-        for start, digest in zip(starts, digests, strict=True):
-            tokens = self.images.by_digest[digest]
-            ids += old[end:start]
-            images.append(PlacedImage(digest, offset + len(ids), len(tokens)))
-            ids += tokens
-            end = start + len(target)
-        ids += old[end:]
-
-        def moved(position: int) -> int:
-            before = [image for start, image in zip(starts, images, strict=True) if offset + start < position]
-            inside = [
-                offset + start + len(target) - position
-                for start in starts
-                if 0 < position - offset - start < len(target)
-            ]
-            return position + sum(image.length - len(target) for image in before) + sum(inside)
-
-        return Prompt(tuple(ids), moved(prompt.assistant_open), moved(prompt.last_user_end), tuple(images))
+        assistant_open, last_user_end = placed.moved(prompt.assistant_open), placed.moved(prompt.last_user_end)
+        return Prompt(placed.token_ids, assistant_open, last_user_end, placed.attachments)
 
     def _plain_arguments(self, arguments: Any) -> Any:
         """Return arguments unchanged, as text or object; re-encode a text in which an escape hides a control token."""

@@ -14,13 +14,14 @@ from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
+    Attachments,
     Completion,
     ContextTurn,
     Message,
-    PlacedImage,
     Recording,
     Trace,
     Turn,
+    attached_before,
 )
 from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn, Prompt
 
@@ -42,7 +43,7 @@ class Conversation:
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
-        self._images: list[PlacedImage] = []
+        self._attachments: Attachments = ()
         self._prompt: Prompt | None = None
         """Prompt whose ids are at the end of `_tokens`; masks and logprobs are extended when its turn is added."""
 
@@ -52,7 +53,7 @@ class Conversation:
         conversation = cls(chat, trace.messages)
         conversation.turns = list(trace.turns)
         conversation._tokens, conversation._masks = list(trace.tokens_T), list(trace.masks_T)
-        conversation._logprobs, conversation._images = list(trace.logprobs_T), list(trace.images)
+        conversation._logprobs, conversation._attachments = list(trace.logprobs_T), trace.attachments
         return conversation
 
     @classmethod
@@ -70,6 +71,7 @@ class Conversation:
         conversation.turns = list(trace.turns[:turn_number])
         conversation._tokens, conversation._masks = list(trace.tokens_T[: turn.start]), list(trace.masks_T[:end])
         conversation._logprobs = list(trace.logprobs_T[:end])
+        conversation._attachments = attached_before(trace.attachments, turn.start)
         conversation._prompt = Prompt(trace.tokens_T[end : turn.start], turn.assistant_open, turn.last_user_end)
         return conversation
 
@@ -94,14 +96,14 @@ class Conversation:
             else:
                 prompt = self.chat.first_prompt(self.messages)
             self._tokens += prompt.token_ids
-            self._images += prompt.images
+            self._attachments += prompt.attachments
             self._prompt = prompt
         return self._tokens
 
     @property
-    def images(self) -> tuple[PlacedImage, ...]:
-        """The pictures in `prompt()`, in order."""
-        return tuple(self._images)
+    def attachments(self) -> Attachments:
+        """The attachments in `prompt()`, in order."""
+        return self._attachments
 
     def branching_prompt(self) -> list[int]:
         """Return `prompt()`; if the chat template changes earlier ids, start another sequence with the changed ids.
@@ -118,8 +120,8 @@ class Conversation:
         """End the current sequence; the next prompt begins another, rendered from the first message."""
         if self.turns:
             self.earlier.append(self.trace())
-        self.turns, self._tokens, self._masks, self._logprobs, self._images = [], [], [], [], []
-        self._prompt = None
+        self.turns, self._tokens, self._masks, self._logprobs = [], [], [], []
+        self._attachments, self._prompt = (), None
 
     def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> ParsedTurn:
         """Add the turn that was sampled from `prompt()` to `turns`; without its message `parsed`, it is parsed here.
@@ -154,7 +156,7 @@ class Conversation:
     def answer(self, messages: Sequence[Message]) -> None:
         """Add the answers to the last turn: tool results, or a user message."""
         del self._tokens[len(self._masks) :]  # Drops a rendered prompt without a turn.
-        self._images = [image for image in self._images if image.offset < len(self._masks)]
+        self._attachments = attached_before(self._attachments, len(self._masks))
         self._prompt = None
         self.messages += messages
 
@@ -163,7 +165,7 @@ class Conversation:
         fork = Conversation(self.chat, self.messages)
         fork.earlier, fork.turns, fork._prompt = self.earlier[:], self.turns[:], self._prompt
         fork._tokens, fork._masks, fork._logprobs = self._tokens[:], self._masks[:], self._logprobs[:]
-        fork._images = self._images[:]
+        fork._attachments = self._attachments
         return fork
 
     def traces(self) -> tuple[Trace, ...]:
@@ -184,7 +186,7 @@ class Conversation:
             masks_T=tuple(self._masks),
             logprobs_T=tuple(self._logprobs),
             turns=tuple(self.turns),
-            images=tuple(image for image in self._images if image.offset < end),
+            attachments=attached_before(self._attachments, end),
         )
 
 

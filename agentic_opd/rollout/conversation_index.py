@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from agentic_opd.core.attachments.messages import digests_of
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
 
@@ -81,7 +82,7 @@ def identity(message: Message) -> bytes:
     content: Any = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-    essentials = (message["role"], str(content).strip(), calls, *message.get("images", ()))
+    essentials = (message["role"], str(content).strip(), calls, *digests_of(message))
     return blake2b(repr(essentials).encode(), digest_size=16).digest()
 
 

@@ -56,7 +56,7 @@ class ReplayOutcome(StrEnum):
     WORLD_FAILED = "world_failed"
     """A hook of the world raised, or the task's data can't be used."""
     UNREADABLE = "unreadable"
-    """The recording can't be replayed with these settings: another renderer, other limits, or pictures."""
+    """The recording can't be replayed with these settings: another renderer, other limits, or attachments."""
     TASK_MISSING = "task_missing"
     """The world of these settings has no task of the recording's name."""
     TASK_CHANGED = "task_changed"

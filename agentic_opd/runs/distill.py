@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentic_opd.core.attachments.files import files_beside
+from agentic_opd.core.attachments.prompts import AttachmentTokens
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, RendererError, RewrittenError
 from agentic_opd.core.http import JsonClient
@@ -23,12 +25,11 @@ from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
     Message,
-    PlacedImage,
     Recording,
     TeacherRequest,
     Trace,
     Turn,
-    moved_images,
+    attached_before,
     sampled_spans,
     shared_length,
 )
@@ -44,13 +45,12 @@ from agentic_opd.distill.records import (
 from agentic_opd.distill.rows import rounded
 from agentic_opd.logs.messages import ConversationLog, LogNote, read_log, says_nothing
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens, ParsedTurn
+from agentic_opd.rollout.chat_format import ChatFormat, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.transcript import end_of_turn, reader_for, with_turns, without_second_stops
 from agentic_opd.wire.group import ScoredRollout
-from agentic_opd.wire.images import ImageFolder
 
 __all__ = ["DistillConfig", "DistilledTrace", "JudgeConfig", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
 
@@ -311,6 +311,7 @@ def _within(trace: Trace, context: int) -> Trace:
         masks_T=trace.masks_T[:end],
         logprobs_T=trace.logprobs_T[:end],
         turns=tuple(turns),
+        attachments=attached_before(trace.attachments, end),
     )
 
 
@@ -367,7 +368,7 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
-            file: The file of the groups, beside which their pictures are; None: they have none.
+            file: The file of the groups, beside which the files of their attachments are; None: they have none.
             asks_judge: Whether the judge is asked; otherwise it is not checked, and may be gone.
 
         Raises:
@@ -375,12 +376,11 @@ class PolicyDistiller:
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `Distiller.connect`.
         """
         async with JsonClient(policy_url, api_key, retry_s=retry_s) as client:
-            policy = await PluginClient.connected(client)
-            policy.images = images = None if file is None else ImageFolder.beside(file)
+            policy = await PluginClient.connected(client, None if file is None else files_beside(file))
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             chat = ChatFormat(configured_renderer(tokenizer, rendering), tokenizer, ())
             context = policy.info.max_model_len
-            distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
+            distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed)
             try:
                 await distiller.connect(PolicyEndpoint.of(policy), chat.renderer, tokenizer, asks_judge=asks_judge)
                 yield cls(chat, distiller, policy, client.base_url)
@@ -392,12 +392,8 @@ class PolicyDistiller:
         return ChatFormat(self.chat.renderer, self.chat.tokenizer, tools)
 
     def chat_of(self, rollout: ScoredRollout, chat: ChatFormat) -> ChatFormat:
-        """Return the chat with the tokens of the pictures that a rollout holds."""
-        placeholder = self.policy.info.image_placeholder
-        if not rollout.images or placeholder is None:
-            return chat
-        tokens = {image.digest: rollout.tokens_T[image.offset : image.end] for image in rollout.images}
-        return chat.with_images(ImageTokens(placeholder, tokens))
+        """Return the chat with the tokens of the attachments that a rollout holds."""
+        return chat.with_attachments(AttachmentTokens.of(rollout, self.policy.info.placeholder))
 
     async def distill(self, recording: Recording) -> DistilledRecording:
         """Judge and score a conversation; the `traces` of the result hold the trainer's inputs.
@@ -407,15 +403,14 @@ class PolicyDistiller:
         """
         return await self.distiller.distill(recording, self.policy_url)
 
-    async def logprobs_of(
-        self, tokens_T: Sequence[int], masks_T: Sequence[int], images: Sequence[PlacedImage] = ()
-    ) -> tuple[float, ...]:
+    async def logprobs_of(self, sequence: Trace | ScoredRollout) -> tuple[float, ...]:
         """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
 
         Raises:
             AlignmentError: the tokens exceed the policy's context, or the first token is a sampled one.
             ServerError: the policy server failed.
         """
+        masks_T = sequence.masks_T
         spans = sampled_spans(masks_T)
         if not spans:
             return (PROMPT_LOGPROB,) * len(masks_T)
@@ -424,15 +419,13 @@ class PolicyDistiller:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
             raise AlignmentError("its first token is a sampled one, so it has no prompt")
-        before = moved_images(images, end, first, 0)
-        request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
-        reply = await self.policy.score(request, 1)
-        read = [*(0.0,) * first, *rounded(reply.rows.actual_R).tolist(), *(0.0,) * (len(tokens_T) - end)]
+        reply = await self.policy.score(TeacherRequest.of(sequence, (first, end), first), 1)
+        read = [*(0.0,) * first, *rounded(reply.rows.actual_R).tolist(), *(0.0,) * (len(masks_T) - end)]
         return tuple(
             PROMPT_LOGPROB if mask == IGNORED else logprob for logprob, mask in zip(read, masks_T, strict=True)
         )
 
     async def with_logprobs(self, traces: Sequence[Trace]) -> tuple[Trace, ...]:
         """Return the traces with the policy's logprobs; see `logprobs_of`."""
-        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T, trace.images) for trace in traces)
+        read = await gather_all(map(self.logprobs_of, traces))
         return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from agentic_opd.core.attachments.files import copy_files
+from agentic_opd.core.attachments.messages import refuse_column
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
 from agentic_opd.core.files import check_regular
@@ -40,7 +42,6 @@ from agentic_opd.runs.distill import (
 from agentic_opd.runs.rescore import rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
-from agentic_opd.wire.images import ImageFolder
 
 LineResult = Literal["distilled", "no hint", "unmatched"]
 """Result of a line: with rows, without rows, or without a sequence whose turns were located."""
@@ -252,7 +253,7 @@ class FileDistiller:
     """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge.
 
     With `mask_secrets`, keys in conversations in text are masked (`logs.secrets`).
-    Pictures are copied beside the file that groups are `written_to`; None: they are written to no file.
+    The files of attachments are copied beside the file that groups are `written_to`; None: to no file.
     """
 
     by: PolicyDistiller
@@ -266,14 +267,15 @@ class FileDistiller:
 
         Raises:
             AlignmentError: the line's contents can't be scored.
-            PlaceError: a picture is missing, or can't be copied.
+            PlaceError: the file of an attachment is missing, or can't be copied.
             ServerError: a server failed.
         """
         distilled = await self._distilled(line)
         if self.written_to is not None and distilled.group is not None and distilled.result != "unmatched":
-            digests = [image.digest for rollout in distilled.group.rollouts for image in rollout.images]
-            if digests and self.by.policy.images is not None:
-                await asyncio.to_thread(ImageFolder.beside(self.written_to).copy, digests, self.by.policy.images)
+            attachments = [attachment for rollout in distilled.group.rollouts for attachment in rollout.attachments]
+            files = self.by.policy.attached.files
+            if attachments and files is not None:
+                await asyncio.to_thread(copy_files, attachments, files, self.written_to)
         return distilled
 
     async def _distilled(self, line: Line) -> DistilledLine:
@@ -318,11 +320,9 @@ class FileDistiller:
 
     async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
         rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""
-        if any(image is not None for image in group.extra.get("images") or ()):
-            raise AlignmentError("images: the policy saw images, which the teacher would not see")
+        refuse_column(group.extra)
         if not has_logprobs:
-            read = (self.by.logprobs_of(rollout.tokens_T, rollout.masks_T, rollout.images) for rollout in rollouts)
-            pairs = zip(rollouts, await gather_all(read), strict=True)
+            pairs = zip(rollouts, await gather_all(map(self.by.logprobs_of, rollouts)), strict=True)
             rollouts = [replace(rollout, logprobs_T=logprobs_T) for rollout, logprobs_T in pairs]
         chat, unmatched = self.by.chat_with(self.tools), list[str]()
         traces: dict[int, Trace] = {}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from agentic_opd.core.attachments.messages import KIND
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Recording, Task, Trace, World
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -87,8 +88,8 @@ def _problem(rollout: ScoredRollout) -> str | None:
         return "has no messages: record it with env.include_messages"
     if rollout.program is not None:
         return "was held by a program (env.agent.command), which can't be started again in the middle"
-    if rollout.images:
-        return "has pictures, which the agent loop does not read"
+    if rollout.attachments:
+        return f"has {KIND}, which the agent loop does not read"
     if rollout.first_turn:
         return f"begins with turn {rollout.first_turn}: the sequences before it are in another group"
     return None

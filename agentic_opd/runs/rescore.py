@@ -12,12 +12,13 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from agentic_opd.core.attachments.files import files_beside
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import TeacherRequest, moved_images
+from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.config import DistillConfig, TeacherConfig
 from agentic_opd.distill.connect import READ_BY
 from agentic_opd.distill.records import build_arrays, with_scores, written_rows
@@ -26,7 +27,6 @@ from agentic_opd.distill.scoring import NotScored, Scored, read_turn
 from agentic_opd.distill.servers import TeacherServers
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
-from agentic_opd.wire.images import ImageFolder
 
 
 async def _read_again(
@@ -42,18 +42,16 @@ async def _read_again(
 
     Weights of `version` are preferred while the server keeps them.
     """
-    tokens, (start, end) = tuple(rollout.tokens_T), record.scored_span
+    span = record.scored_span
 
     def request(hint_ids: tuple[int, ...], insert_at: int) -> TeacherRequest:
-        ids = tokens[:insert_at] + hint_ids + tokens[insert_at:end]
-        images = moved_images(rollout.images, end, insert_at, len(hint_ids))
-        return TeacherRequest(ids, end - start, insert_at, hint_ids, version, images=images)
+        return TeacherRequest.of(rollout, span, insert_at, hint_ids, version)
 
     insert_at = record.span[0] if record.insert_at is None else record.insert_at
     hints = [HintRequest(record.hint or "", request(record.hint_token_ids, insert_at))]
     if compares_hints and record.hints:
         hints = [HintRequest(hint.hint, request(hint.hint_token_ids, hint.insert_at)) for hint in record.hints]
-    return await read_turn(hints, request((), start), None, servers, config)
+    return await read_turn(hints, request((), span[0]), None, servers, config)
 
 
 # --------------------------------------------------------------------------------------------------- rows of a file
@@ -173,11 +171,11 @@ async def compare(
 ) -> Deviation:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
-    `file` is the file of the groups, beside which their pictures are; None: they have none. `teacher` is the run's
-    `DistillConfig.teacher`. `kind` is the key of the server in `DistillConfig.teachers`; None: the usual teacher.
+    `file` is the file of the groups, beside which the files of their attachments are; None: they have none. `teacher`
+    is the run's `DistillConfig.teacher`. `kind` is the key of the server in its `by_kind`; None: the usual
+    teacher.
 
     Raises:
-        PlaceError: a picture is missing or has changed.
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server's weights are not those that scored the file, or it can't score a turn of it.
         ServerUnreachableError: the server does not answer.
@@ -190,8 +188,7 @@ async def compare(
     if not turns:
         of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
         raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
-    scorer = await PluginClient.connected(client)
-    scorer.images = None if file is None else ImageFolder.beside(file)
+    scorer = await PluginClient.connected(client, None if file is None else files_beside(file))
     await scorer.check_scores(1)
     info, version = scorer.info, scorer.info.weight_version
     if teacher == "frozen" or kind is not None:

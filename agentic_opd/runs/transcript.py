@@ -214,7 +214,7 @@ def with_turns(
         logprobs_T=tuple(rollout.logprobs_T),
         turns=tuple(turns),
         context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
-        images=rollout.images,
+        attachments=rollout.attachments,
     )
 
 

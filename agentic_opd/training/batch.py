@@ -263,7 +263,7 @@ def padded(
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
         advantages_B=torch.zeros(len(rollouts)),
-        images_B=images_or_none(rollout.images for rollout in rollouts),
+        images_B=images_or_none(rollout.attachments for rollout in rollouts),
     )
     turns = [
         (first, statistics)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.settings.fields import FIRST, SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.layers import flags_layer
 from agentic_opd.settings.read import refuse, validated
-from agentic_opd.wire.images import ImageFolder
 
 GAP_PARTS = ("token_advantage", "combined")
 """Parts that use the difference of two readings of the sampled token."""

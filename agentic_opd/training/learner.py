@@ -127,7 +127,7 @@ class Learner:
         for number, group in enumerate(groups):
             for index, rollout in enumerate(group.rollouts):
                 name = f"group {number} of the batch, sequence {index}"
-                self.policy.pictures.check(name, rollout.tokens_T, rollout.images)
+                self.policy.pictures.check(name, rollout.tokens_T, rollout.attachments)
 
     async def _epoch(self, batch: TrainBatch, order: torch.Generator, config: TrainerConfig) -> dict[str, float]:
         """Make one pass over the batch, with one update for each minibatch."""

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from agentic_opd.core.attachments.files import ImageFolder, ImageFolders
 from agentic_opd.core.errors import AlignmentError, ConfigError, PlaceError
 from agentic_opd.core.types import PlacedImage, shared_length
 from agentic_opd.serving.decoding import decoded
 from agentic_opd.serving.errors import RouteError
-from agentic_opd.wire.images import ImageFolder, ImageFolders
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from agentic_opd.core.attachments.files import ImageFolders
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
@@ -25,7 +26,6 @@ from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.rounding import MUCH, Rounding, as_sent, common_dtype
 from agentic_opd.training.transfer import WeightSender
-from agentic_opd.wire.images import ImageFolders
 
 logger = logging.getLogger(__name__)
 
@@ -272,9 +272,9 @@ class WeightPusher:
         """
         trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
         servers = await self._servers()
-        request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version, images=probe.images)
+        request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version, attachments=probe.images)
         for server in servers:
-            server.images = ImageFolders(self._config.picture_folders)
+            server.attached.files = ImageFolders(self._config.picture_folders)
         replies = await asyncio.gather(*(server.score(request, top_k=1) for server in servers))
         noises: list[Noise] = []
         for server, reply in zip(servers, replies, strict=True):

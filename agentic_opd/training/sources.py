@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, Protocol, cast
 
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.training.config import TrainerConfig
@@ -26,7 +27,6 @@ from agentic_opd.training.losses import weighted_parts
 from agentic_opd.training.pictures import PictureReader
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder
 from agentic_opd.wire.validation import NO_GROUP, checked_lines, line_digest, opened
 
 logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class GroupFiles:
     def _check_pictures(self, location: _GroupLine, group: ScoredGroup) -> None:
         """Check that the model's processor writes the ids of the group's pictures; each picture once."""
         for index, rollout in enumerate(group.rollouts):
-            for image in rollout.images:
+            for image in rollout.attachments:
                 recorded = (image.digest, tuple(rollout.tokens_T[image.offset : image.end]))
                 if recorded not in self._checked_pictures:
                     name = f"groups: {str(location.path)!r}, line {location.number}, sequence {index}"

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
@@ -107,8 +108,5 @@ async def _check_worlds(parts: Sequence[LoopPart]) -> None:
 async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:
     from agentic_opd.up.supervisor import Supervisor
 
-    running = asyncio.current_task()
-    assert running is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    cancel_on(signal.SIGINT, signal.SIGTERM)
     await Supervisor(parts, config).run()

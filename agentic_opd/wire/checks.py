@@ -11,18 +11,18 @@ A check of an array runs vectorised first; only an array that fails it is looked
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, starmap
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import FailFast, Field, TypeAdapter
 
+from agentic_opd.core.attachments.messages import KIND, problems_of
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.names import HINT_SOURCES
 from agentic_opd.core.types import (
     IGNORED,
-    IMAGE_MARK,
     MOST_ID,
     MOST_NATS,
     PROMPT_LOGPROB,
@@ -211,12 +211,14 @@ class GroupChecker:
             return
         self.counts["tokens"] += len(rollout.tokens_T)
         self.counts["sampled tokens"] += len(rollout.masks_T) - list(rollout.masks_T).count(IGNORED)
-        problems = [*_image_problems(rollout), *_turn_problems(rollout), *_sampling_problems(rollout)]
+        insertions = [turn.insert_at for turn in rollout.turns or () if turn.insert_at is not None]
+        of_attachments = problems_of(rollout.attachments, rollout.masks_T, insertions, rollout.messages)
+        problems = [*starmap(Problem, of_attachments), *_turn_problems(rollout), *_sampling_problems(rollout)]
         if problems:
             yield from problems
             return
-        if rollout.images:
-            self.counts["pictures"] += len(rollout.images)
+        if rollout.attachments:
+            self.counts[KIND] += len(rollout.attachments)
         if rollout.turns is not None:
             self.counts["turns"] += len(rollout.turns)
             self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
@@ -482,33 +484,6 @@ def _sampling_problems(rollout: ScoredRollout) -> Iterator[Problem]:
     count, turns = len(rollout.sampling), len(sampled_spans(rollout.masks_T))
     if count > 1 and count != turns:
         yield Problem("", f"opd sampling: {count} entries for {turns} sampled turns, expected one for all or for each")
-
-
-def _image_problems(rollout: ScoredRollout) -> Iterator[Problem]:
-    """Yield problems of the pictures' positions, and of messages that name other pictures."""
-    end = 0
-    for index, image in enumerate(rollout.images):
-        where, span = f", picture {index}", f"[{image.offset}, {image.end})"
-        if image.offset < end or image.end > len(rollout.tokens_T):
-            yield Problem(where, f"its tokens {span} overlap others, or are not in the sequence")
-        elif any(mask != IGNORED for mask in rollout.masks_T[image.offset : image.end]):
-            yield Problem(where, f"its tokens {span} are sampled ones")
-        end = max(end, image.end)
-        for turn in rollout.turns or ():
-            if turn.insert_at is not None and image.offset < turn.insert_at < image.end:
-                yield Problem(where, f"a hint's insert_at {turn.insert_at} is inside of its tokens {span}")
-    digests: list[Any] = []
-    for index, message in enumerate(rollout.messages or ()):
-        images, content = cast(Any, message.get("images")), message["content"]
-        if images is None:
-            continue
-        if not isinstance(images, list) or not images or str(content).count(IMAGE_MARK) != len(cast(list[Any], images)):
-            yield Problem(f", message {index}", f"images: expected one digest for each {IMAGE_MARK!r} of the content")
-        else:
-            digests += cast(list[Any], images)
-    placed = [image.digest for image in rollout.images]
-    if rollout.messages is not None and digests[: len(placed)] != placed:
-        yield Problem("", f"opd images: {len(placed)}, which are not those that the messages name")
 
 
 def _record_problems(turn: TurnRecord) -> Iterator[str]:

@@ -28,11 +28,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from agentic_opd.core.attachments.messages import ON_WIRE, UNIT
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import (
     IGNORED,
     MOST_NATS,
     MOST_SCORE,
+    Attachments,
     ContextTurn,
     DistillArrays,
     Episode,
@@ -40,7 +42,6 @@ from agentic_opd.core.types import (
     Index,
     JudgeTokens,
     Message,
-    PlacedImage,
     ProgramRun,
     ProofVerdict,
     SamplingDistribution,
@@ -375,8 +376,8 @@ class ScoredRollout:
     """Number of the sequence's first turn in its rollout, from 0, in a group that lacks sequences of the rollout."""
     program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
     """Exit of the `agent.command` program, if such a program ran the conversation."""
-    images: tuple[PlacedImage, ...] = ()
-    """The pictures among the tokens, in order; their files are in the folder beside the group's file."""
+    attachments: Attachments = ()
+    """Their files are in the folder beside the group's file."""
     sampling: tuple[SamplingDistribution, ...] = ()
     """The distribution of each turn, a run of sampled positions, or of all turns; empty: not known."""
     trajectory: JudgedTrajectory | None = None
@@ -511,7 +512,7 @@ class ScoredRollout:
             is_rewarded=given_reward is not None,
             context_turns=trace.context_turns,
             session_id=session_id,
-            images=trace.images,
+            attachments=trace.attachments,
             sampling=_sampling_of(trace),
             trajectory=trajectory,
         )
@@ -521,7 +522,7 @@ class ScoredRollout:
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
         rest = _SequenceOpd(
             context_turns=self.context_turns,
-            images=self.images,
+            attachments=self.attachments,
             sampling=self.sampling,
             trajectory=self.trajectory,
             continuation=self.is_continuation,
@@ -569,7 +570,7 @@ class GroupDistillation:
     ] = ()
     """Hint sources in order of preference, written as a name if it is one; empty: not known."""
     teacher: Annotated[str | None, _IF_KNOWN] = None
-    """Key of the teacher in `DistillConfig.teachers`, the task's kind; None: the default teacher."""
+    """Key of the teacher in `teacher.by_kind`, the task's kind; None: the default teacher."""
     noise_rms: Annotated[Number | None, _IF_KNOWN] = None
     """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
     precision: Annotated[str | None, _IF_KNOWN] = None
@@ -727,7 +728,7 @@ class _SequenceOpd:
 
     turns: Annotated[tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None, Field(exclude=True)] = None
     context_turns: Annotated[tuple[ContextTurn, ...], _IF_ANY] = ()
-    images: Annotated[tuple[PlacedImage, ...], _IF_ANY] = ()
+    attachments: Annotated[Attachments, Field(alias=ON_WIRE, exclude_if=not_)] = ()
     sampling: Annotated[
         tuple[SamplingDistribution, ...], Field(exclude_if=not_), BeforeValidator(_distributions), _AS_ONE
     ] = ()
@@ -799,6 +800,7 @@ _GROUP_OVERRIDES = _Entries(
 )
 _TURN = TypeAdapter(TurnRecord)
 _SEQUENCE_OPD = TypeAdapter(_SequenceOpd)
+_SEQUENCE_NAMES = {*_SequenceOpd.__dataclass_fields__, ON_WIRE} - {"attachments"}
 _DISTILLATION = TypeAdapter(GroupDistillation)
 _LINE = TypeAdapter(_Line)
 
@@ -854,7 +856,7 @@ def _problem(error: ErrorDetails, where: str, name: str) -> Problem:
 
 _UNITS = {
     **dict.fromkeys(_COLUMNS, "sequence"),
-    **{"turns": "turn", "context_turns": "context turn", "images": "picture"},
+    **{"turns": "turn", "context_turns": "context turn", ON_WIRE: UNIT},
 }
 """Name of a list -> what one of its entries is called in a problem's location."""
 _PYTHONIC = re.compile(r"^(Input should be|\w+ should have) | or an instance of \w+$| after validation.*$")
@@ -903,7 +905,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
     """Read a sequence from its entries of the columns; None if it has problems, which are added to `problems`."""
     where, overrides = f"sequence {index}", _object(line.overrides and line.overrides[index])
     opd: _SequenceOpd | None = _SequenceOpd()
-    if _SequenceOpd.__dataclass_fields__.keys() & _object(overrides.get("opd")).keys():
+    if _SEQUENCE_NAMES & _object(overrides.get("opd")).keys():
         opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
     if opd is None:
         return None
@@ -922,7 +924,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             rows=DistillArrays(ids[index], logprobs[index]) if ids and logprobs else None,
             turns=opd.turns,
             context_turns=opd.context_turns,
-            images=opd.images,
+            attachments=opd.attachments,
             sampling=opd.sampling,
             trajectory=opd.trajectory,
             is_continuation=opd.continuation,

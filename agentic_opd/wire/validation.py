@@ -1,4 +1,4 @@
-"""Check a file of scored groups line by line (I/O): JSON, wire format, repeated groups, and the files of pictures.
+"""Check a file of scored groups line by line (I/O): JSON, wire format, repeated groups, and attached files.
 
 `agentic-opd validate` prints the problems; `agentic-opd train --groups` refuses a file that has any.
 """
@@ -10,12 +10,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.attachments.files import AttachedFiles, CheckedFiles, files_beside
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json, refuse_constant
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder
 
 MAX_LISTED = 20
 """Number of violations that a report lists; further ones are only counted."""
@@ -54,7 +53,7 @@ def validate(path: Path) -> FileContents:
     listed: list[str] = []
     count, is_empty = 0, True
     with opened(path) as file:
-        for line in checked_lines(file, checker, ImageFolder.beside(path)):
+        for line in checked_lines(file, checker, files_beside(path)):
             is_empty = False
             listed += line.violations[: MAX_LISTED - len(listed)]
             count += len(line.violations)
@@ -81,14 +80,13 @@ def opened(path: Path) -> Generator[IO[bytes]]:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
 
 
-def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder) -> Iterator[CheckedLine]:
+def checked_lines(file: IO[bytes], checker: GroupChecker, attached: AttachedFiles) -> Iterator[CheckedLine]:
     """Check each line that is not blank. Groups that stand in the file twice are violations.
 
     Raises:
         OSError, EOFError, zlib.error, UnicodeDecodeError: the file can't be read.
     """
-    picture_problems: dict[str, str | None] = {}
-    """Digest of a picture -> the problem of its file."""
+    files = CheckedFiles(attached)
     first_lines: dict[object, int] = {}
     """Digest of a line, or the identity of its group -> its line number."""
     offset = 0
@@ -109,11 +107,8 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
             else:
                 group, problems = checker.read(value)
                 violations += [problem.message_for(f"line {number}") for problem in problems]
-        for index, picture in _pictures(group):
-            if picture not in picture_problems:
-                picture_problems[picture] = _picture_problem(pictures, picture)
-            if (problem := picture_problems[picture]) is not None:
-                violations.append(f"line {number}, sequence {index}: {problem}")
+        for index, rollout in enumerate(() if group is None else group.rollouts):
+            violations += [f"line {number}, sequence {index}: {text}" for text in files.problems(rollout.attachments)]
         # A restarted `serve` repeats its items, but gives each group a new id.
         if (name := _identity(group)) is not None and (first := first_lines.setdefault(name, number)) != number:
             violations.append(f"line {number}: {name[0]} {name[1]!r} stands in line {first} too")
@@ -123,20 +118,6 @@ def checked_lines(file: IO[bytes], checker: GroupChecker, pictures: ImageFolder)
 def line_digest(data: bytes) -> bytes:
     """Return the digest of a line, with or without its newline."""
     return blake2b(data.rstrip(b"\r\n"), digest_size=16).digest()
-
-
-def _pictures(group: ScoredGroup | None) -> Iterator[tuple[int, str]]:
-    """Yield the index of the sequence and the digest for each picture of a group."""
-    for index, rollout in enumerate(() if group is None else group.rollouts):
-        yield from ((index, digest) for digest in dict.fromkeys(image.digest for image in rollout.images))
-
-
-def _picture_problem(folder: ImageFolder, digest: str) -> str | None:
-    try:
-        folder.read(digest)
-    except PlaceError as error:
-        return str(error)
-    return None
 
 
 def _identity(group: ScoredGroup | None) -> tuple[str, str] | None:

@@ -160,7 +160,7 @@ class Examiner:
             turn, before = trace.turns[-1], steps[-1].before
             insert_at, as_message = hint_place(trace, turn, placement)
             hint = self.author.hint_ids(self._hint(task, before.fault, foreign=foreign), as_message=as_message)
-            request = insert_hint(trace.tokens_T, turn, insert_at, hint)
+            request = insert_hint(trace, turn, insert_at, hint)
             rows.append((task, before.solution or "", list(request.token_ids[: -request.num_scored])))
         column = f"next turn, {'foreign' if foreign else 'its'} hint, {placement}"
         for (task, solution, prompt), ids in zip(rows, self._sample([row[2] for row in rows], 1.0), strict=True):

@@ -192,7 +192,7 @@ class Author:
         foreign = rng.random() < self.mix.foreign_hints
         hint, target = (self.empty_hint(variants, rng), step) if foreign else self._hinted(step, variants, rng)
         insert_at, as_message = hint_place(trace, turn, placement)
-        request = insert_hint(trace.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        request = insert_hint(trace, turn, insert_at, self.hint_ids(hint, as_message=as_message))
         prompt_ids = request.token_ids[: -request.num_scored]
         target_ids = self.completion_ids(target)
         is_target = (False,) * len(prompt_ids) + (True,) * len(target_ids)

@@ -115,8 +115,19 @@ class ReplyingEnv(AgenticOPDEnv):
         return "Are you sure about é?" if messages[-1]["content"] == "Done?" else None
 
 
-@pytest.mark.parametrize("placement", ["end", "last_user"])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        *((name, "end") for name in SCRIPTS),
+        ("parallel calls", "last_user"),
+        ("a user's reply", "last_user"),
+        *(
+            pytest.param(name, "last_user", marks=pytest.mark.all)
+            for name in SCRIPTS
+            if name not in ("parallel calls", "a user's reply")
+        ),
+    ],
+)
 def test_scripted_rollouts(
     vllm_server: Any, forward: Forward, monkeypatch: pytest.MonkeyPatch, name: str, placement: str
 ) -> None:
@@ -190,7 +201,7 @@ def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
             for episode in episodes:
                 (trace,) = episode.traces
                 for turn in trace.turns:
-                    request = insert_hint(trace.tokens_T, turn, turn.start, ())
+                    request = insert_hint(trace, turn, turn.start, ())
                     answers = [(await teacher.score(request, 5)).rows for _ in range(3)]
                     sampled = trace.logprobs_T[turn.start : turn.end]
                     largest += [float(np.abs(gaps(sampled, rows)).max()) for rows in answers]

@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationW
 CASES = [
     (50, "token_advantage"),
     (50, "forward_kl"),
-    (50, "reverse_kl"),
-    (1, "token_advantage"),
+    pytest.param(50, "reverse_kl", marks=pytest.mark.all),
+    pytest.param(1, "token_advantage", marks=pytest.mark.all),
 ]
-"""K, and the loss."""
+"""K, and the loss; unit tests have the formulas of all."""
 
 
 @pytest.fixture(scope="module")

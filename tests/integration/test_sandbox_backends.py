@@ -211,7 +211,9 @@ def test_cancelling_leaves_nothing(backend: Backend) -> None:
 
 
 @also_remote
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "after_s", [0.0, 0.1, *(pytest.param(after_s, marks=pytest.mark.all) for after_s in (0.02, 0.3))]
+)
 def test_cancelling_at_any_moment_leaves_nothing(backend: Backend, after_s: float) -> None:
     async def use() -> None:
         async with backend.factory()() as box:

@@ -13,6 +13,7 @@ import torch
 from bench.local_server import local_server
 from safetensors.torch import load_file
 
+from agentic_opd.core.attachments.files import ImageFolder, digest_of
 from agentic_opd.core.precision import Noise
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.distributed import DistContext
@@ -21,7 +22,6 @@ from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import read_start
 from agentic_opd.training.trainer import open_trainer
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder, digest_of
 from tests.support.environment import read_lines
 from tests.support.gateway import Served, served
 from tests.support.pictures import png
@@ -79,7 +79,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 def test_the_trainer_computes_the_logprobs_that_vllm_sampled_with(recorded: Recorded) -> None:
     groups = [ScoredGroup.from_wire(line) for line in read_lines(recorded.file)]
-    assert [len(group.rollouts[0].images) for group in groups] == [2, 2, 0]
+    assert [len(group.rollouts[0].attachments) for group in groups] == [2, 2, 0]
     config = make_config(model=str(recorded.model), groups=[recorded.file], micro_tokens=4096)
     policy, batch = load_policy(config, WORLD), make_batch(groups)
     difference_BT = (read_start(policy, batch, config, WORLD).start_BT - batch.old_BT).abs()

@@ -513,8 +513,9 @@ def test_the_measure_tells_linear_from_quadratic_and_exponential_time() -> None:
     def search(pattern: str, *lengths: int) -> str | None:
         return slowness(lambda text: re.search(pattern, text), lambda n: "a" * n + "\0", lengths, floor=0.002)
 
-    assert search("b|ab", 8, 24, 256, 1024, 4096) is None
-    assert search("a*b", 8, 24, 256, 1024, 4096) is not None
+    assert search("b|ab", 8, 24, 256, 4096) is None
+    # 16 times the length takes 256 times as long: that a short measurement takes 8 times too long hides nothing.
+    assert search("a*b", 8, 24, 256, 4096) is not None
     assert search("(?:a|a)*b", 8, 12, 16) is not None
 
 
@@ -560,4 +561,5 @@ def test_a_reader_on_the_event_loop_takes_less_than_half_a_second_for_40_000_cha
         "1",
     ):
         text = repeated(opening, 40_000)
-        assert min(seconds(partial(_handled, read, errors), text) for _ in range(2)) < 0.5
+        taken = (seconds(partial(_handled, read, errors), text) for _ in range(2))
+        assert any(duration < 0.5 for duration in taken)

@@ -204,19 +204,17 @@ async def check_judge(setup: DoctorSetup) -> Note:
 async def check_teacher(setup: DoctorSetup) -> Note:
     """Check that separate teachers fit the policy."""
     config = setup.config
-    separate = dict(config.teacher.by_kind)
-    if (usual := config.teacher.server) is not None:
-        separate = {"": usual, **separate}
-    if not config.opd_enabled or not separate:
+    if not config.opd_enabled or not config.teacher.separate:
         return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
     teachers: list[str] = []
-    for kind, server in separate.items():
+    for separate in config.teacher.separate:
+        server = separate.server
         teacher = await connect_teacher(
             connection(
                 config,
                 server.base_url,
                 server.api_key.get_secret_value() if server.api_key else None,
-                f"env.teacher.by_kind: {kind}: api_key" if kind else "env.teacher.api_key",
+                separate.key_setting,
             ),
             setup.tokenizer,
             top_k=config.logprobs_asked,
@@ -225,7 +223,7 @@ async def check_teacher(setup: DoctorSetup) -> Note:
             policy=setup.clients[0].info,
         )
         await teacher.close()
-        teachers.append(f"{f'{kind}: ' if kind else ''}{teacher.info.model} at {server.base_url}")
+        teachers.append(separate.named(f"{teacher.info.model} at {server.base_url}"))
     return Note("; ".join(teachers))
 
 

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from agentic_opd.core.attachments.messages import IMAGE_MARK
 from agentic_opd.core.text import call_arguments, read_json, well_formed
-from agentic_opd.core.types import IMAGE_MARK, Message
+from agentic_opd.core.types import Message
 from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client

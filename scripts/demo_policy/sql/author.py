@@ -149,7 +149,7 @@ class SqlAuthor:
         turn = episode.turns[ANSWER_TURN]
         (trace,) = episode.traces
         insert_at, as_message = hint_place(trace, turn, rng.choice(_PLACEMENTS))
-        request = insert_hint(trace.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        request = insert_hint(trace, turn, insert_at, self.hint_ids(hint, as_message=as_message))
         prompt = request.token_ids[: -request.num_scored]
         target = self.completion_ids(call("answer", sql=written))
         is_target = (False,) * len(prompt) + (True,) * len(target)

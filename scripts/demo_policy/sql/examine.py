@@ -79,7 +79,7 @@ class _Exam:
             return [*trace.tokens_T[: turn.start]]
         insert_at, as_message = hint_place(trace, turn, "end")
         hint_ids = self.author.hint_ids(hint, as_message=as_message)
-        request = insert_hint(trace.tokens_T, turn, insert_at, hint_ids)
+        request = insert_hint(trace, turn, insert_at, hint_ids)
         return [*request.token_ids[: -request.num_scored]]
 
     def read(self, prompt: list[int], ids: list[int]) -> str | None:

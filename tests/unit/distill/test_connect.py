@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd import __version__
 from agentic_opd.core import http
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, JudgeConfig, TeacherConfig, TeacherServer
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
@@ -135,7 +138,7 @@ def test_a_control_needs_twice_as_many_logprobs() -> None:
 
 
 def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> None:
-    policy, math = server(), server(model="mathematician")
+    policy, math, files = server(), server(model="mathematician"), ImageFolder(Path("groups.images"))
 
     async def run() -> tuple[DistillServers, DistillServers, DistillServers]:
         async with served(policy) as url, served(math) as math_url:
@@ -143,7 +146,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
                 teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url=math_url, api_key=SecretStr("math-key"))})
             )
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
-            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
+            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"), files)
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
             await deps.close()
             of_math, *others = (deps.of(kind) for kind in ("math", "poetry", None))
@@ -154,6 +157,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
     assert of_math.judge.is_policy
     assert of_poetry is of_none
     assert (of_none.teacher.info.model, of_none.teacher_is_policy) == ("demo", True)
+    assert of_math.teacher.attached.files is of_none.teacher.attached.files is files
     assert (keys_sent(policy), keys_sent(math)) == ({"Bearer policy-key"}, {"Bearer math-key"})
 
 
@@ -172,11 +176,11 @@ def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
 def test_a_teacher_that_no_task_would_have_is_refused() -> None:
     config = DistillConfig(teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
-    distiller.check_kinds({"math", None})
+    distiller.check_tasks([Task("a", kind="math"), Task("b")])
     with pytest.raises(ConfigError, match="names 'math', but the tasks' kinds are: 'maths', 'sql'"):
-        distiller.check_kinds({"sql", "maths", None})
+        distiller.check_tasks([Task("a", kind="sql"), Task("b", kind="maths"), Task("c")])
     with pytest.raises(ConfigError, match="none has a kind"):
-        distiller.check_kinds(())
+        distiller.check_tasks()
 
 
 def test_unlimited_logprobs_fit() -> None:

@@ -416,7 +416,7 @@ def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings
 
 
 NEWER = VERSION + 1
-PLAIN = insert_hint(TOKENS, TURNS[0], 3, ())
+PLAIN = insert_hint(make_trace(), TURNS[0], 3, ())
 """The first turn without a hint."""
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from renderers import (
     create_renderer,
 )
 
-from agentic_opd.core.errors import RendererError
-from agentic_opd.core.types import Turn
+from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, PlacedImage, Trace, Turn
 from agentic_opd.distill.insertion import encode_hint, hint_place, insert_hint
 
 from .conftest import make_qwen_tokenizer
@@ -39,29 +40,39 @@ def test_hint_is_inserted_and_nothing_else_changes() -> None:
     turn 0     1 2 3 4 H H 9 | 40 41 42               inserted at 4
     turn 1     1 2 3 H 4 9 40 41 42 5 6 9 | 40 41     inserted at 3
     """
-    first = insert_hint(TOKENS, TURNS[0], 4, (70, 71))
+    first = insert_hint(make_trace(), TURNS[0], 4, (70, 71))
     assert first.token_ids == (1, 2, 3, 4, 70, 71, 9, 40, 41, 42)
     assert (first.num_scored, first.insert_at, first.hint_token_ids) == (3, 4, (70, 71))
-    second = insert_hint(TOKENS, TURNS[1], 3, (70,))
+    second = insert_hint(make_trace(), TURNS[1], 3, (70,))
     assert second.token_ids == (1, 2, 3, 70, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)
     assert second.num_scored == 2
 
 
 def test_without_a_hint_the_teacher_reads_what_the_student_read() -> None:
-    request = insert_hint(TOKENS, TURNS[1], 11, ())
+    request = insert_hint(make_trace(), TURNS[1], 11, ())
     assert request.token_ids == TOKENS
     assert request.num_scored == 2
+
+
+def test_attachments_behind_a_hint_move_with_their_tokens() -> None:
+    """Those behind the turn are not read; a hint inside of one is refused."""
+    trace = replace(make_trace(), attachments=(PlacedImage("a", 1, 2), PlacedImage("b", 8, 2)))
+    assert insert_hint(trace, TURNS[1], 4, (70, 71)).attachments == (PlacedImage("a", 1, 2), PlacedImage("b", 10, 2))
+    assert insert_hint(trace, TURNS[0], 4, (70, 71)).attachments == (PlacedImage("a", 1, 2),)
+    with pytest.raises(AlignmentError, match="position 9 is inside of it"):
+        insert_hint(trace, TURNS[1], 9, (70,))
 
 
 @given(st.data())
 @pytest.mark.slow
 def test_splicing_keeps_every_token_and_ends_in_the_turn(data: st.DataObject) -> None:
     tokens = tuple(data.draw(st.lists(st.integers(0, 9), min_size=2, max_size=30)))
+    trace = Trace((), tokens, (IGNORED,) * len(tokens), (PROMPT_LOGPROB,) * len(tokens))
     start = data.draw(st.integers(1, len(tokens) - 1))
     end = data.draw(st.integers(start + 1, len(tokens)))
     place = data.draw(st.integers(1, start))
     hint = tuple(data.draw(st.lists(st.integers(10, 19), max_size=5)))
-    request = insert_hint(tokens, Turn(start, end, start, place, 0), place, hint)
+    request = insert_hint(trace, Turn(start, end, start, place, 0), place, hint)
     assert request.token_ids[place : place + len(hint)] == hint
     assert request.token_ids[:place] + request.token_ids[place + len(hint) :] == tokens[:end]
     assert request.token_ids[-request.num_scored :] == tokens[start:end]

@@ -94,7 +94,7 @@ def test_other_rows_ids_are_looked_up_and_the_sampled_one_is_always_there() -> N
         logprobs_of([[40]], TWO_ROWS)
 
 
-REQUEST = insert_hint(TOKENS, TURNS[1], 10, (70,))
+REQUEST = insert_hint(make_trace(), TURNS[1], 10, (70,))
 
 
 def test_good_rows_pass() -> None:
@@ -137,7 +137,7 @@ def test_rows_that_do_not_fit_are_refused(bad: TeacherRows, message: str) -> Non
 
 @given(st.integers(2, 40), st.sets(st.sampled_from([0, 1])), st.lists(st.integers(0, VOCAB - 1), max_size=3))
 def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: list[int]) -> None:
-    requests = {i: insert_hint(TOKENS, TURNS[i], TURNS[i].assistant_open, tuple(hint)) for i in scored}
+    requests = {i: insert_hint(make_trace(), TURNS[i], TURNS[i].assistant_open, tuple(hint)) for i in scored}
     teacher = {i: table_rows(request, top_k) for i, request in requests.items()}
     for i, request in requests.items():
         check_rows(teacher[i], request, top_k, VOCAB)
@@ -156,7 +156,7 @@ def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: lis
 
 
 def test_row_holds_the_teachers_own_numbers() -> None:
-    request: TeacherRequest = insert_hint(TOKENS, TURNS[0], 4, (70, 71))
+    request: TeacherRequest = insert_hint(make_trace(), TURNS[0], 4, (70, 71))
     teacher = table_rows(request, 5)
     arrays = arrays_of({0: teacher}, 5)
     for r, p in enumerate(range(5, 8)):

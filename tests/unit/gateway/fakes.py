@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.http import JsonClient
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.config import GatewayConfig
@@ -28,7 +29,6 @@ from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
-from agentic_opd.wire.images import ImageFolder
 
 Says = Callable[[str, int], str]
 """(prompt as text, choice) -> what is sampled, without the end of turn; a text that ends in `...` is cut off."""
@@ -193,14 +193,14 @@ async def gateway_before(
             vllm.context,
             has_plugin=True,
             max_adapters=vllm.max_adapters,
-            image_placeholder=vllm.placeholder,
+            placeholder=vllm.placeholder,
         )
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)
         renderer = renderer or load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
         policy = PluginClient(client, info)
-        policy.images = ImageFolder.beside(groups_path)
+        policy.attached.files = ImageFolder.beside(groups_path)
         gateway = Gateway(config, [policy], renderer, vllm.tokenizer, journal, writer, telemetry)
         web_server = WebServer(make_app(gateway))
         web_server.config.port = 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.gateway import groups
-from agentic_opd.wire.images import ImageFolder
 from tests.support.disk import KINDS, largest_file, make
 
 from .fakes import USER, Running, ScriptedVllm, gateway_before, until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.types import IMAGE_MARK
+from agentic_opd.core.attachments.messages import IMAGE_MARK
 from agentic_opd.gateway.images import MOST_IMAGES
 from tests.support.pictures import base64_of, png, uri
 

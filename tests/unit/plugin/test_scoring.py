@@ -16,12 +16,12 @@ from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.plugin.scoring import ReadBy, Reading, TeacherReply
 from tests.unit.distill.fakes import (
-    TOKENS,
     TURNS,
     VERSION,
     VOCAB,
     Script,
     b64,
+    make_trace,
     next_token_logprobs,
     plugin,
     plugin_answer,
@@ -30,7 +30,7 @@ from tests.unit.distill.fakes import (
     table_rows,
 )
 
-REQUEST = insert_hint(TOKENS, TURNS[0], 3, (70, 71))
+REQUEST = insert_hint(make_trace(), TURNS[0], 3, (70, 71))
 INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB)
 
 
@@ -126,7 +126,7 @@ def test_whose_weights_read_is_asked_for_where_the_server_has_several(
     assert unknown == {k: v for k, v in sent.items() if k == "read_by"}
 
 
-UNHINTED = insert_hint(TOKENS, TURNS[0], 3, ())
+UNHINTED = insert_hint(make_trace(), TURNS[0], 3, ())
 
 
 def test_further_readings_go_in_the_same_request() -> None:

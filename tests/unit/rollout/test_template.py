@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentic_opd.core.attachments.messages import IMAGE_MARK
+from agentic_opd.core.attachments.prompts import AttachmentTokens
 from agentic_opd.core.errors import ConfigError, RendererError
-from agentic_opd.core.types import IMAGE_MARK, Message
+from agentic_opd.core.types import Message
 from agentic_opd.distill.insertion import encode_hint
-from agentic_opd.rollout.chat_format import ChatFormat, ImageTokens
+from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -350,7 +352,9 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
     tokenizer = make(PARTS, ("<|im_end|>", "<image>"), eos_token="<|im_end|>")
     renderer = load_renderer(tokenizer, "default", {}, tool_format="text")
     (image,) = tokenizer.encode("<image>")
-    chat = ChatFormat(renderer, tokenizer, ()).with_images(ImageTokens("<image>", {"a": [image] * 3, "b": [image]}))
+    chat = ChatFormat(renderer, tokenizer, ()).with_attachments(
+        AttachmentTokens("<image>", {"a": [image] * 3, "b": [image]})
+    )
     first: Message = {"role": "user", "content": f"<image> See {IMAGE_MARK}.", "images": ["a"]}
     conversation = Conversation(chat, [first])
     ids = [*conversation.prompt()]
@@ -363,12 +367,12 @@ def test_a_template_of_parts_writes_texts_and_pictures() -> None:
     whole = conversation.prompt()
     assert whole[: len(ids) + len(sampled)] == [*ids, *sampled]
     assert chat.text(whole[len(ids) + len(sampled) :]) == "\nuser: <image><image><image><image><|im_end|>\nassistant:"
-    images = conversation.images
+    images = conversation.attachments
     assert [(one.digest, one.length) for one in images] == [("a", 3), ("b", 1), ("a", 3)]
     assert [set(whole[one.offset : one.end]) for one in images] == [{image}] * 3
-    assert conversation.trace().images == images[:1]
+    assert conversation.trace().attachments == images[:1]
     conversation.answer([{"role": "user", "content": "Never mind."}])
-    assert conversation.images == images[:1]
+    assert conversation.attachments == images[:1]
 
 
 @pytest.mark.parametrize("content", ["no mark", f"{IMAGE_MARK}{IMAGE_MARK}"])
@@ -379,4 +383,4 @@ def test_a_message_has_a_mark_for_each_picture(content: str) -> None:
     with pytest.raises(RendererError, match="reads text only"):
         chat.first_prompt(messages)
     with pytest.raises(RendererError, match=r"1 pictures, and [02] marks"):
-        chat.with_images(ImageTokens("<image>", {"a": [1]})).first_prompt(messages)
+        chat.with_attachments(AttachmentTokens("<image>", {"a": [1]})).first_prompt(messages)

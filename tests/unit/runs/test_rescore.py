@@ -39,7 +39,7 @@ INFO |= {"logprobs_mode": "raw_logprobs"}
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
     """The episode, of whose turns the first was sampled by `VERSION` and scored by `scored_by`."""
     trace, turn, hint_ids = make_trace(), TURNS[0], (70, 71)
-    rows = table_rows(insert_hint(trace.tokens_T, turn, 3, hint_ids), 5, scored_by)
+    rows = table_rows(insert_hint(trace, turn, 3, hint_ids), 5, scored_by)
     versions = {"weight_version": VERSION, "scored_version": scored_by}
     about = {"hint": HINT, "hint_token_ids": hint_ids, "insert_at": 3, **versions, **fields}
     turns = (
@@ -55,7 +55,7 @@ def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
 
 def plain_reading(version: int) -> tuple[float, ...]:
     """What weights of this version say of the first turn without its hint."""
-    request = insert_hint(make_trace().tokens_T, TURNS[0], 3, ())
+    request = insert_hint(make_trace(), TURNS[0], 3, ())
     return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
 
 
@@ -121,8 +121,8 @@ def test_a_separate_teachers_own_reading_is_compared_where_it_is_not_the_baselin
 
 def test_rows_of_compared_hints_are_read_under_the_chosen_hint() -> None:
     trace, turn, ids = make_trace(), TURNS[0], ((70, 71), (72,))
-    plain = table_rows(insert_hint(trace.tokens_T, turn, 3, ()), 5)
-    read = [table_rows(insert_hint(trace.tokens_T, turn, 3, one), 5) for one in ids]
+    plain = table_rows(insert_hint(trace, turn, 3, ()), 5)
+    read = [table_rows(insert_hint(trace, turn, 3, one), 5) for one in ids]
     mean = [float(overlap(one, plain, trace.tokens_T[5:8]).mean()) for one in read]
     hints = tuple(HintReading(f"{HINT} {n}", ids[n], 3, mean[n], 0.0, 1.0) for n in range(2))
     one = group(hints=hints, hint=hints[1].hint, hint_token_ids=ids[1])
@@ -137,8 +137,8 @@ def test_rows_of_compared_hints_are_read_under_the_chosen_hint() -> None:
 
 @pytest.mark.parametrize("named_ids", [False, True])
 def test_rows_of_the_students_tokens_are_compared_at_their_ids(named_ids: bool) -> None:
-    trace, request = make_trace(), insert_hint(make_trace().tokens_T, TURNS[0], 3, (70, 71))
-    student = table_rows(insert_hint(trace.tokens_T, TURNS[0], 3, ()), 5)
+    trace, request = make_trace(), insert_hint(make_trace(), TURNS[0], 3, (70, 71))
+    student = table_rows(insert_hint(trace, TURNS[0], 3, ()), 5)
     hinted = table_rows(request, 10)
     if named_ids:
         hinted = named_rows(hinted, request, student.top_ids_RK)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from agentic_opd.core.attachments.files import ImageFolder, digest_of
 from agentic_opd.core.errors import AlignmentError, ConfigError, PlaceError
 from agentic_opd.training import PictureReader, collate, opd_loss
 from agentic_opd.training.batch import TrainBatch, make_batch
@@ -22,7 +23,6 @@ from agentic_opd.training.push import Probe
 from agentic_opd.training.sources import GroupFiles, check_can_read_pictures, open_source
 from agentic_opd.training.step import read_start, train_step
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder, digest_of
 from tests.support.pictures import png
 from tests.support.training import make_config
 from tests.support.vision_model import picture_ids, reading, save_vision_model
@@ -258,7 +258,7 @@ def test_files_of_groups_are_checked_at_the_start(
     source, _ = open_source(config, WORLD)
     assert "2 pictures are read as vLLM read them" in caplog.text
     (group,) = asyncio.run(source.batch(0))
-    assert len(group.rollouts[0].images) == 2
+    assert len(group.rollouts[0].attachments) == 2
     asyncio.run(source.close())
     with pytest.raises(ConfigError, match="trained by one process, and 2 are running"):
         check_can_read_pictures(config, DistContext("cpu", 0, 2))

@@ -278,7 +278,7 @@ def test_a_run_on_files_that_was_stopped_ends_with_the_same_weights(tmp_path: Pa
         open_trainer(parts.model_copy(update={"resume": True}))
 
 
-@pytest.mark.slow
+@pytest.mark.all
 @pytest.mark.processes
 def test_the_command_trains_in_two_processes_as_in_one(tmp_path: Path) -> None:
     """Without a server, from the files alone; an error of a file ends all processes with its words."""

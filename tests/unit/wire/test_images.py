@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from agentic_opd.cli.validate import validate
+from agentic_opd.core.attachments.files import ImageFolder, ImageFolders, digest_of, kind_of
+from agentic_opd.core.attachments.messages import IMAGE_MARK
 from agentic_opd.core.errors import AlignmentError, PlaceError
-from agentic_opd.core.types import IMAGE_MARK, PlacedImage, moved_images
+from agentic_opd.core.types import PlacedImage, moved_attachments
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd.wire.images import ImageFolder, ImageFolders, digest_of, kind_of
 from tests.support.pictures import png
 
 from .sample import group
@@ -36,7 +37,7 @@ def test_a_group_with_pictures_is_read_and_written_again() -> None:
     read, problems = checker.read(value)
     assert not problems
     assert read is not None
-    assert read.rollouts[0].images == (PlacedImage(DIGEST, 0, 2),)
+    assert read.rollouts[0].attachments == (PlacedImage(DIGEST, 0, 2),)
     assert checker.counts["pictures"] == 1
     assert ScoredGroup.from_wire(read.to_wire()).to_wire() == read.to_wire()
     assert read.to_wire()["overrides"] == value["overrides"]
@@ -68,11 +69,11 @@ def test_a_digest_is_a_digest() -> None:
 
 def test_a_hint_moves_the_pictures_behind_it() -> None:
     images = (PlacedImage("a", 1, 2), PlacedImage("b", 4, 2), PlacedImage("c", 9, 1))
-    assert moved_images(images, 8, 4, 3) == (PlacedImage("a", 1, 2), PlacedImage("b", 7, 2))
-    assert moved_images(images, 8, 3, 0) == images[:2]
+    assert moved_attachments(images, 8, 4, 3) == (PlacedImage("a", 1, 2), PlacedImage("b", 7, 2))
+    assert moved_attachments(images, 8, 3, 0) == images[:2]
     for end, insert_at in ((8, 2), (5, 0)):
         with pytest.raises(AlignmentError, match="is inside of it"):
-            moved_images(images, end, insert_at, 3)
+            moved_attachments(images, end, insert_at, 3)
 
 
 def test_a_folder_keeps_a_picture_once_and_finds_a_change(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Protocol
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.files import check_regular
+from agentic_opd.core.types import Attachments, PlacedImage
 
 MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """The first bytes of a file -> the kind of picture."""
@@ -25,6 +27,14 @@ def kind_of(data: bytes) -> str | None:
 def digest_of(data: bytes) -> str:
     """Return the name of a picture."""
     return sha256(data).hexdigest()
+
+
+class AttachedFiles(Protocol):
+    """The files of attachments, such as an `ImageFolder`."""
+
+    def read(self, digest: str) -> bytes:
+        """Return a file; raise PlaceError if it is missing or has changed."""
+        ...
 
 
 class ImageFolder:
@@ -101,7 +111,7 @@ class ImageFolder:
         except OSError:
             return False
 
-    def copy(self, digests: Iterable[str], source: "ImageFolder | ImageFolders") -> None:
+    def copy(self, digests: Iterable[str], source: AttachedFiles) -> None:
         """Add pictures of another folder to this one; raises as `read` and `add`."""
         for digest in dict.fromkeys(digests):
             self.add(source.read(digest))
@@ -132,3 +142,41 @@ class ImageFolders:
             names = ", ".join(repr(str(folder.path)) for folder in self.folders)
             raise PlaceError(f"there is no picture {digest!r} in {names or 'any folder: none is named'}")
         return folder.read(digest)
+
+
+class CheckedFiles:
+    """Files of attachments that are checked, each once."""
+
+    def __init__(self, files: AttachedFiles) -> None:
+        self._files = files
+        self._problems: dict[str, str | None] = {}
+        """Digest -> the problem of its file."""
+
+    def problems(self, attachments: Attachments) -> list[str]:
+        """Return what is wrong with the files of a sequence's attachments."""
+        problems = (self._problem(digest) for digest in dict.fromkeys(image.digest for image in attachments))
+        return [problem for problem in problems if problem is not None]
+
+    def _problem(self, digest: str) -> str | None:
+        if digest not in self._problems:
+            try:
+                self._files.read(digest)
+            except PlaceError as error:
+                self._problems[digest] = str(error)
+            else:
+                self._problems[digest] = None
+        return self._problems[digest]
+
+
+def files_beside(groups: Path) -> AttachedFiles:
+    """Return the files of the attachments that a file of groups names."""
+    return ImageFolder.beside(groups)
+
+
+def copy_files(attachments: Iterable[PlacedImage], source: AttachedFiles, groups: Path) -> None:
+    """Copy the files of attachments to those that the file `groups` names.
+
+    Raises:
+        PlaceError: a file is missing, has changed, or can't be written.
+    """
+    ImageFolder.beside(groups).copy((image.digest for image in attachments), source)
