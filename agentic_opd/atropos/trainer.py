@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +41,15 @@ class TrainerClient:
     becomes an empty step; `lost_batches` counts them.
     """
 
-    def __init__(self, url: str, trainer: TrainerDescription) -> None:
+    def __init__(
+        self, url: str, trainer: TrainerDescription, until_open: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Create a client of the API at `url`; no request is sent yet.
 
-        `register` replaces the `starting_step` of `trainer`.
+        `register` replaces the `starting_step` of `trainer`. `until_open` is awaited before each request for a batch,
+        so that the API keeps the groups while no step may begin.
         """
+        self._until_open = until_open
         self._trainer = trainer
         self._is_known = False
         self._is_registered = False
@@ -133,6 +137,8 @@ class TrainerClient:
         """
         start = time.monotonic()
         while True:
+            if self._until_open is not None:
+                await self._until_open()
             try:
                 batch = await self._ask_for_batch(step)
             except ServerUnreachableError as error:
@@ -158,7 +164,7 @@ class TrainerClient:
         if batch is not None:
             origins = [f"group {number} of the batch for step {step + 1}" for number in range(len(batch))]
             groups = [read_group(unpacked(row, origin), origin) for row, origin in zip(batch, origins, strict=True)]
-            return [group for group in groups if self._is_fresh(group)]
+            return [_as_sent(group) for group in groups if self._is_fresh(group)]
         # The API has no batch ready. If it is ahead of our step, a response with a batch was lost.
         if (await self._api.status()).current_step <= step:
             return None
@@ -181,3 +187,9 @@ class TrainerClient:
 
     async def close(self) -> None:
         await self._api.close()
+
+
+def _as_sent(group: ScoredGroup) -> ScoredGroup:
+    """Return the group without the fields that the API adds: null for what nobody sent, and its environment's id."""
+    extra = {name: value for name, value in group.extra.items() if value is not None and name != "env_id"}
+    return replace(group, extra=extra)

@@ -206,6 +206,10 @@ class JsonClient:
         """GET `path` and return the JSON of the response; see `request`."""
         return await self.request("GET", path, None)
 
+    async def get_text(self, path: str) -> str:
+        """GET `path` and return the text of the response; see `request`."""
+        return await self.request("GET", path, None, read=lambda content: content.decode("utf-8", "replace"))
+
     async def request(
         self,
         method: str,
@@ -214,11 +218,12 @@ class JsonClient:
         headers: Mapping[str, str] | None = None,
         *,
         reuse: bool = False,
+        read: Callable[[bytes], Any] = read_json,
     ) -> Any:
         """Send a request, with retries, until an answer, a refusal, or the end of the window.
 
         `data` is JSON; `headers` are additional headers. With `reuse` the request opens no connection, so only the
-        process that answered before can receive it.
+        process that answered before can receive it. `read` makes the result from the response's content.
 
         Raises:
             NotSentError: `reuse`, and no connection is open.
@@ -226,7 +231,9 @@ class JsonClient:
             ServerUnreachableError: no usable answer within `retry_s`.
         """
         try:
-            return await self._window.ask(lambda: self._once(method, path, data, headers or {}, reuse), self.retry_s)
+            return await self._window.ask(
+                lambda: self._once(method, path, data, headers or {}, reuse, read), self.retry_s
+            )
         except NoAnswerError as error:
             raise self._unreachable(path, error) from error
 
@@ -301,7 +308,15 @@ class JsonClient:
             f"{self.base_url}{path} refused the request: HTTP {status}: {_on_a_line(text, 1000)}{advice}", status, text
         )
 
-    async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], reuse: bool) -> Any:
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        reuse: bool,
+        read: Callable[[bytes], Any],
+    ) -> Any:
         headers = {"Content-Type": "application/json", **headers} if data is not None else headers
         url = self._url(path)
         try:
@@ -309,7 +324,7 @@ class JsonClient:
                 content = await answer.read()
                 if answer.status < 400:
                     async with fair_slot():
-                        return read_json(content)
+                        return read(content)
                 text = await answer.text()
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error

@@ -7,7 +7,7 @@ every encoder, tokenizer, database and terminal accepts. Lines end at `\n` only.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 from pydantic_core import PydanticSerializationError, to_json
@@ -81,8 +81,39 @@ def json_line(value: Any) -> bytes:
     Raises:
         ValueError: a number is not finite.
     """
-    text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-    return _OTHER_LINE_ENDS.sub(_escaped, text).encode() + b"\n"
+    return _in_pieces(value, _json_text) + b"\n"
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_PIECE = 64
+"""Number of rows that are encoded at a time."""
+
+
+def _json_text(value: Any) -> bytes:
+    return _OTHER_LINE_ENDS.sub(_escaped, well_formed(_ENCODER.encode(value))).encode()
+
+
+def _in_pieces(value: Any, encode: Callable[[Any], bytes]) -> bytes:
+    """Return the JSON of an object whose entries are encoded one by one, and long lists of lists by `_PIECE` items.
+
+    The encoders hold the interpreter's lock for a whole call. A group has megabytes, for which the event loop would
+    wait a tenth of a second, also if the call is made in a thread.
+    """
+    if type(value) is dict and all(type(key) is str for key in cast(dict[Any, Any], value)):
+        entries = cast(dict[str, Any], value).items()
+        return b"{" + b",".join(encode(key) + b":" + _list_in_pieces(entry, encode) for key, entry in entries) + b"}"
+    return encode(value)
+
+
+def _list_in_pieces(value: Any, encode: Callable[[Any], bytes], *, is_outer: bool = True) -> bytes:
+    if type(value) is not list or not value or type(cast(list[Any], value)[0]) is not list:
+        return encode(value)
+    items = cast(list[Any], value)
+    if is_outer:
+        pieces = (_list_in_pieces(item, encode, is_outer=False) for item in items)
+    else:
+        pieces = (encode(items[start : start + _PIECE])[1:-1] for start in range(0, len(items), _PIECE))
+    return b"[" + b",".join(pieces) + b"]"
 
 
 def request_body(value: Any) -> bytes:
@@ -105,7 +136,7 @@ def json_body(value: Any) -> bytes:
         ValueError: a number is not finite.
     """
     try:
-        body = to_json(value)
+        body = _in_pieces(value, to_json)
     except PydanticSerializationError:  # An unpaired surrogate.
         return json_line(value)
     return json_line(value) if b"NaN" in body or b"Infinity" in body else body

@@ -135,7 +135,7 @@ class Task:
     one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
     user message. `tools` are the schemas of the functions of this task in OpenAI's format; None: those of the world.
     `data` is for the world's hooks alone. `limits` (see `TASK_LIMITS`) replace the settings of the same names, `image`
-    replaces `sandbox.image`.
+    replaces `sandbox.image`. With `needs_no_call`, no tool call is right, and metrics count those that are made.
     """
 
     task_id: str
@@ -151,6 +151,7 @@ class Task:
     data: Any = None
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
     image: str | None = None
+    needs_no_call: bool = False
 
     def __post_init__(self) -> None:
         task_id: Any = self.task_id
@@ -249,6 +250,8 @@ class Completion:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
         if not self.token_ids:
             raise AlignmentError("completion: no token was sampled")
+        if sum(map(abs, self.logprobs)) <= MOST_NATS:  # So is each, and none is NaN.
+            return
         if (
             index := next((i for i, logprob in enumerate(self.logprobs) if not abs(logprob) <= MOST_NATS), None)
         ) is not None:

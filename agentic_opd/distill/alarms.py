@@ -1,7 +1,7 @@
 """Runs that learn nothing or the opposite: turns of groups -> one warning with cause and advice. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from agentic_opd.core.types import TurnOutcome
@@ -109,6 +109,33 @@ class StepScoreWatch:
             f"{unhinted:+.2f}. The judge probably answers the first question again (1: there is a hint), so "
             "loss.step_reward and loss.combined would reward mistakes. Use another judge (env.judge.base_url), word "
             "the question for this one (env.judge.step_prompt), or set env.judge.step_votes to 0."
+        )
+
+
+REPETITION_TURNS = 64
+"""Number of latest turns whose repetition is compared with `MOST_REPETITION`."""
+MOST_REPETITION = 0.1
+"""Share of repeated 10-grams from which the mean over turns is a warning: Gopher's filter of documents (Rae et al.,
+2021, table A1) drops a text of which more than 10% of the characters are in repeated 10-grams."""
+
+
+class RepetitionWatch:
+    """Returns a warning, once, when the latest turns repeat themselves, as a policy does that comes apart."""
+
+    def __init__(self) -> None:
+        self._shares = deque[float](maxlen=REPETITION_TURNS)
+        self._was_said = False
+
+    def saw(self, shares: Iterable[float]) -> str | None:
+        """Record the turns' shares of repeated 10-grams, and return the warning if it is due."""
+        self._shares += shares
+        if self._was_said or len(self._shares) < REPETITION_TURNS or fmean(self._shares) <= MOST_REPETITION:
+            return None
+        self._was_said = True
+        return (
+            f"THE POLICY REPEATS ITSELF: in the last {REPETITION_TURNS} turns, {fmean(self._shares):.0%} of the "
+            f"10-grams occurred earlier in their turn; above {MOST_REPETITION:.0%} a text is degenerate. If it did not "
+            "at the start, go back to an earlier checkpoint, with a lower lr, or hold the policy with loss.start_kl."
         )
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlsplit
+from urllib.request import getproxies
 
 import aiohttp
 from pydantic import SecretStr
@@ -356,7 +359,7 @@ class OpenAIJudge:
         """Return the session, whose connections all requests share; `Pace` limits their number."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=True)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=_reads_environment())
         return self._session
 
     def _failure(
@@ -399,6 +402,12 @@ def refuses_length(error: ServerError) -> bool:
     if not isinstance(error, ServerRequestError) or isinstance(error, EndpointRefusedError):
         return False
     return error.status == 413 or (error.status in (400, 422) and _TOO_LONG.search(error.answer) is not None)
+
+
+def _reads_environment() -> bool:
+    """Return whether there is a proxy or a netrc file; aiohttp looks for both in two threads before each request."""
+    netrc = os.environ.get("NETRC") or Path(os.environ.get("HOME", "/")) / ".netrc"
+    return bool(getproxies()) or Path(netrc).is_file()
 
 
 def _context_of(model: str, models: object) -> int | None:

@@ -6,6 +6,7 @@ rather than set to 0.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -160,6 +161,12 @@ OPD_METRICS = (
         "mean entropy of the scored rows, with one tail bin for the rest of the vocabulary: a lower bound of the "
         "whole distribution's entropy",
     ),
+    Metric(
+        "opd/agreement_on_failure",
+        "share",
+        "scored tokens that are the hinted teacher's most likely ones, of the scored tokens of failed rollouts: at "
+        "these the teacher confirms what led to the failure. Left out if no failed rollout has a scored token",
+    ),
     Metric("opd/teacher_topk_mass", "share", "mean total probability of a scored row's entries"),
     *(
         Metric(f"opd/judge_s_p{q}", "seconds", f"time for the votes on one question, {q}th percentile")
@@ -236,6 +243,11 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     metrics |= _judge_costs(episodes)
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
+    in_failed = [
+        turn.scored for episode in episodes if episode.failed for turn in episode.turns if turn.scored is not None
+    ]
+    if scored_tokens := sum(len(turn.gaps) for turn in in_failed):
+        metrics["opd/agreement_on_failure"] = sum(turn.agreed_tokens for turn in in_failed) / scored_tokens
     return metrics | _score_metrics(scored, sampled)
 
 
@@ -306,14 +318,14 @@ def _step_metrics(records: Sequence[TurnRecord]) -> dict[str, float]:
 
 
 def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[str, float]:
-    gaps = np.array([gap for turn in scored for gap in turn.gaps])
+    gaps = np.fromiter(chain.from_iterable(turn.gaps for turn in scored), np.float64)
     metrics = {"opd/scored_token_fraction": len(gaps) / sampled_tokens} if sampled_tokens else {}
     if not len(gaps):
         return metrics
     metrics["opd/gap_mean"] = float(gaps.mean())
-    reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
-    answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
-    if reasoning:
+    if any(turn.reasoning_tokens for turn in scored):
+        reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
+        answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
         kinds = {"reasoning": reasoning, "answer": answers}
         metrics |= {f"opd/gap_mean_{kind}": _mean(of_kind) for kind, of_kind in kinds.items() if of_kind}
     metrics["opd/gap_std"] = float(gaps.std())
@@ -323,8 +335,8 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics["opd/gap_distance_mean"] = float(np.abs(gaps).mean())
     if overlaps := [overlap for turn in scored for overlap in turn.overlaps]:
         metrics["opd/hint_overlap"] = _mean(overlaps)
-    metrics["opd/teacher_entropy"] = _mean(entropy for turn in scored for entropy in turn.entropies)
-    metrics["opd/teacher_topk_mass"] = _mean(mass for turn in scored for mass in turn.masses)
+    metrics["opd/teacher_entropy"] = _mean(chain.from_iterable(turn.entropies for turn in scored))
+    metrics["opd/teacher_topk_mass"] = _mean(chain.from_iterable(turn.masses for turn in scored))
     metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])
     busy_s = _covered((turn.start_s, turn.start_s + turn.seconds) for turn in scored)
     if busy_s > 0:
@@ -338,7 +350,7 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
 
 def _mean(values: Iterable[float]) -> float:
     """Return the mean; `statistics.fmean` takes ten times as long, and there are millions of tokens."""
-    return float(np.mean(list(values)))
+    return float(np.fromiter(values, np.float64).mean())
 
 
 def _control_metrics(controls: Sequence[ControlStats]) -> dict[str, float]:

@@ -10,6 +10,7 @@ docs/wire_format.md describes rows and records.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from agentic_opd.core.types import (
     check_lengths,
 )
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.evidence import TurnContext
+from agentic_opd.distill.evidence import TurnContext, has_failed
 from agentic_opd.distill.hints import Hint, NoHint
 from agentic_opd.distill.proving import HintProof
 from agentic_opd.distill.rows import ComparedHint, known_logprobs, rounded, sampled_of
@@ -70,6 +71,8 @@ class ScoreStats:
     """Number of reasoning tokens among the first entries."""
     overlaps: tuple[float, ...] = ()
     """Overlap of each written row's hint; empty if hints were not compared."""
+    agreed_tokens: int = 0
+    """Number of scored tokens that are the hinted teacher's most likely ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class EpisodeStats:
     """The questions about the whole rollout; None if it was judged by turn or not at all."""
     judge_s: tuple[float, ...] = ()
     """Time for the votes on each window of the rollout."""
+    failed: bool | None = None
+    """Whether the rollout failed, by its reward or verdict; None: it has neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +291,13 @@ def _score_stats(
         control=control,
         reasoning_tokens=max(0, record.span[0] + record.reasoning_tokens - start),
         overlaps=scored.overlaps,
+        agreed_tokens=num_agreed(scored.rows),
     )
+
+
+def num_agreed(rows: TeacherRows) -> int:
+    """Return the number of sampled tokens than which the rows hold no likelier one."""
+    return int((rounded(rows.actual_R) >= rounded(rows.top_logprobs_RK).max(axis=1)).sum())
 
 
 def control_stats(
@@ -357,7 +368,9 @@ def distilled_recording(
         arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, rows, config.distill_topk)
         traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in trace_turns)))
     sampled = sum(turn.end - turn.start for turn in recording.turns)
-    stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns))
+    is_known = recording.failed is not None or recording.verification is not None
+    failed = has_failed(recording) if is_known else None
+    stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns), failed=failed)
     return DistilledRecording(recording, tuple(traces), stats, policy_url)
 
 
@@ -384,6 +397,12 @@ def build_arrays(
     for turn_rows in rows:
         span = slice(turn_rows.start, turn_rows.start + len(turn_rows.ids_RK))
         # A tenth of the memory of lists, and nothing for the garbage collector to traverse.
-        ids[span] = [array("i", row.tobytes()) for row in turn_rows.ids_RK.astype(np.int32)]
-        logprobs[span] = [array("d", row.tobytes()) for row in turn_rows.logprobs_RK]
+        ids[span] = _row_arrays("i", turn_rows.ids_RK.astype(np.int32))
+        logprobs[span] = _row_arrays("d", turn_rows.logprobs_RK)
     return DistillArrays(ids, logprobs)
+
+
+def _row_arrays(kind: str, values_RK: NDArray[Any]) -> "list[array[Any]]":
+    """Return each row as an array of Python's; the slices of one buffer cost half of the rows of numpy."""
+    data, size = values_RK.tobytes(), values_RK.shape[1] * values_RK.itemsize
+    return [array(kind, data[start : start + size]) for start in range(0, len(data), size)]

@@ -10,12 +10,15 @@ be inserted) and `ParsedTurn`. Sampled ids are never rendered again; new ids are
 """
 
 import json
+import math
 import re
+import time
 from bisect import bisect_left
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
@@ -70,8 +73,13 @@ class ParsedTurn:
     tool_calls: tuple[ToolCall, ...]
 
 
+_REMEMBERED, _REMEMBERED_S = 16, 60.0
+"""Number of first prompts that are remembered, and for how long: the rollouts of a group begin with the same one, and
+some templates write the date."""
+
+
 class ChatFormat:
-    """Renders and parses the conversations of one model with one set of tools. Stateless."""
+    """Renders and parses the conversations of one model with one set of tools."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
         self.renderer = renderer
@@ -83,6 +91,8 @@ class ChatFormat:
         self._structural = tuple(token for token in self._control if not _INNER.search(token))
         self._written_tools: list[Any] = [self._plain_json(tool) for tool in self.tools]
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._first_prompts: dict[bytes, tuple[float, Prompt]] = {}
+        """By a digest of the messages: when it was rendered, and the prompt."""
 
     def with_tools(self, tools: Sequence[dict[str, Any]] | None) -> "ChatFormat":
         """Return a chat of the same model with other tools; None: this one."""
@@ -90,6 +100,7 @@ class ChatFormat:
             return self
         chat = copy(self)
         chat.tools, chat._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
+        chat._first_prompts = {}
         return chat
 
     def with_attachments(self, tokens: AttachmentTokens | None) -> "ChatFormat":
@@ -97,7 +108,7 @@ class ChatFormat:
         if tokens is None:
             return self
         chat = copy(self)
-        chat.attached = tokens
+        chat.attached, chat._first_prompts = tokens, {}
         return chat
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
@@ -106,6 +117,17 @@ class ChatFormat:
         `last_user_end` is the end of the last user message; without one, of the last message that is not the
         assistant's; without that, the assistant's opening.
         """
+        key, now = blake2b(repr(messages).encode(errors="replace")).digest(), time.monotonic()
+        rendered_at, prompt = self._first_prompts.get(key, (-math.inf, None))
+        if prompt is None or now - rendered_at > _REMEMBERED_S:
+            prompt = self._rendered_first_prompt(messages)
+            self._first_prompts.pop(key, None)
+            self._first_prompts[key] = now, prompt
+            while len(self._first_prompts) > _REMEMBERED:
+                self._first_prompts.pop(next(iter(self._first_prompts)), None)
+        return prompt
+
+    def _rendered_first_prompt(self, messages: Sequence[Message]) -> Prompt:
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]

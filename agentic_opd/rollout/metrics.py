@@ -4,7 +4,8 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import comb
 from statistics import fmean, pstdev
 
 from agentic_opd.core.metric import Metric, percentiles
@@ -35,6 +36,11 @@ _CAUSES = {
     NoVerdict.UNREADABLE_REWARD: "the reward that the tests wrote is no finite number",
 }
 
+REPETITION_N = 10
+"""Length of the n-grams whose repetition is measured, in tokens: the names and quotes of calls are shorter."""
+MOST_K = 8
+"""Largest k of train/pass@<k>."""
+
 EPISODE_METRICS = (
     Metric("train/percent_correct", "share", "episodes whose hidden tests all passed"),
     Metric("train/reward", "in [0, 1]", "mean score: weighted sum of the three parts"),
@@ -57,6 +63,18 @@ EPISODE_METRICS = (
     Metric("train/turns", "turns", "mean number of assistant turns per episode"),
     Metric("train/tool_calls", "calls", "mean number of tool calls per episode"),
     Metric("train/tool_errors_count", "calls", "total number of tool calls that returned an error"),
+    Metric(
+        "train/over_calling",
+        "share",
+        "episodes with a tool call, of those whose task needs none, such as BFCL's questions of irrelevance. Left out "
+        "if there are none",
+    ),
+    Metric(
+        "train/repetition",
+        "share",
+        f"a turn's {REPETITION_N}-grams of sampled tokens that occurred earlier in the turn, mean over the turns of at "
+        f"least {REPETITION_N} tokens. Left out if there are none",
+    ),
     Metric("train/completion_lengths", "tokens", "mean number of sampled tokens per episode"),
     Metric("train/completion_lengths_std", "tokens", "population standard deviation of sampled tokens per episode"),
     Metric("train/completion_lengths_min", "tokens", "minimum number of sampled tokens in an episode"),
@@ -81,6 +99,12 @@ EPISODE_METRICS = (
 
 TRAIN_METRICS = (
     Metric("train/episodes", "episodes", "number of episodes that the step's metrics cover"),
+    Metric(
+        "train/pass@<k>",
+        "share",
+        f"tasks that at least one of k rollouts of their group solves, k = 1, 2, 4, {MOST_K}: unbiased estimate, mean "
+        "over the groups with k verdicts",
+    ),
     *EPISODE_METRICS,
     *(
         Metric(f"train/sample_s_p{q}", "seconds", f"time to sample one turn, {q}th percentile of the latest requests")
@@ -143,9 +167,59 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "train/completion_lengths_min": float(min(lengths)),
         "train/completion_lengths_max": float(max(lengths)),
     }
+    if needless := [e.tool_calls > 0 for e, _, _ in scored if e.task.needs_no_call]:
+        metrics["train/over_calling"] = fmean(needless)
+    if repeated := [share for e, _, _ in scored for share in repetitions(e)]:
+        metrics["train/repetition"] = fmean(repeated)
     programs = [e.program for e, _, _ in scored if e.program is not None]
     if programs:
         metrics["train/left_out_tokens"] = fmean(program.other_tokens for program in programs)
     for reason in _STOPS:  # Episodes with other stop reasons are not kept.
         metrics[f"train/stop/{reason.value}"] = fmean(e.stop_reason is reason for e, _, _ in scored)
     return metrics | no_verdicts
+
+
+def repetitions(episode: Episode) -> list[float]:
+    """Return `repetition` of each turn of at least `REPETITION_N` tokens."""
+    turns = [trace.tokens_T[turn.start : turn.end] for trace in episode.traces for turn in trace.turns]
+    return [repetition(tokens) for tokens in turns if len(tokens) >= REPETITION_N]
+
+
+def repetition(tokens: Sequence[int], n: int = REPETITION_N) -> float:
+    """Return the share of a sequence's n-grams that occurred earlier in it: seq-rep-n of Welleck et al. (2020).
+
+    Raises:
+        ValueError: there are fewer than n tokens.
+    """
+    total = len(tokens) - n + 1
+    if total < 1:
+        raise ValueError(f"repetition: expected at least {n} tokens, got {len(tokens)}")
+    return 1.0 - len({tuple(tokens[start : start + n]) for start in range(total)}) / total
+
+
+def group_metrics(groups: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """Return train/pass@<k> of groups of rollouts, each as whether its rollouts with a verdict passed."""
+    size = min(max(map(len, groups), default=0), MOST_K)
+    return {f"train/pass@{k}": fmean(estimates) for k, estimates in passes_at(groups, powers_of_two(size)).items()}
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `limit`."""
+    return [2**exponent for exponent in range(limit.bit_length())]
+
+
+def passes_at(tasks: Sequence[Sequence[bool]], sizes: Sequence[int]) -> Mapping[int, list[float]]:
+    """Return `pass_at_k` of each task with at least k samples, for each k that a task has."""
+    estimates = {k: [pass_at_k(len(passed), sum(passed), k) for passed in tasks if len(passed) >= k] for k in sizes}
+    return {k: values for k, values in estimates.items() if values}
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the probability that k of n samples, c of which passed, include one (Chen et al., 2021, eq. 1).
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
+    return 1.0 - comb(n - c, k) / comb(n, k)

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from agentic_opd.core.intervals import interval
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Episode, Reward, Task, Verification
-from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
+from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics, passes_at, powers_of_two
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.wire.files import JsonLines
@@ -140,26 +139,12 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     if not any(passed.values()):
         raise WorldError("evaluation: the tests gave no verdict on any sample; the log and samples.jsonl say why")
     metrics: dict[str, float] = {}
-    for k in sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n}):  # The powers of 2 below n, and n.
-        estimates = [pass_at_k(len(row), sum(row), k) for row in passed.values() if len(row) >= k]
-        if not estimates:
-            continue
+    for k, estimates in passes_at([*passed.values()], sorted({*powers_of_two(n), n})).items():
         low, high = interval(estimates, n)
         metrics |= {f"eval/pass@{k}": fmean(estimates), f"eval/pass@{k}_low": low, f"eval/pass@{k}_high": high}
     metrics |= {"eval/tasks": float(len(passed)), "eval/samples": float(len(samples))}
     inherited = episode_metrics([sample.episode for sample in samples])
     return metrics | {name.replace("train/", "eval/"): value for name, value in inherited.items()}
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that k of n samples, c of which passed, include one (Chen et al., 2021, eq. 1).
-
-    Raises:
-        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
-    """
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
-    return 1.0 - comb(n - c, k) / comb(n, k)
 
 
 _MOST_TASK_ROWS = 40

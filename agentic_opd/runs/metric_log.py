@@ -17,9 +17,10 @@ from typing import Any
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode
+from agentic_opd.distill.alarms import RepetitionWatch
 from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.metrics import aggregate
-from agentic_opd.rollout.metrics import train_metrics
+from agentic_opd.rollout.metrics import group_metrics, repetitions, train_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.wire.counts import rollout_rows
@@ -127,6 +128,31 @@ class LoopLag:
             self._latest.append(time.monotonic() - start - _SLEEP_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """What a run collected between two logging steps."""
+
+    episodes: Sequence[Episode]
+    passed: Sequence[Sequence[bool]]
+    """For each group, whether its rollouts with a verdict passed."""
+    distilled: Sequence[DistilledGroup]
+    evaluation: Mapping[str, float]
+    sample_seconds: Sequence[float]
+    lags: Sequence[float]
+    close_failures: int | None
+    """None: the world has no hook `close`."""
+
+    def metrics(self) -> dict[str, float]:
+        """Compute the metrics; this takes tens of milliseconds for some dozens of groups."""
+        stats = [episode for group in self.distilled for episode in group.stats]
+        of_rollouts = train_metrics(self.episodes, self.sample_seconds, self.lags)
+        distilled = aggregate(stats, [group.metadata for group in self.distilled]) if stats else {}
+        metrics = {**of_rollouts, **group_metrics(self.passed), **self.evaluation, **distilled}
+        if self.close_failures is not None and (metrics or self.close_failures > 0):
+            metrics["train/close_failures"] = float(self.close_failures)
+        return metrics
+
+
 @dataclass
 class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
@@ -152,6 +178,9 @@ class RunMetrics:
     _has_calls: bool = False
     """Whether a rollout of the run called a tool, or a program acted in it."""
     _logged_close_failures: int = 0
+    _repetition: RepetitionWatch = field(default_factory=RepetitionWatch)
+    _passed: list[list[bool]] = field(default_factory=list[list[bool]])
+    """For each group, whether its rollouts with a verdict passed."""
     _episodes: list[Episode] = field(default_factory=list[Episode])
     _distilled: list[DistilledGroup] = field(default_factory=list[DistilledGroup])
     _rows: list[tuple[str, float, str, str]] = field(default_factory=list[tuple[str, float, str, str]])
@@ -159,6 +188,8 @@ class RunMetrics:
     def add(self, finished: FinishedGroup) -> None:
         """Keep the data for the next logging step, without the arrays (many megabytes per episode)."""
         self.add_episodes(finished.episodes)
+        verdicts = [episode.verification for episode in finished.episodes if episode.reward is not None]
+        self._passed.append([verdict.all_passed for verdict in verdicts if verdict is not None])
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
@@ -171,31 +202,44 @@ class RunMetrics:
         self._episodes += episodes
         self._num_rollouts += len(episodes)
         self._has_calls |= any(episode.tool_calls or episode.program for episode in episodes)
+        if warning := self._repetition.saw(share for episode in episodes for share in repetitions(episode)):
+            logger.warning("%s", warning)
 
     def current(self) -> dict[str, float]:
         """Return the metrics since the last logging step."""
-        stats = [episode for group in self._distilled for episode in group.stats]
-        of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
-        distilled = aggregate(stats, [group.metadata for group in self._distilled]) if stats else {}
-        metrics = {**of_rollouts, **self.evaluation, **distilled}
-        failures = self.close_failures()
-        if failures is not None and (metrics or failures > self._logged_close_failures):
-            metrics["train/close_failures"] = float(failures - self._logged_close_failures)
-        return metrics
-
-    def line(self) -> str:
-        """Return the `line_metrics` since the last logging step as text."""
-        metrics = self.current()
-        values = [f"{name} {metrics[name]:.3g}" for name in self.line_metrics if name in metrics]
-        return ", ".join([f"{len(self._episodes)} rollouts since the last one", *values])
+        return self._collected().metrics()
 
     def flush(self, further: Mapping[str, float] | None = None) -> None:
         """Log the metrics since the last logging step, and start the next one."""
-        metrics, rows = {**(further or {}), **self.current()}, self._rows
-        self._episodes, self._distilled, self._rows, self.evaluation = [], [], [], {}
+        metrics = {**(further or {}), **self.current()}
+        self._log(self.step, metrics, self._started_anew())
+
+    async def log_step(self) -> str:
+        """Log as `flush`, but compute the metrics in a thread; return the `line_metrics` as text."""
+        collected, step = self._collected(), self.step
+        rows = self._started_anew()
+        metrics = await asyncio.to_thread(collected.metrics)
+        self._log(step, metrics, rows)
+        values = [f"{name} {metrics[name]:.3g}" for name in self.line_metrics if name in metrics]
+        return ", ".join([f"{len(collected.episodes)} rollouts since the last one", *values])
+
+    def _collected(self) -> "_Collected":
+        """Return what was collected since the last logging step."""
+        total = self.close_failures()
+        failures = None if total is None else total - self._logged_close_failures
+        seconds, lags = self.sample_seconds(), self.loop_lag.latest()
+        return _Collected(self._episodes, self._passed, self._distilled, self.evaluation, tuple(seconds), lags, failures)
+
+    def _started_anew(self) -> Sequence[Sequence[Any]]:
+        """Start the next logging step; return the rows of W&B's table of the last one."""
+        rows = self._rows
+        self._episodes, self._distilled, self._rows, self._passed, self.evaluation = [], [], [], [], {}
         self._logged_close_failures = self.close_failures() or 0
+        return rows
+
+    def _log(self, step: int, metrics: Mapping[str, float], rows: Sequence[Sequence[Any]]) -> None:
         if self.log is not None and metrics:
-            self.log.log(self.step, metrics, rows)
+            self.log.log(step, metrics, rows)
 
     def to_file(self, groups: GroupFile | None, folder: Path) -> None:
         """Log to a metrics.jsonl beside `groups` or in `folder`; it is appended to if the groups are resumed."""

@@ -190,9 +190,8 @@ class GroupServer:
             project, group = await self._api.wandb_info()
             metrics.to_wandb(project or name, self._env.line_settings(), self.config.wandb_name or name, group)
             logger.info("metrics go to %s", metrics.destination()["metrics"])
-        logger.info("step %d: %s", step, metrics.line())
         before, metrics.step = metrics.step, step
-        metrics.flush()
+        logger.info("step %d: %s", step, await to_its_end(metrics.log_step()))
         self._evaluation.at_step(before, step)
 
     # ------------------------------------------------------------------------------------------------------ groups

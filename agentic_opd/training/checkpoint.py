@@ -31,6 +31,8 @@ class Resumed(NamedTuple):
     """The run's `TrainerConfig.recipe`."""
     source: Mapping[str, Any] = MappingProxyType({})
     """State of the run's `BatchSource`."""
+    receipt: Mapping[str, Any] = MappingProxyType({})
+    """The version's `Receipt` before the checkpoint, for a trainer that is killed before the receipt is written."""
 
 
 def save_checkpoint(
@@ -55,7 +57,8 @@ def save_checkpoint(
         with _no_warning_of_one_process():
             save(saved, checkpoint_id=fresh, no_dist=world.size == 1)
         if world.is_first:
-            (fresh / "step.json").write_text(json.dumps({**progress._asdict(), "source": dict(progress.source)}) + "\n")
+            mappings = {"source": dict(progress.source), "receipt": dict(progress.receipt)}
+            (fresh / "step.json").write_text(json.dumps({**progress._asdict(), **mappings}) + "\n")
             shutil.rmtree(target, ignore_errors=True)
             fresh.rename(target)
             for old in _saved(folder)[:-_CHECKPOINTS]:

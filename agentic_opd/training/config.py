@@ -4,10 +4,11 @@ import argparse
 import math
 import shlex
 from collections.abc import Collection, Mapping
+from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.errors import ConfigError, PlaceError
@@ -64,6 +65,27 @@ class Schedule(BaseModel):
         if self.decay_steps is None:
             return 1.0
         return max(self.floor, 1.0 - (1.0 - self.floor) * (step - self.warmup_steps) / self.decay_steps)
+
+
+def read_hours(hours: str) -> tuple[time, time]:
+    """Return the first minute of `22:00-06:00`, and the minute at which it ends; over midnight if that is earlier.
+
+    Raises:
+        ValueError: it has another form, or no length.
+    """
+    try:
+        begin, end = (datetime.strptime(text, "%H:%M").time() for text in hours.split("-"))
+    except ValueError as error:
+        raise ValueError("expected always, idle or hours such as 22:00-06:00") from error
+    if begin == end:
+        raise ValueError("expected hours of some length: set always to train at any hour")
+    return begin, end
+
+
+def _check_train_when(train_when: str) -> str:
+    if train_when not in ("always", "idle"):
+        read_hours(train_when)
+    return train_when
 
 
 def custom_name(name: str) -> str:
@@ -386,6 +408,18 @@ class TrainerConfig(BaseModel):
         "its precision.",
     )
 
+    train_when: Annotated[str, AfterValidator(_check_train_when), FIRST] = Field(
+        default="always",
+        description="When a step may begin: always; idle (once vllm_urls have had no request for idle_s); or hours of "
+        "the day in local time, such as 22:00-06:00. Groups wait meanwhile; a step under way is finished.",
+    )
+    idle_s: float = Field(
+        default=300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="train_when idle: seconds without a request, except the trainer's own.",
+    )
+
     total_steps: Annotated[int, FIRST] = Field(
         default=100, ge=1, description="Number of batches to train on. Unset with groups: all."
     )
@@ -494,6 +528,11 @@ class TrainerConfig(BaseModel):
         recipe = self.model_dump(mode="json", include=set(_RECIPE))
         return {**{f"loss.{name}": value for name, value in recipe.pop("loss").items()}, **recipe}
 
+    @property
+    def receipt_settings(self) -> dict[str, Any]:
+        """The settings in the receipt of a version: what determines its weights beside the groups, as JSON data."""
+        return {**self.model_dump(mode="json", include=set(_IN_RECEIPTS)), **self.recipe}
+
     def check_recipe(self, saved: Mapping[str, Any]) -> list[str]:
         """Compare the recipe with the one in the checkpoint to resume from.
 
@@ -550,6 +589,8 @@ class TrainerConfig(BaseModel):
                 "teacher_urls receive the moving average of whole weights: set ema_decay and teacher_urls, "
                 "without lora_rank"
             )
+        if self.train_when == "idle" and not self.vllm_urls:
+            raise ValueError("train_when idle watches the requests to vllm_urls: name them, or set train_when to hours")
         if self.brake.command is not None and not self.vllm_urls:
             raise ValueError("brake.command evaluates the policy that vllm_urls serve: name both, or neither")
         return self
@@ -560,6 +601,11 @@ _RECIPE = (
     *("weight_decay", "adam_betas", "max_grad_norm"),
 )
 """Settings whose values are stored in each checkpoint."""
+_IN_RECEIPTS = (
+    *("model", "precision", "seed", "total_steps", "batch_size", "max_token_len", "groups_epochs"),
+    *("lora_rank", "ema_decay"),
+)
+"""Settings whose values are stored in each receipt, beside those of checkpoints. None of them is a secret."""
 
 DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model="")}
 """Default settings by the prefix of their flags, which is empty: `--lr`, `--loss.grpo`, `--brake.every`."""

@@ -289,10 +289,10 @@ class LossInputs:
         return self.entries_BTK.any(-1) & self.sampled_BT
 
 
-Where = Literal["scored", "outcome", "stepped", "rewarded", "rewarded or scored", "routed"]
+Where = Literal["scored", "outcome", "stepped", "rewarded", "rewarded or scored", "routed", "sampled"]
 """Sampled positions to which a part applies: those with a row; those of `routed` whose sequence has an advantage; those
-whose turn has a step score; those with an advantage by reward; with either; and all, or with `route_by_turn` those
-without a row."""
+whose turn has a step score; those with an advantage by reward; with either; all, or with `route_by_turn` those without
+a row; and all."""
 Values = Callable[[LossInputs, LossConfig, Tensor], Tensor]
 """`values(inputs, config, mask_BT)`: value of a part at each position, [B, T], with the gradient of `student_BT` or
 `student_BTK`: nats for a divergence, advantage times ratio for a surrogate. It is 0 where the mask is False."""
@@ -486,6 +486,7 @@ def positions(config: LossConfig, x: LossInputs | TrainBatch) -> dict[Where, Ten
         "rewarded": rewarded_BT,
         "rewarded or scored": rewarded_BT | scored_BT,
         "routed": routed_BT,
+        "sampled": sampled_BT,
     }
 
 

@@ -85,6 +85,8 @@ class Pushed(NamedTuple):
     """Root mean square of these differences, in nats; None without a probe."""
     rounded_share: float
     """Share of the update that rounding withholds: `Rounding.share`."""
+    folder: Path | None
+    """The weights as the servers read them; None if they went from memory to memory."""
 
 
 class _Receivers(NamedTuple):
@@ -157,9 +159,10 @@ class WeightPusher:
         noise = None if probe is None or logprobs is None else await self.compare(logprobs, probe, version)
         if folder.exists():
             self._forget_old(folder)
+        has_files = to.takes_adapters or self._config.weight_transfer == "files"
         share = self._rounding.share
         self._warn_of_rounding(share, to.dtype)
-        return Pushed(size, noise and noise.largest, noise and noise.rms, share)
+        return Pushed(size, noise and noise.largest, noise and noise.rms, share, folder if has_files else None)
 
     async def _servers(self) -> list[PluginClient]:
         """Return clients with the servers' current properties."""

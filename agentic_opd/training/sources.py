@@ -8,7 +8,7 @@ import tempfile
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,6 +27,7 @@ from agentic_opd.training.losses import weighted_parts
 from agentic_opd.training.pictures import PictureReader
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.receipts import line_sha256
 from agentic_opd.wire.validation import NO_GROUP, checked_lines, line_digest, opened
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,12 @@ class BatchSource(Protocol):
     async def close(self) -> None: ...
 
 
-def open_source(config: TrainerConfig, world: DistContext) -> tuple[BatchSource, TrainerConfig]:
+def open_source(
+    config: TrainerConfig, world: DistContext, until_open: Callable[[], Awaitable[None]] | None = None
+) -> tuple[BatchSource, TrainerConfig]:
     """Return the source of a run's batches, and the settings with the number of steps for which it has batches.
+
+    `until_open` is awaited before a batch is taken.
 
     All processes call this. Only the first one reads files, and its error is raised in all.
 
@@ -84,12 +89,12 @@ def open_source(config: TrainerConfig, world: DistContext) -> tuple[BatchSource,
         check_can_read_pictures(config, world)
         PictureReader(config.model, config.picture_folders).open()
     if not config.groups:
-        return TrainerClient(config.api_url, registration(config)), config
+        return TrainerClient(config.api_url, registration(config), until_open), config
     files: GroupFiles | None = None
     failure: OPDError | None = None
     if world.is_first:
         try:
-            files = GroupFiles(config)
+            files = GroupFiles(config, until_open)
             if files.has_pictures:
                 check_can_read_pictures(config, world)
         except OPDError as error:
@@ -159,8 +164,8 @@ class GroupFiles:
     compared with them, and there is no staleness.
     """
 
-    def __init__(self, config: TrainerConfig) -> None:
-        """Check the files, and plan the batches.
+    def __init__(self, config: TrainerConfig, until_open: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Check the files, and plan the batches; `until_open` is awaited before each.
 
         Raises:
             PlaceError: a file can't be read or violates the wire format, a picture is missing, or no group remains.
@@ -168,7 +173,7 @@ class GroupFiles:
                 and the model's family does not take them.
             AlignmentError: the model's processor does not write the ids of a picture that vLLM read.
         """
-        self._config = config
+        self._config, self._until_open = config, until_open
         self._reader = PictureReader(config.model, config.picture_folders)
         self._checked_pictures: set[tuple[str, tuple[int, ...]]] = set()
         """Digest and recorded ids of each picture that the model's processor writes in the same way."""
@@ -227,6 +232,8 @@ class GroupFiles:
         Raises:
             PlaceError: a file was changed since the start, or can't be read any more.
         """
+        if self._until_open is not None:
+            await self._until_open()
         return [self._read(line) for line in self._batches[step]]
 
     async def close(self) -> None:
@@ -341,7 +348,8 @@ class GroupFiles:
                 f"groups: {str(line.path)!r}, line {line.number}, was changed since this run began. The checkpoint "
                 "before belongs to the earlier contents: restore them and use --resume, or start another run."
             )
-        return replace(ScoredGroup.from_wire(read_json(data)), weight_version=None)
+        group = ScoredGroup.from_wire(read_json(data))
+        return replace(group, weight_version=None, line_sha256=line_sha256(data))
 
 
 class _FollowingSource:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from agentic_opd.core.errors import OPDError, RolledBackError, TrainingError
 from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
-from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
+from agentic_opd.training.checkpoint import Resumed, checkpoint_folder, load_checkpoint, save_checkpoint
 from agentic_opd.training.config import MOST_FAILED_EVALUATIONS, MOST_SKIPPED_STEPS, TrainerConfig, check_new
 from agentic_opd.training.distributed import DistContext, join_processes
 from agentic_opd.training.learner import Learner, load_learner
@@ -20,8 +20,11 @@ from agentic_opd.training.losses import weighted_parts
 from agentic_opd.training.metrics_log import MetricsLog
 from agentic_opd.training.model import pick_device, save_weights
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
+from agentic_opd.training.receipts import Receipts
 from agentic_opd.training.sources import BatchSource, open_source
+from agentic_opd.training.windows import TrainWindow
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.receipts import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +67,9 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
     weighted_parts(config.loss)
     world = join_processes(pick_device(config.device))
     world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
-    source, config = open_source(config, world)
-    learner, state = load_learner(config, world), RunState()
+    window = TrainWindow(config, is_first=world.is_first)
+    source, config = open_source(config, world, window.until_open)
+    learner, state, checkpoint = load_learner(config, world), RunState(), None
     if config.resume:
         checkpoint = load_checkpoint(_checkpoints(config), learner.parts, world)
         for change in config.check_recipe(checkpoint.recipe):
@@ -79,6 +83,9 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
         source=source,
         learner=learner,
         state=state,
+        window=window,
+        receipts=Receipts(config),
+        resumed_receipt=None if checkpoint is None else checkpoint.receipt,
         brake=Brake(config),
         pusher=WeightPusher(config, world),
         teacher_pusher=WeightPusher(config.model_copy(update={**teacher, "weight_transfer": "files"}), world),
@@ -91,6 +98,8 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
 def prepare_folders(config: TrainerConfig, world: DistContext) -> None:
     """Make `output_dir`; with `overwrite` and without `resume`, remove the files of an earlier run."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
+    if world.is_first and not config.resume:  # `check_new` takes a run that ended before its first step for none.
+        shutil.rmtree(config.output_dir / FOLDER, ignore_errors=True)
     if world.is_first and config.overwrite and not config.resume:
         for folder in (_checkpoints(config), config.output_dir / "brake"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -111,6 +120,10 @@ class Trainer:
     source: BatchSource
     learner: Learner
     state: RunState
+    window: TrainWindow
+    receipts: Receipts
+    resumed_receipt: Mapping[str, Any] | None
+    """The receipt in the checkpoint that the run resumes from; None for a new run."""
     brake: Brake
     pusher: WeightPusher
     teacher_pusher: WeightPusher
@@ -153,14 +166,23 @@ class Trainer:
             if self.world.is_first:
                 final = config.output_dir / "final"
                 await asyncio.to_thread(save_weights, model, config.model, final, state=weights)
+                await self.receipts.add_files(state.step, "final", final)
         finally:
             self.log.close()
+            await self.window.close()
             await self.source.close()
             await self.pusher.close()
             await self.teacher_pusher.close()
 
     async def _begin(self) -> None:
         """Push the weights, evaluate them if they are not known to be good, and prepare the source of batches."""
+        if self.world.is_first:
+            if self.resumed_receipt is None:
+                await self.receipts.begin()
+            else:
+                step = self.state.step
+                checkpoint = checkpoint_folder(_checkpoints(self.config), step)
+                await self.receipts.resume(step, self.resumed_receipt, checkpoint)
         if (begun := self.world.share(self.brake.rolling)) is not None:
             await self._roll_back(begun)
         else:
@@ -178,17 +200,23 @@ class Trainer:
     async def push(self, probe: Probe | None) -> Pushed | None:
         """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
         policy, average, version = self.learner.policy, self.learner.average, self.state.step
-        if not self.config.teacher_urls or average is None:
-            return await self.pusher.push(policy, version, probe, average)
-        pushed = await self.pusher.push(policy, version, probe)
-        with average.swapped_in():
-            await self.teacher_pusher.push(policy, version, probe)
+        separate = average if self.config.teacher_urls else None
+        if self.world.is_first and self.config.vllm_urls:
+            await asyncio.to_thread(self.receipts.write, version)
+        async with self.window.own_requests():
+            pushed = await self.pusher.push(policy, version, probe, average if separate is None else None)
+            if separate is not None:
+                with separate.swapped_in():
+                    await self.teacher_pusher.push(policy, version, probe)
+        if pushed is not None and pushed.folder is not None:
+            await self.receipts.add_files(version, "pushed", pushed.folder)
         return pushed
 
     async def _evaluate(self) -> "_Evaluation":
         """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones."""
         start_s = time.monotonic()
-        outcome = await self.world.share_when(self._judged() if self.world.is_first else None)
+        async with self.window.own_requests():
+            outcome = await self.world.share_when(self._judged() if self.world.is_first else None)
         if isinstance(outcome, OPDError):
             raise outcome
         if isinstance(outcome, _Evaluation):
@@ -247,6 +275,8 @@ class Trainer:
         state, learner = self.state, self.learner
         await asyncio.to_thread(load_checkpoint, _checkpoints(self.config), learner.parts, self.world, roll.to)
         state.step = max(roll.bad, state.step) + 1
+        if self.world.is_first:
+            self.receipts.return_to(roll.to)
         await self._save()
         if self.world.is_first:
             self.brake.finish(roll, state.step)
@@ -288,11 +318,16 @@ class Trainer:
         """Save a checkpoint if this step has none; those of `versions` are kept, by default the brake's good ones."""
         state, config = self.state, self.config
         if state.saved_step < state.step:
-            progress = Resumed(state.step, config.total_steps, config.recipe, self.source.state)
+            receipt = self.receipts.draft(state.step) if self.world.is_first else {}
+            progress = Resumed(state.step, config.total_steps, config.recipe, self.source.state, receipt)
             versions = self.brake.numbers if versions is None else versions
             folder = _checkpoints(config)
-            await asyncio.to_thread(save_checkpoint, folder, progress, self.learner.parts, self.world, versions)
+            target = await asyncio.to_thread(
+                save_checkpoint, folder, progress, self.learner.parts, self.world, versions
+            )
             state.saved_step = state.step
+            if self.world.is_first:
+                await self.receipts.add_files(state.step, "checkpoint", target)
 
     async def _step(self, groups: Sequence[ScoredGroup]) -> None:
         """Train on a batch, push if due, and log.
@@ -305,6 +340,8 @@ class Trainer:
             metrics, probe = await self.learner.train(groups, state.step)
             state.skipped_steps = state.skipped_steps + 1 if probe is None else 0
             state.probe = probe or state.probe
+            if probe is not None and self.world.is_first:
+                await asyncio.to_thread(self.receipts.trained, state.step + 1, groups)
         metrics |= {"groups": len(groups), **self.source.metrics}
         state.step += 1
         is_last = state.step == config.total_steps

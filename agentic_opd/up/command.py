@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from agentic_opd.core.concurrency import cancel_on
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check settings, tasks and worlds, and print the commands without starting anything",
+        help="check settings, memory of the GPUs, tasks and worlds, and print the commands without starting anything",
     )
     handling = parser.add_mutually_exclusive_group()
     handling.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read(arguments.config)
         start: Start = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
         parts = parts_of(config, start)
+        _check_memory(parts, config)
         asyncio.run(_check_worlds(parts))
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
@@ -87,6 +89,16 @@ def read(path: Path) -> UpConfig:
     config = validated(UpConfig, "", [[read_yaml(path, "loop")]], wrong)
     refuse(wrong)
     return config
+
+
+def _check_memory(parts: Sequence[LoopPart], config: UpConfig) -> None:
+    """Refuse a loop that this machine's GPUs can't hold, before anything is loaded; see `memory.check_fits`."""
+    from agentic_opd.training.memory import shape_of_checkpoint
+    from agentic_opd.up.memory import check_fits, gpu_sizes, memory_of
+
+    if sizes := gpu_sizes():
+        settings = {part.name: part.settings for part in parts}
+        check_fits(memory_of(config, settings, cache(shape_of_checkpoint), sizes))
 
 
 async def _check_worlds(parts: Sequence[LoopPart]) -> None:

@@ -1,9 +1,11 @@
 """Memory that a loop's parts need on each GPU, computed from the models' shapes before anything is loaded."""
 
+import math
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.memory import SPARE, ModelShape, Part, Recipe, step_parts, total_bytes
 from agentic_opd.up.config import ServerConfig, UpConfig
@@ -11,6 +13,8 @@ from agentic_opd.up.mismatches import devices_of, memory_share
 
 _ENGINE_BYTES = 2 * 10**9
 """Bytes that vLLM takes beside weights and cache: activations, graphs, the CUDA context."""
+_SHORTEST = 2048
+"""Tokens of the shortest sequences that are proposed."""
 _SHOWN_BYTES = 10**8
 """Parts of fewer bytes are not named."""
 
@@ -28,6 +32,8 @@ class GpuMemory(NamedTuple):
     """Servers whose share does not hold what they need at least."""
     total_bytes: int | None
     """Memory of the GPU; None: unknown."""
+    remedy: str | None = None
+    """What to change so that the parts fit; None if they do."""
 
     @property
     def needed_bytes(self) -> int | None:
@@ -84,23 +90,80 @@ def memory_of(
     for index in sorted({*trainer, *(index for indices in servers.values() for index in indices)}):
         total = gpu_bytes[int(index)] if index.isdigit() and int(index) < len(gpu_bytes) else None
         names = [name for name, indices in servers.items() if index in indices]
-        shortages = list[str]()
-        for name in names:
-            server = config.servers[name]
-            needed = _server_bytes(server, settings[name].max_model_len, shape_of) // len(servers[name])
-            if total is not None and needed > memory_share(server) * total:
-                shortages.append(f"{name} needs {_gb(needed)} at least: raise its --gpu-memory-utilization")
         shares = {name: memory_share(config.servers[name]) for name in names}
-        memory.append(GpuMemory(index, shares, trainer_parts if index in trainer else [], shortages, total))
+        minimum = {
+            name: _server_bytes(config.servers[name], settings[name].max_model_len, shape_of) // len(servers[name])
+            for name in names
+        }
+        gpu = GpuMemory(index, shares, trainer_parts if index in trainer else [], [], total)
+        if total is not None:
+            short = [name for name in names if minimum[name] > shares[name] * total]
+            gpu = gpu._replace(shortages=[f"{name} needs {_gb(minimum[name])} at least" for name in short])
+            if not gpu.fits:
+                gpu = gpu._replace(remedy=_remedy(gpu, minimum, total, settings["trainer"], config, shape_of))
+        memory.append(gpu)
     return memory
 
 
-def _trainer_parts(config: TrainerConfig, processes: int, shape_of: Callable[[str], ModelShape | None]) -> list[Part]:
+def check_fits(memory: Sequence[GpuMemory]) -> None:
+    """Refuse a loop whose parts do not fit their GPUs.
+
+    Raises:
+        ConfigError: with what each part needs, and what to change.
+    """
+    short = [gpu for gpu in memory if not gpu.fits]
+    if short:
+        raise ConfigError("; ".join(f"{gpu}. To fit, {gpu.remedy}" for gpu in short))
+
+
+def _trainer_parts(
+    config: TrainerConfig, processes: int, shape_of: Callable[[str], ModelShape | None], tokens: int | None = None
+) -> list[Part]:
+    """Return the trainer's memory for sequences of `tokens`, or for the longest that it accepts."""
     if (shape := shape_of(config.model)) is None:
         return []
-    tokens = max(config.max_token_len, config.micro_tokens or 0)
+    tokens = tokens or max(config.max_token_len, config.micro_tokens or 0)
     is_recomputed = config.gradient_checkpointing is not False
     return step_parts(shape, Recipe.of(config, processes), tokens, is_recomputed=is_recomputed)
+
+
+def _remedy(
+    gpu: GpuMemory,
+    minimum: Mapping[str, int],
+    total: int,
+    trainer: TrainerConfig,
+    config: UpConfig,
+    shape_of: Callable[[str], ModelShape | None],
+) -> str:
+    """Return the smallest change of settings with which the parts fit; `minimum` has each server's bytes."""
+
+    def needed(tokens: int | None = None, **changes: Any) -> int:
+        changed = trainer.model_copy(update=changes)
+        return total_bytes(_trainer_parts(changed, config.trainer.processes, shape_of, tokens)) if gpu.trainer else 0
+
+    shares = sum(max(gpu.servers[name] * total, minimum[name]) for name in gpu.servers)
+    room, lowest = total - int(shares), total - sum(minimum.values())
+    raises = [
+        f"raise --gpu-memory-utilization of {name} to {math.ceil(100 * minimum[name] / total) / 100:g}"
+        for name in gpu.servers
+        if minimum[name] > gpu.servers[name] * total
+    ]
+    if needed() <= room:
+        return " and ".join(raises)
+    if needed(gradient_checkpointing=None) <= room:
+        return "leave gradient_checkpointing unset: layers are recomputed where they have to be"
+    adapters = {"lora_rank": 32, "gradient_checkpointing": None, "precision": "bf16"}
+    if trainer.lora_rank is None and needed(**adapters) <= room:
+        return f"train adapters (lora_rank 32, precision bf16): the trainer then needs {_gb(needed(**adapters))} GB"
+    tokens = _SHORTEST
+    while needed(2 * tokens) <= room:
+        tokens *= 2
+    if needed(tokens) <= room:
+        return " and ".join([*raises, f"lower max_token_len (and micro_tokens, if it is set) to {tokens}"])
+    if needed() <= lowest and len(gpu.servers) == 1:
+        (name,) = gpu.servers
+        return f"lower --gpu-memory-utilization of {name} to {math.floor(100 * (1 - needed() / total)) / 100:g}"
+    return f"give the parts `devices` of their own, or take a GPU of {_gb(sum(minimum.values()) + needed())} GB or more"
 
 
 def _server_bytes(server: ServerConfig, context: int | None, shape_of: Callable[[str], ModelShape | None]) -> int:

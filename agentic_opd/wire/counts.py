@@ -78,7 +78,7 @@ class RolloutCounts:
             self.score += rollout.score
         self.assistant_turns += rollout.num_turns or 0
         self.tokens += len(rollout.tokens_T)
-        self.sampled_tokens += sum(mask != IGNORED for mask in rollout.masks_T)
+        self.sampled_tokens += len(rollout.masks_T) - rollout.masks_T.count(IGNORED)
         self.records.add(rollout.turns or ())
         self.scored_tokens += len(rollout.row_positions)
 
@@ -104,8 +104,10 @@ class RunCounts:
     def add(self, group: ScoredGroup) -> None:
         of_task = self.by_task.setdefault(group.task_id or "", RolloutCounts())
         for rollout, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
-            of_task.add(rollout, is_first=is_first)
-            self.total.add(rollout, is_first=is_first)
+            counts = RolloutCounts()
+            counts.add(rollout, is_first=is_first)
+            of_task.merge(counts)
+            self.total.merge(counts)
         self.no_verdicts.update(group.no_verdicts or {})
         if group.distillation is not None:
             self.distilled = True

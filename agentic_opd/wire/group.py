@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from operator import not_
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -434,8 +435,11 @@ class ScoredRollout:
         if self.rows is None:
             return []
         rows = self.rows.logprobs_TK
-        if (scored := self.scored_positions) is not None:
-            return [position for position in sorted(scored) if rows[position]]
+        if self.turns is not None:
+            spans = sorted(turn.scored_span for turn in self.turns if turn.is_scored)
+            if any(end > start for (_, end), (start, _) in pairwise(spans)):
+                return [position for position in sorted(self.scored_positions or ()) if rows[position]]
+            return [position for span in spans for position in range(*span) if rows[position]]
         return [
             position
             for position, (row, mask) in enumerate(zip(rows, self.masks_T, strict=True))
@@ -605,6 +609,8 @@ class ScoredGroup:
     """Unknown fields of the group."""
     extra_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of `group_overrides`."""
+    line_sha256: str | None = field(default=None, compare=False)
+    """SHA-256 of the line that a trainer read the group from, for its receipt; not on the wire."""
 
     def __post_init__(self) -> None:
         if not self.rollouts:

@@ -53,6 +53,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 HookT = TypeVar("HookT", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
 _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks": ((), ()),
@@ -253,6 +254,7 @@ class HookedWorld:
         if problems := world_problems(hooks):
             raise ConfigError(f"world {self._name}: {'; '.join(problems)}")
         self._files = files_of(type(hooks))
+        self._parameters: dict[str, frozenset[str]] = {}
         self.close_failures = 0
         """Number of states that the hook `close` did not close: it raised, or exceeded its time limit."""
         self.close_failure = ""
@@ -294,7 +296,9 @@ class HookedWorld:
 
     def takes(self, hook: str, parameter: str) -> bool:
         """Return whether a hook has a parameter of this name."""
-        return parameter in inspect.signature(getattr(self.hooks, hook)).parameters
+        if hook not in self._parameters:
+            self._parameters[hook] = frozenset(inspect.signature(getattr(self.hooks, hook)).parameters)
+        return parameter in self._parameters[hook]
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """See `core.types.World`.
@@ -454,6 +458,8 @@ class HookedWorld:
         try:
             if inspect.iscoroutinefunction(hook):
                 return await hook()
+            if name not in self.methods and getattr(type(self.hooks), name, None) is getattr(CustomWorld, name, hook):
+                return hook()  # The default, which returns at once.
             thread = asyncio.ensure_future(asyncio.to_thread(_result_or_error, hook))
             running.add(thread)
             thread.add_done_callback(running.discard)
@@ -598,15 +604,14 @@ class HookedSession:
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call and record whether it changed the judged state or files."""
-        await asyncio.to_thread(self._authors.set_baseline, *await self._judged())
+        await self._compared(self._authors.set_baseline)
         is_error = False
         try:
             text = await self._answer(call)
         except ToolError as error:
             text, is_error = f"Error: {error}", True
         text = cut_middle(well_formed(text), self.world.config.tool_output_max_chars)
-        is_change = await asyncio.to_thread(self._authors.changed, *await self._judged())
-        return ToolResult(text, is_error, is_change)
+        return ToolResult(text, is_error, await self._compared(self._authors.changed))
 
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
@@ -643,24 +648,26 @@ class HookedSession:
             names += cast(Collection[str], added)
         return [*dict.fromkeys(names)]
 
-    async def _judged(self) -> tuple[dict[str, bytes], bytes]:
-        """Return the judged parts (the sandbox's files and the state's values as text), and the pickled state.
+    async def _compared(self, compare: Callable[[dict[str, bytes], bytes], _Result]) -> _Result:
+        """Call a method of `Authors` with the judged parts (the sandbox's files and the state's values as text), and
+        the pickled state: in a thread, unless there is neither a state nor a sandbox.
 
         Raises:
             WorldError: The judged state cannot be pickled.
         """
-        judged = await self._call("judged", self.state)
+        judged, files = await self._call("judged", self.state), await self.judged_files()
 
-        def read() -> tuple[bytes, bytes]:
-            return pickle.dumps(judged), _first_lines(_values(judged, "state"))
+        def compared() -> _Result:
+            try:
+                pickled, values = pickle.dumps(judged), _first_lines(_values(judged, "state"))
+            except Exception as error:
+                problem = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
+                text = f"{problem}: return the part of the state that the verdict is about"
+                hook = "judged" if _is_defined(self.world.hooks, "judged") else "start"
+                raise self.world.failure(hook, text) from error
+            return compare({**files, _STATE: values}, pickled)
 
-        try:
-            pickled, values = await asyncio.to_thread(read)
-        except Exception as error:
-            problem = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
-            text = f"{problem}: return the part of the state that the verdict is about"
-            raise self.world.failure("judged" if _is_defined(self.world.hooks, "judged") else "start", text) from error
-        return {**await self.judged_files(), _STATE: values}, pickled
+        return compared() if judged is None and not files else await asyncio.to_thread(compared)
 
     async def judged_files(self) -> dict[str, bytes]:
         """Return the sandbox's files."""

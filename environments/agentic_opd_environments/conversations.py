@@ -314,29 +314,42 @@ class Conversation:
             DatasetError: The APIs can't be loaded.
             SandboxError: The sandbox itself failed, or the verdict took too long.
         """
-        right_calls, total = self.case.right_calls, self.case.num_judged
-        turns = [
-            {
-                "made": [record.call.job for record in turn if record.has_effect],
-                "without_effect": sum(not record.has_effect for record in turn),
-                "right": [call.job for call in right],
-            }
-            for turn, right in zip(self.turns[: self.num_finished], right_calls, strict=False)
-        ]
-        passed, wrong = 0, ""
-        if turns:
-            result, stages = await self._run({"turns": turns})
-            if stages[-1]["stage"] != "judged":
-                raise SandboxError(f"the verdict on a conversation {_ended(result, self.timeout_s)}")
-            passed, wrong_turn = int(stages[-1]["right"]), stages[-1]["wrong"]
-            wrong = f"User turn {wrong_turn['turn'] + 1}: {wrong_turn['text']}" if wrong_turn else ""
+        total = self.case.num_judged
+        passed, wrong = await self._judged_turns()
         if not wrong and self.num_finished < len(self.case.messages):
             passed = min(passed, total - 1)  # The turn that did not end may be one without right calls.
             cause = f"took more than {self.max_steps} steps" if self.is_stopped else "did not end with an answer"
             wrong = f"User turn {self.num_finished + 1} {cause}."
         text = f"{passed} of {total} user turns with calls are right, up to the first wrong one."
         text = f"{text}\n{wrong}" if wrong else f"All {total} user turns with calls are right."
-        return Checks(passed, total, f"{text}\nRight: {[[call.job for call in calls] for calls in right_calls]}", text)
+        right = [[call.job for call in calls] for calls in self.case.right_calls]
+        return Checks(passed, total, f"{text}\nRight: {right}", text)
+
+    async def is_wrong(self) -> bool:
+        """Return whether one of the finished user turns is wrong; raises as `verdict`."""
+        return bool((await self._judged_turns())[1])
+
+    async def _judged_turns(self) -> tuple[int, str]:
+        """Return the number of finished user turns that are right, up to the first wrong one, and what is wrong in it.
+
+        Raises:
+            DatasetError, SandboxError: as `verdict`.
+        """
+        turns = [
+            {
+                "made": [record.call.job for record in turn if record.has_effect],
+                "without_effect": sum(not record.has_effect for record in turn),
+                "right": [call.job for call in right],
+            }
+            for turn, right in zip(self.turns[: self.num_finished], self.case.right_calls, strict=False)
+        ]
+        if not turns:
+            return 0, ""
+        result, stages = await self._run({"turns": turns})
+        if stages[-1]["stage"] != "judged":
+            raise SandboxError(f"the verdict on a conversation {_ended(result, self.timeout_s)}")
+        passed, wrong_turn = int(stages[-1]["right"]), stages[-1]["wrong"]
+        return passed, f"User turn {wrong_turn['turn'] + 1}: {wrong_turn['text']}" if wrong_turn else ""
 
     async def _run(self, job: dict[str, Any]) -> tuple[CommandResult, list[dict[str, Any]]]:
         """Run api_process.py; return the stages that it reached, of which `loaded` is the first.

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -92,11 +92,12 @@ class FunctionsWorld(CustomWorld):
         split_file: str | None = None,
         example: bool = False,
         max_turns: Annotated[int, Field(ge=1)] = 3,
-        in_prompt: bool = False,
+        in_prompt: bool | Literal["signatures"] = False,
         apis: str | None = None,
         documents: str | None = None,
         held_out_classes: Sequence[str] = (),
         max_steps: Annotated[int, Field(ge=1)] = 20,
+        stop_when_wrong: bool = False,
         config: WorldConfig | None = None,
     ) -> None:
         """Store the settings; nothing is read yet.
@@ -111,20 +112,23 @@ class FunctionsWorld(CustomWorld):
             split_file: JSON file of the split, read if it exists and written otherwise. Unset: no file.
             example: Put an example turn of another function before each question, for a small model.
             in_prompt: Put the functions' signatures and descriptions before each question, for
-                `renderer.tool_format: prompt`: short prompts that share their beginning.
+                `renderer.tool_format: prompt`: short prompts that share their beginning. `signatures`: the signatures
+                alone.
             max_turns: Turns of an episode for a question of one turn; with 1, the first turn's calls are judged.
             apis: Folder of the conversations' APIs: Python files with the classes. Unset: there are no conversations.
             documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. Unset: that of `apis`.
             held_out_classes: Classes of APIs; the conversations with one of them are held out.
             max_steps: Turns with calls for each turn of the user.
+            stop_when_wrong: End a conversation after its first wrong user turn; later ones count for no score.
             config: Settings of the environment: sandbox and time limit of a call; None: the defaults.
         """
         self._questions = [questions] if isinstance(questions, str) else [*questions]
         self._answers = [answers] if isinstance(answers, str) else [*(answers or ())]
         self._held_out, self._seed, self._split_file = held_out, seed, split_file
         self._in_prompt = in_prompt
-        self._examples = _example(max_turns, in_prompt=in_prompt) if example else []
-        self._max_turns, self._max_steps = max_turns, max_steps
+        header = f"{self._as_text(_schema(_ADD))}\n\n" if in_prompt else ""
+        self._examples = _example(max_turns, header) if example else []
+        self._max_turns, self._max_steps, self._stop_when_wrong = max_turns, max_steps, stop_when_wrong
         self._held_out_classes = frozenset(held_out_classes)
         self._config = config or WorldConfig()
         if apis is None and (documents is not None or held_out_classes):
@@ -152,7 +156,7 @@ class FunctionsWorld(CustomWorld):
     def call(self, state: Calls | Conversation, name: str, arguments: dict[str, Any]) -> str | Coroutine[Any, Any, str]:
         """Record a call that fits its function's schema; run that of a conversation."""
         if isinstance(state, Conversation):
-            return state.call(name, arguments)
+            return _called(state, name, arguments)
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
             raise ToolError(f"{name} can't be called like this: {'; '.join(problems)}.")
@@ -167,19 +171,21 @@ class FunctionsWorld(CustomWorld):
         """Return the calls."""
         return state.judged if isinstance(state, Conversation) else state.calls
 
-    def user_reply(self, task: Task, state: Calls | Conversation, messages: Sequence[Message]) -> str | None:
+    async def user_reply(self, task: Task, state: Calls | Conversation, messages: Sequence[Message]) -> str | None:
         """Return the user's next message of a conversation, with the functions that it brings."""
         if not isinstance(state, Conversation):
             return None
         steps_of_examples = sum(bool(message.get("tool_calls")) for message in task.examples)
         reply = state.next_message(messages, steps_of_examples)
-        if reply is None:
+        if reply is None or (self._stop_when_wrong and await state.is_wrong()):
             return None
         message, functions = reply
         if not functions:
             return message
         schemas = [_schema(function) for function in functions]
-        texts = [described(schema) if self._in_prompt else json.dumps(schema, ensure_ascii=False) for schema in schemas]
+        texts = [
+            self._as_text(schema) if self._in_prompt else json.dumps(schema, ensure_ascii=False) for schema in schemas
+        ]
         return "\n".join(["From now on there are also these functions:", *texts, message or "Try it with them."])
 
     def verify(self, task: Task, state: Calls | Conversation) -> Any:
@@ -219,8 +225,11 @@ class FunctionsWorld(CustomWorld):
             limits = {"max_turns": (self._max_steps + 1) * len(task.data.messages)}
         if task.messages:
             return replace(task, limits=limits)
-        lines = [*map(described, task.tools or ()), ""] if self._in_prompt else []
+        lines = [*map(self._as_text, task.tools or ()), ""] if self._in_prompt else []
         return replace(task, prompt="\n".join([*lines, task.prompt]), examples=self._examples, limits=limits)
+
+    def _as_text(self, schema: Mapping[str, Any]) -> str:
+        return signature(schema) if self._in_prompt == "signatures" else described(schema)
 
     def _divided(self, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
         """Return the training and held-out tasks; read or write the split file."""
@@ -256,6 +265,21 @@ class FunctionsWorld(CustomWorld):
         return chosen | held_out_ids([task for task in tasks if not _is_conversation(task)], self._held_out, self._seed)
 
 
+async def _called(conversation: Conversation, name: str, arguments: dict[str, Any]) -> str:
+    """Run a call of a conversation; an error about its arguments ends with the function's signature.
+
+    Raises:
+        ToolError, DatasetError, SandboxError: as `Conversation.call`.
+    """
+    try:
+        return await conversation.call(name, arguments)
+    except ToolError as error:
+        function = conversation.case.functions[name]
+        if not call_problems(function, arguments):
+            raise
+        raise ToolError(f"{str(error).rstrip('.')}. It must be {signature(_schema(function))}.") from error
+
+
 def _is_conversation(task: Task) -> bool:
     return isinstance(task.data, ConversationCase)
 
@@ -283,9 +307,8 @@ def described(schema: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _example(max_turns: int, *, in_prompt: bool) -> list[dict[str, Any]]:
+def _example(max_turns: int, header: str) -> list[dict[str, Any]]:
     """Return an example conversation of another function; with one turn, it ends with the call."""
-    header = f"{described({'type': 'function', 'function': _ADD})}\n\n" if in_prompt else ""
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": f"{header}What is 2 plus 3?"},
         {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]},
@@ -409,4 +432,5 @@ def _task(path: str, row: dict[str, Any], answers: Any) -> Task:
         messages=() if is_plain else messages,
         tools=schemas,
         data=FunctionCase(functions, answers, schemas, untyped),
+        needs_no_call=not answers,
     )

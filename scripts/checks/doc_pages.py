@@ -1,11 +1,11 @@
-"""The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
+"""The pages of docs/ that are made: metrics.md, configuration.md and judge.md, and the measured part of hardware.md.
 
 `scripts/checks/doc_pages` writes them; a test fails where a page differs from what it would write.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agentic_opd.core.metric import Metric
@@ -32,6 +32,7 @@ from agentic_opd.settings.listing import Setting, settings_in
 from agentic_opd.settings.old_names import RENAMED
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
+from checks import hardware_page
 
 _GENERATED = "<!-- Made by scripts/checks/doc_pages; edit the descriptions in the code instead. -->"
 
@@ -63,6 +64,18 @@ turns of a run, and gaps of 0.107 in the mean, which does not say whether the ga
 
 `doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the
 server names (the coarser one where two are involved), in nats:"""
+
+_GAUGES = """\
+Four of the metrics say what a pass rate hides. pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374);
+a pass@8 that falls while pass@1 rises is a policy that samples less varied solutions (Yue et al., 2025, arXiv
+2504.13837). Repetition is seq-rep-n of Welleck et al. (2020, arXiv 1908.04319) with n = 10 tokens; it and the length
+grow where distillation comes apart (Luo et al., 2026, arXiv 2604.08527). Over-calling is BFCL's irrelevance, the other
+way round. Agreement on failure is the part of the hinted teacher's signal that confirms a failed rollout.
+
+Only repetition has a threshold that others published: Gopher's filter (Rae et al., 2021, arXiv 2112.11446, table A1)
+drops a document of which more than 10% of the characters are in repeated 10-grams. A run warns once when the mean of
+its last 64 turns is above 10%. The filter is for documents, not for turns: two parallel calls with one long argument
+repeat 10-grams rightly, so that a world with such calls may be above it from the start."""
 
 _CONFIGURATION_INTRO = """\
 Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
@@ -341,10 +354,16 @@ _WHOLE_EXAMPLE = WholeRollout(
 
 def pages() -> dict[Path, str]:
     """Each page's text by its path from the project's root."""
+    return {path: make() for path, make in makers().items()}
+
+
+def makers() -> dict[Path, Callable[[], str]]:
+    """What makes each page's text."""
     return {
-        Path("docs/metrics.md"): metrics_page(),
-        Path("docs/configuration.md"): configuration_page(),
-        Path("docs/judge.md"): judge_page(),
+        Path("docs/metrics.md"): metrics_page,
+        Path("docs/configuration.md"): configuration_page,
+        Path("docs/judge.md"): judge_page,
+        hardware_page.PAGE: hardware_page.current_page,
     }
 
 
@@ -356,6 +375,8 @@ def metrics_page() -> str:
         parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
     tolerances = [f"| {name} | {tolerance.rms:g} | {tolerance.largest:g} |" for name, tolerance in TOLERANCES.items()]
     parts += [
+        "## Gauges",
+        _GAUGES,
         "## Noise",
         _NOISE,
         "\n".join(["| precision | root mean square | at most |", "|---|---|---|", *tolerances]),
@@ -435,7 +456,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages below the current folder."""
     argparse.ArgumentParser(
         prog="scripts/checks/doc_pages",
-        description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
+        description=f"Write {', '.join(map(str, makers()))} from the code; run it in the project's root.",
     ).parse_args(argv)
     for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)

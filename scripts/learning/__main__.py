@@ -28,6 +28,15 @@ train adapters. Hints of opd, wrong-hint and no-hint are what the environment an
 judge that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full
 trains whole weights.
 
+With --world multiturn the tasks are BFCL's conversations of several user turns over stateful APIs. Two classes of APIs
+are held out. The start imitates right conversations of the other classes; the hints are what the environment says of
+the first wrong user turn, by a scripted judge that repeats it. A point is the share of user turns that are right, and
+conversations.json has [conversations, share of turns, share whole, n]. --world multiturn-gpu is the same for models
+that call functions as they are, with whole documents and all categories, on a GPU: --model runs/models/qwen3-4b.
+
+Worlds of functions also measure gauges before and after each run (gauges.md): pass@8, calls where none is right,
+repetition, length, and the hinted teacher's agreement on failure.
+
 With --world person the rollouts are 36 sessions at the gateway of a person who wants short answers, and says so in
 words; the model is the same. Modes: opd (the person's words are the hint), binary (they are read as a score of 1 or -1
 for the turn), combined (both), no-hint. What is measured is the score of first answers to questions of no session: the
@@ -59,26 +68,29 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from bench.local_server import ServerFailedError, free_port, local_server
 from install.active_environment import at_dashes, command_parser
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OPDError
 from agentic_opd.core.text import text_lines
+from agentic_opd.env.config import AgenticOPDEnvConfig
 from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
+from learning.gauges import RunGauges, agreement_of
+from learning.gauges import table as gauges_table
 from learning.laboratory import (
     BFCL,
     JUDGE_RANK,
-    LORA_RANK,
     MODES,
     OBJECTIVES,
     ROOT,
@@ -114,6 +126,7 @@ from learning.results import (
     table,
     tuned_as,
 )
+from learning.supervised import START_LR, Start, SupervisedError, supervised_start
 
 SWEEP_SEED = 1000
 PERSON = {
@@ -124,6 +137,10 @@ PERSON = {
 QUICK = {
     **{"seeds": [0], "rollouts": 16, "points": [0, 16], "eval_samples": 1},
     **{"batch_sizes": [8], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
+}
+QUICK_CONVERSATIONS = {
+    **{"rollouts": 8, "points": [0, 8], "batch_sizes": [4], "exam_tasks": 4},
+    **{"start_conversations": 8, "start_epochs": 1},
 }
 
 
@@ -136,7 +153,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return asyncio.run(experiment(args))
-    except (RunFailedError, ServerFailedError, OutputError) as error:
+    except (RunFailedError, ServerFailedError, SupervisedError, OPDError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -186,9 +203,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--eval-samples",
         type=int,
-        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of functions' 200, 2 of "
-        "person's 40",
+        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of the 200 of functions and "
+        "multiturn, 2 of person's 40",
     )
+    parser.add_argument("--exam-tasks", type=int, help="held-out tasks that are measured; default: all")
+    parser.add_argument(
+        "--start-conversations", type=int, default=64, help="of multiturn's supervised start: %(default)s"
+    )
+    parser.add_argument("--start-epochs", type=int, default=2, help="passes over these: %(default)s")
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
     parser.add_argument(
@@ -226,7 +248,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             if getattr(args, name) == parser.get_default(name):
                 setattr(args, name, value)
     if args.quick:
-        vars(args).update(QUICK | ({"batch_sizes": [4]} if args.world == "person" else {}))
+        of_conversations = QUICK_CONVERSATIONS if SUBJECTS[args.world].has_conversations else {}
+        vars(args).update(QUICK | of_conversations | ({"batch_sizes": [4]} if args.world == "person" else {}))
     check_world(parser, args)
     args.settings = [Setting(*values) for values in product(args.lrs, args.batch_sizes, args.weights)]
     numbers = (args.rollouts, args.sweep_rollouts, *args.points)
@@ -256,15 +279,15 @@ def check_world(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     """Set what the world decides, and refuse modes that it has not and files that are missing."""
     subject = SUBJECTS[args.world]
     args.model = args.model or Path(subject.model)
-    args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "functions": 1, "person": 2}[args.world]
-    args.modes = args.modes or list(USUAL_FUNCTION_MODES if subject.modes else USUAL_MODES)
+    args.eval_samples = args.eval_samples or {"coding": 16, "sql": 2, "person": 2}.get(args.world, 1)
+    args.modes = args.modes or list(subject.usual_modes or USUAL_MODES)
     if subject.modes and (refused_modes := [mode for mode in args.modes if mode not in subject.modes]):
         parser.error(f"--world {args.world} has no {' '.join(refused_modes)}, only {' '.join(subject.modes)}")
-    needed = {"functions": (args.model, BFCL), "person": (args.model,)}.get(args.world, ())
+    needed = (args.model, *([BFCL] if subject.irrelevance else [])) if subject.modes else ()
     if lacking := [str(path) for path in needed if not path.exists()]:
         parser.error(
             f"{' and '.join(lacking)} is missing: scripts/install/real_model makes the model, and `pip install "
-            "--no-deps --target runs/bfcl bfcl-eval==2026.3.23` gets the questions"
+            "--no-deps --target runs/bfcl bfcl-eval==2026.3.23 mpmath` gets the questions"
         )
 
 
@@ -284,9 +307,10 @@ def other_settings(args: argparse.Namespace) -> str | None:
     names = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
-        *("group_size", "through"),
+        *("group_size", "through", "exam_tasks", "start_conversations", "start_epochs"),
     )
-    unset = {"world": "coding", "group_size": 4, "through": "chat"}
+    unset = {"world": "coding", "group_size": 4, "through": "chat", "exam_tasks": None}
+    unset |= {"start_conversations": 64, "start_epochs": 2}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -303,14 +327,19 @@ async def experiment(args: argparse.Namespace) -> int:
     if not missing(args, read_curves(results)):
         print(f"nothing is left to do; {results} is whole", file=sys.stderr)
         return 0
+    subject = SUBJECTS[args.world]
+    if subject.has_supervised_start:
+        settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
+        config = AgenticOPDEnvConfig(**{**settings, "data_path_to_save_groups": None})
+        start = Start(args.start_conversations, args.start_epochs, START_LR)
+        args.model = await supervised_start(config, args.model, args.out / "supervised", start)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
-    size = ("--max-model-len", "4096")
+    size = ("--max-model-len", str(subject.context))
     trained = (*size, "--weights-root", str(weights.resolve()))
     flags = args.vllm_flags
-    subject = SUBJECTS[args.world]
-    if any("lora_rank" in subject.trainer(mode) for mode in args.modes):
-        trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
+    if ranks := [subject.trainer(mode).get("lora_rank") for mode in args.modes if "lora_rank" in subject.trainer(mode)]:
+        trained += ("--max-lora-rank", str(max(map(int, map(str, ranks)))), "--max-adapters", "4")
     policy_port, expert_port, judge_port, api_port, average_port = ports(args.out)
     with ExitStack() as parts:
         log = args.out / "vllm.log"
@@ -331,7 +360,7 @@ async def experiment(args: argparse.Namespace) -> int:
         laboratory = Laboratory(
             *(vllm, expert_url, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, subject, args.group_size, args.through, judge_url, average, api_port),
+            *(args.talk, subject, args.group_size, args.through, judge_url, average, api_port, args.exam_tasks),
         )
         work = Work(args, laboratory, examiner(laboratory))
         try:
@@ -371,6 +400,8 @@ class Work:
         self.curves: Curves = read_curves(args.out / "results.json")
         self.firsts: Curves = read_curves(args.out / "first_solutions.json")
         self.costs = read_costs(args.out / "costs.json")
+        self.gauges: RunGauges = read_json_file(args.out / "gauges.json")
+        self.conversations: dict[str, dict[str, list[list[float]]]] = read_json_file(args.out / "conversations.json")
         self.seconds = read_seconds(args.out / "seconds.json")
         self._has_timed_steps = False
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
@@ -392,6 +423,13 @@ class Work:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
             self.costs.setdefault(mode, {})[str(seed)] = costs_at(self.laboratory.groups(run), args.points)
+            if SUBJECTS[args.world].irrelevance is not None:
+                agreed = agreement_of(self.laboratory.group_file(run).with_name("metrics.jsonl"))
+                before, after = (read_json_file(self.folder(run, n) / "gauges.json") for n in (0, run.rollouts))
+                self.gauges.setdefault(mode, {})[str(seed)] = {"before": before, "after": {**after, **agreed}}
+            if SUBJECTS[args.world].has_conversations:
+                points = [conversation_point(rollouts, self.samples(run, rollouts)) for rollouts in args.points]
+                self.conversations.setdefault(mode, {})[str(seed)] = points
             if args.world == "coding":
                 firsts = [await self.first_solutions(run, rollouts) for rollouts in self.measured_points(run)]
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
@@ -447,7 +485,7 @@ class Work:
     @property
     def episodes(self) -> int:
         """Episodes of a point."""
-        return SUBJECTS[self.args.world].exam_tasks * self.args.eval_samples
+        return min(SUBJECTS[self.args.world].exam_tasks, self.args.exam_tasks or sys.maxsize) * self.args.eval_samples
 
     def chosen(self, mode: str) -> Setting:
         """Return the sweep's best setting of the mode; the first setting if there is only one, or before its sweep."""
@@ -490,14 +528,23 @@ class Work:
         if rollouts == 0 and run.seed in self.starts:
             return self.starts[run.seed]
         folder, since = self.folder(run, rollouts), time.monotonic()
-        if (measured := read_point(folder)) is not None:
+        measured = read_point(folder)
+        has_gauges = isinstance(self.examiner, Examiner) and SUBJECTS[self.args.world].irrelevance is not None
+        lacks_gauges = has_gauges and run.seed != SWEEP_SEED and rollouts in (0, run.rollouts)
+        lacks_gauges &= not (folder / "gauges.json").exists()
+        if measured is not None and not lacks_gauges:
             return measured[0]
         if weights is None:
             self.laboratory.load_start()
         else:
             self.laboratory.load(weights / f"step-{rollouts // run.setting.batch_size:06d}")
-        point = Point(rollouts, *await self.examiner.pass_rate(folder))
-        write_point(folder, point, time.monotonic() - since)
+        if measured is None:
+            point = Point(rollouts, *await self.examiner.pass_rate(folder))
+            write_point(folder, point, time.monotonic() - since)
+        else:
+            point, _ = measured
+        if lacks_gauges and isinstance(self.examiner, Examiner):
+            write_json(folder / "gauges.json", await self.examiner.gauges())
         return point
 
     async def first_solutions(self, run: Run, rollouts: int) -> Point:
@@ -527,6 +574,11 @@ class Work:
         write_json(results, ordered)
         write_json(self.args.out / "costs.json", self.costs)
         (self.args.out / "costs.md").write_text(costs_table(self.curves, self.costs))
+        if self.gauges:
+            write_json(self.args.out / "gauges.json", self.gauges)
+            (self.args.out / "gauges.md").write_text(gauges_table(self.gauges))
+        if self.conversations:
+            write_json(self.args.out / "conversations.json", self.conversations)
         if self.firsts:
             write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
@@ -539,6 +591,17 @@ class Work:
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
+
+
+def conversation_point(rollouts: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return `[conversations, share of user turns, share whole, n]` of measured conversations."""
+    right, judged = (sum(row[name] for row in rows) for name in ("checks_passed", "checks"))
+    return [rollouts, right / judged, sum(row["passed"] for row in rows) / len(rows), len(rows)]
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """Return what an earlier run wrote; empty where there is no file."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def curve_text(curve: Sequence[Point]) -> str:

@@ -8,6 +8,7 @@ by giving it the first weights again.
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 from agents.demo_gateway import gateway
@@ -30,14 +31,19 @@ from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.text import text_lines
+from agentic_opd.core.types import Task
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from learning.gauges import OVER_CALLING, SAMPLES, TASKS, Gauges, irrelevance_settings, of_samples
 from learning.person import TEMPERATURE, Person, PersonExaminer, person_tasks
 from learning.progress import Progress, cut_back, forget_weights, trained_steps
 from learning.talk import TalkFailedError, User, WireProtocol, converse
+
+if TYPE_CHECKING:
+    from agentic_opd.env.opd import AgenticOPDEnv
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
@@ -188,6 +194,18 @@ class Subject(NamedTuple):
     """The adapter that judges whole trajectories, on the expert's server; None: its weights do."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
+    judge_model: str = "verbatim"
+    """The scripted judge's way to answer, unless a mode names another."""
+    has_conversations: bool = False
+    """Points are shares of user turns, and of whole conversations beside them."""
+    irrelevance: Path | None = None
+    """Questions for which no call is right: gauges are measured before and after each run. None: no gauges."""
+    has_supervised_start: bool = False
+    """The experiment first makes the start from the model, by right conversations."""
+    context: int = 4096
+    """Tokens of the servers' context."""
+    usual_modes: Sequence[str] = ()
+    """Modes without --modes."""
 
     def needs_expert(self, mode: str) -> bool:
         """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
@@ -232,6 +250,11 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
         for mode in ("trajectory", "trajectory-failed")
     },
 }
+_MULTITURN_MODES = {
+    mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, **({} if mode in USUAL_MODES[3:] else {"hint.source": "judge"})}}
+    for mode in (*USUAL_MODES, "next-state")
+}
+_GPU_ADAPTERS: dict[str, object] = {"lora_rank": 32, "max_token_len": 16384, "precision": "bf16"}
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
     "coding": Subject(
@@ -259,6 +282,43 @@ SUBJECTS = {
         has_scripted_judge=True,
         divergence={"teacher_temperature": 0.3},  # That of the rollouts.
         measured="pass rate without hints, most likely answers",
+        irrelevance=BFCL / "BFCL_v4_irrelevance.json",
+        usual_modes=USUAL_FUNCTION_MODES,
+    ),
+    # Two classes of APIs are held out: no rollout has their functions. The start imitates conversations of the others.
+    "multiturn": Subject(
+        "functions_multiturn_small.yaml",
+        "runs/models/smollm2-135m-instruct",
+        {},
+        {},
+        200,
+        _MULTITURN_MODES,
+        0.0,
+        has_scripted_judge=True,
+        divergence={"teacher_temperature": 0.7},  # That of the rollouts.
+        measured="user turns right without hints, most likely answers",
+        judge_model="conversation",
+        has_conversations=True,
+        irrelevance=BFCL / "BFCL_v4_irrelevance.json",
+        has_supervised_start=True,
+        usual_modes=(*USUAL_MODES, "next-state"),
+    ),
+    # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.
+    "multiturn-gpu": Subject(
+        "functions_multiturn.yaml",
+        "runs/models/qwen3-0.6b",
+        {},
+        {},
+        264,
+        {mode: {**settings, "trainer": _GPU_ADAPTERS} for mode, settings in _MULTITURN_MODES.items()},
+        0.0,
+        has_scripted_judge=True,
+        measured="user turns right without hints, most likely answers",
+        judge_model="conversation",
+        has_conversations=True,
+        irrelevance=BFCL / "BFCL_v4_irrelevance.json",
+        context=20480,
+        usual_modes=(*USUAL_MODES, "next-state"),
     ),
     # The judge repeats what the person replied.
     "person": Subject(
@@ -272,6 +332,7 @@ SUBJECTS = {
         divergence={"teacher_temperature": TEMPERATURE},
         measured="score of first answers",
         has_person=True,
+        usual_modes=USUAL_PERSON_MODES,
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -389,6 +450,8 @@ class Laboratory:
     """The server of modes whose teacher is the moving average of whole weights."""
     api_port: int = 8001
     """Of run-api."""
+    exam_tasks: int | None = None
+    """Held-out tasks that are measured, the first in a seeded order; None: all."""
 
     @property
     def weights(self) -> Path:
@@ -575,7 +638,8 @@ class Laboratory:
         settings = {"type": world} if isinstance(world, str) else dict(world)
         if settings["type"] == "coding":
             return {**settings, "builtin_examples": str(self.examples).lower()}
-        return {**settings, "split_file": str(self.out / "split.json")} if settings["type"] == "functions" else settings
+        has_split = settings["type"] == "functions" and not self.subject.has_conversations
+        return {**settings, "split_file": str(self.out / "split.json")} if has_split else settings
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
         """Return the gateway's flags: each session is a group."""
@@ -590,7 +654,7 @@ class Laboratory:
         of_mode, is_scripted = self.subject.distilling(run.mode), self.judge_url is not None
         settings: dict[str, object] = {
             "judge.base_url": f"{self.judge_url or self.expert_url}/v1",
-            "judge.model_name": "verbatim" if is_scripted else self.model,
+            "judge.model_name": self.subject.judge_model if is_scripted else self.model,
         }
         if self.subject.judge_adapter(run.mode) is not None:
             settings["judge.model_name"] = TRAJECTORY_JUDGE
@@ -629,6 +693,11 @@ class Laboratory:
         return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
 
 
+def first_tasks(tasks: Sequence[Task], count: int | None) -> list[Task]:
+    """Return the first `count` tasks in an order that is the same in every run; None: all."""
+    return [*tasks] if count is None else random.Random(0).sample([*tasks], min(count, len(tasks)))
+
+
 def examiner(laboratory: Laboratory) -> "Examiner | PersonExaminer":
     """Return what measures the weights that the server has."""
     if not laboratory.subject.has_person:
@@ -641,29 +710,63 @@ class Examiner:
     """Measures pass rates without hints: the package's own evaluation, in this process."""
 
     def __init__(self, laboratory: Laboratory) -> None:
-        """Prepare; `start` connects."""
+        """Prepare; the first measurement connects."""
+        self.laboratory = laboratory
+        self.env = self._env(laboratory.eval_samples, laboratory.subject.exam_temperature)
+
+    def _env(self, samples: int, temperature: float | None = None, **changed: object) -> "AgenticOPDEnv":
+        """Return the environment of the world, or of `changed` settings; temperature None: that of rollouts."""
+        laboratory = self.laboratory
         settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
-        settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam}
-        evaluation = {"samples": laboratory.eval_samples, "temperature": laboratory.subject.exam_temperature}
-        settings["eval"] = {**settings.get("eval", {}), **evaluation}
+        settings |= {"world": laboratory.world_settings(), **laboratory.subject.exam, **changed}
+        temperature = settings["temperature"] if temperature is None else temperature
+        settings["eval"] = {**settings.get("eval", {}), "samples": samples, "temperature": temperature}
         from agentic_opd.env.opd import AgenticOPDEnv  # Atropos and torch: seconds that --help need not take.
 
         config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None}
         )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
-        self.env = AgenticOPDEnv(config, [server])
+        return AgenticOPDEnv(config, [server])
+
+    async def gauges(self) -> Gauges:
+        """Return the gauges of the weights that the server has (gauges.py), which take an evaluation each."""
+        questions = self.laboratory.subject.irrelevance
+        assert questions is not None
+        world = irrelevance_settings(self.laboratory.world_settings(), questions)
+        of_world, needless = self._env(SAMPLES), self._env(1, 0.0, world=world)
+        try:
+            for env, count in ((of_world, TASKS), (needless, None)):
+                await env.setup()
+                env.eval_tasks = first_tasks(env.eval_tasks, self._count(count))
+            sampled = await of_world.evaluation().measure()
+            refused = await needless.evaluation().measure()
+        finally:
+            await of_world.close()
+            await needless.close()
+        return {**of_samples(sampled.metrics), OVER_CALLING: refused.metrics[f"eval/{OVER_CALLING}"]}
+
+    def _count(self, tasks: int | None) -> int | None:
+        return min((count for count in (tasks, self.laboratory.exam_tasks) if count is not None), default=None)
 
     async def pass_rate(self, folder: Path) -> tuple[float, int]:
-        """The share of episodes that pass, and how many there were; each of them goes to samples.jsonl in `folder`."""
+        """The share of episodes that pass, of conversations that of user turns, and how many episodes there were.
+
+        Each of them goes to samples.jsonl in `folder`.
+        """
         if not self.env.eval_tasks:
             await self.env.setup()
+            self.env.eval_tasks = first_tasks(self.env.eval_tasks, self.laboratory.exam_tasks)
         file = sample_file(folder)
         try:
             evaluated = await self.env.evaluation().measure(lambda sample: file.write(sample.to_row()))
         finally:
             file.close()
         samples = evaluated.samples
+        if self.laboratory.subject.has_conversations:
+            verdicts = [sample.verification for sample in samples]
+            turns = sum(verdict.passed for verdict in verdicts) / sum(verdict.total for verdict in verdicts)
+            return turns, len(samples)
         return sum(sample.passed for sample in samples) / len(samples), len(samples)
 
     async def close(self) -> None:

@@ -64,6 +64,12 @@ def rejection(inputs: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor
     return surrogate(inputs, config, -rejected_BT.to(inputs.student_BT.dtype), mask_BT)
 
 
+@loss_part("sampled")
+def imitation(inputs: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+    """Supervised learning: -log p of each token of a turn, whatever its reward (`loss.temperature` 1)."""
+    return -inputs.student_BT.masked_fill(~mask_BT, 0.0)
+
+
 def scaled_advantage(rewards_BT: Tensor, gaps_BT: Tensor, clip: float) -> Tensor:
     """A_t = A clip(exp(sign(A) gap_t), 1 - clip, 1 + clip), [B, T]; a gap of 0 leaves the reward's advantage A."""
     return rewards_BT * (rewards_BT.sign() * gaps_BT).exp().clamp(1.0 - clip, 1.0 + clip)

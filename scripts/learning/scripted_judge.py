@@ -4,8 +4,10 @@
 
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
-`words` is a sentence that says what to do; `person` is what the person replied; `reader` names the function of a failed
-example, for the turn that wrote it. Asked how good a turn was, it says 1 or -1 likewise. Asked about a whole
+`words` is a sentence that says what to do; `conversation` is the error that answered a call, or what the environment
+says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `person` is
+what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked how good a
+turn was, it says 1 or -1 likewise. Asked about a whole
 trajectory, it names the first turns that it has a hint for.
 """
 
@@ -20,6 +22,10 @@ from learning.person import CONTENT
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
 _TURN = re.compile(r"Turn(?: (?P<number>[0-9]+))?(?:: .+)?")
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
+_WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
+_NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
+_TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
+_ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
 _FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
 HINT_START, OF_TRAJECTORY = "[HINT_START]", "\\boxed{N}"
@@ -68,8 +74,26 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
         failures = (match for match in _FAILURE.finditer(evidence_text) if f"def {match['function']}(" in turn)
         failure = next(failures, None)
         return failure and f"Write {failure['function']} so that its examples pass; now there is {failure[0]}"
+    if model == "conversation":
+        return hint_of_conversation(turn, evidence_text, evidence_text)
     call = _CALL.search(evidence_text)
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
+
+
+def hint_of_conversation(turn: str, result: str, verdict: str) -> str | None:
+    """Return what the environment says of a turn of a conversation (agentic_opd_environments.conversations).
+
+    A call gets the error that answered it, else the verdict if that names its function. A turn without a call gets the
+    verdict, which says what the user turn lacks.
+    """
+    wrong = _WRONG_TURN.search(verdict)
+    functions = {match["function"] for match in _TURN_CALL.finditer(turn)}
+    if not functions:
+        return wrong and wrong["text"]
+    if error := _ERROR.search(result):
+        return error[0]
+    named = {match["function"] for match in _NAMED_CALL.finditer(wrong["text"])} if wrong else set[str]()
+    return wrong["text"] if wrong and named & functions else None
 
 
 def answer(system: str, question: str, model: str) -> str:
@@ -81,7 +105,11 @@ def answer(system: str, question: str, model: str) -> str:
         is_content = any(text in evidence_text for text in (RIGHT, CONTENT))
         return "\\boxed{1}" if is_content else "\\boxed{-1}"
     turn = next(section.text for section in parts if section.title == "Turn")
-    hint = hint_of(turn, evidence_text, model)
+    if model == "conversation":
+        result = "\n".join(section.text for section in parts if section.title.startswith("Next state"))
+        hint = hint_of_conversation(turn, result, evidence_text)
+    else:
+        hint = hint_of(turn, evidence_text, model)
     return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint else "\\boxed{-1}"
 
 
@@ -132,7 +160,7 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
 
-NAMES = ("verbatim", "words", "person", "reader")
+NAMES = ("verbatim", "words", "conversation", "person", "reader")
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.receipts import GroupReceipt, line_sha256
 from tests.support.environment import read_lines
 from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import Served, served
@@ -43,6 +45,11 @@ def test_sessions_form_a_batch_of_the_trainers_size(fake_server: FakePlugin, tmp
     branches = next(group for group in written.values() if group["group_overrides"].get("session_id") == "alone")
     assert sorted(one["tokens"][0] for one in singles) == sorted(branches["tokens"])
     assert pair["tokens"] == written[ids_of([pair])[0]]["tokens"]
+    sent = ScoredGroup.from_wire(
+        {name: value for name, value in pair.items() if value is not None and name != "env_id"}
+    )
+    lines = (tmp_path / "groups.jsonl").read_bytes().splitlines()
+    assert GroupReceipt.of(sent).sha256 in map(line_sha256, lines), "the receipt of a group names its line"
 
 
 def test_what_the_trainer_can_not_take_is_counted(fake_server: FakePlugin, tmp_path: Path) -> None:

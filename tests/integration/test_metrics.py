@@ -7,6 +7,7 @@ times and the server's cache, is checked for being possible.
 import math
 import re
 import time
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,7 +101,33 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
     else:
         metrics |= recount_votes(turns)
     costs = recount_judge_tokens(rollouts, len(hints))
-    return {**metrics, **costs, **recount_rows(group, sum(lengths)), **recount_controls(group)}
+    rows = recount_rows(group, sum(lengths))
+    return {**metrics, **costs, **rows, **recount_controls(group), **recount_gauges(group)}
+
+
+def recount_gauges(group: dict[str, Any]) -> dict[str, float]:
+    """pass@k over all subsets of the group, repetition by each turn's 10-grams, and agreement on failure by rows."""
+    rollouts = group["overrides"]
+    passed = [rollout["verification"]["passed"] == rollout["verification"]["total"] for rollout in rollouts]
+    metrics = {
+        f"train/pass@{k}": fmean(any(subset) for subset in combinations(passed, k))
+        for k in (1, 2, 4, 8)
+        if k <= len(passed)
+    }
+    shares: list[float] = []
+    agreed: list[bool] = []
+    for tokens, masks, rows_T, rollout, is_right in zip(
+        group["tokens"], group["masks"], group["distill_logprobs"], rollouts, passed, strict=True
+    ):
+        sampled = "".join(" " if mask == -100 else "x" for mask in masks)
+        turns = [tokens[match.start() : match.end()] for match in re.finditer("x+", sampled)]
+        for turn in turns:
+            grams = [str(turn[start : start + 10]) for start in range(len(turn) - 9)]
+            shares += [fmean(gram in grams[:index] for index, gram in enumerate(grams))] if grams else []
+        scored = [turn for turn in rollout["opd"]["turns"] if turn["outcome"] == "scored" and not is_right]
+        agreed += [row[0] >= max(row) for turn in scored for row in rows_T[slice(*turn["span"])]]
+    metrics |= {"train/repetition": fmean(shares)} if shares else {}
+    return metrics | ({"opd/agreement_on_failure": fmean(agreed)} if agreed else {})
 
 
 def recount_votes(turns: list[dict[str, Any]]) -> dict[str, float]:

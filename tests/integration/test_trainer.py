@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from bench.local_server import stop
 
+from agentic_opd.cli.validate import main as validate
 from agentic_opd.training.config import PARTS
 from agentic_opd.training.metrics import TRAINER_METRICS
+from agentic_opd.wire.receipts import find_receipt, read_chain
 from tests.support import commands
 from tests.support.environment import serving
 from tests.support.fake_plugin import FakePlugin
@@ -93,3 +95,7 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(
         done = commands.run(*argv, kind="train")
         assert done.returncode == 0, done
         assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))
+        assert validate(["--receipt", str(tmp_path / "train")]) == 0
+        receipts, _ = read_chain(find_receipt(tmp_path / "train"))
+        assert [receipt.version for receipt in receipts] == [before + 1, before, 0]
+        assert [step.step for receipt in receipts[::-1] for step in receipt.steps] == list(range(1, before + 2))

@@ -34,6 +34,11 @@ class Engine(TableEngine):
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().collective_rpc(method, kwargs)
 
+    async def add_lora(self, request: Any) -> bool:
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().add_lora(request)
+
     async def shutdown_weight_transfer_engine(self) -> None:
         pass
 
@@ -62,7 +67,8 @@ class Engine(TableEngine):
 async def serve(port: int, *, dies: bool) -> None:
     engine = Engine(version="0")
     engine.dies = dies
-    engine.vllm_config = vllm_config(weight_transfer_config=Namespace(backend="gloo"))
+    adapters = Namespace(max_loras=2, max_lora_rank=8)
+    engine.vllm_config = vllm_config(weight_transfer_config=Namespace(backend="gloo"), lora_config=adapters)
     app = await app_of(engine)
     await uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning")).serve()
 

@@ -39,6 +39,7 @@ from agentic_opd.gateway.choice import held_back
 from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
+from agentic_opd.training.windows import read_counts
 from agentic_opd.worlds.authors import Authors
 from agentic_opd.worlds.coding import grading
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks
@@ -461,6 +462,7 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     **{f"arguments of {name}": (partial(_arguments, name), ()) for name in ("qwen3.5", "glm", "hy3", "minimax-m2")},
     "held_back": (lambda text: held_back(text, ("\n\n", "]]"), has_tools=True), ()),
     **{f"stream of {path}": (partial(_streamed, path), ()) for path in DELTAS},
+    "counts of requests": (lambda text: read_counts(f"{text}\nvllm:num_requests_running{text}"), (ValueError,)),
     "function call": (lambda text: calls.verdict(SCHEMAS, [("f", {"a": text})], [{"f": {"a": [text[::-1]]}}]), ()),
     "query": (is_ordered, ()),
     "harbor: output": (lambda text: [*verdict._without_hidden(text, [TESTS], "public")], ()),

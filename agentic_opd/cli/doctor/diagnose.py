@@ -21,14 +21,14 @@ from agentic_opd.cli.doctor.servers import (
     check_versions,
 )
 from agentic_opd.core.console import PrintableConsole
-from agentic_opd.core.errors import ConfigError, OPDError
+from agentic_opd.core.errors import OPDError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.env.setup import REQUIREMENTS, WORLD_CHECKS, Note, Setup, SetupCheck, Status
 from agentic_opd.settings.read import Settings
 from agentic_opd.training.memory import shape_of_checkpoint
 from agentic_opd.up.command import read
-from agentic_opd.up.memory import GpuMemory, gpu_sizes, memory_of
+from agentic_opd.up.memory import GpuMemory, check_fits, gpu_sizes, memory_of
 from agentic_opd.up.parts import LoopPart, parts_of
 
 PATIENCE_S = 60.0
@@ -112,13 +112,8 @@ def memory_note(memory: Sequence[GpuMemory]) -> Note:
     Raises:
         ConfigError: it does not fit.
     """
+    check_fits(memory)
     text = "; ".join(map(str, memory))
-    if any(not gpu.fits for gpu in memory):
-        raise ConfigError(
-            f"{text}. Lower max_token_len or micro_tokens, train adapters (lora_rank) in precision bf16, leave "
-            "gradient_checkpointing unset, lower the servers' --gpu-memory-utilization, or give the parts `devices` of "
-            "their own"
-        )
     if any(not gpu.has_spare for gpu in memory):
         return Note(f"{text}. Computed, with less than a fifth to spare", Status.WARNING)
     if all(gpu.total_bytes is None for gpu in memory):

@@ -8,8 +8,10 @@ import pytest
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ServerMismatchError, WireError
+from agentic_opd.core.text import json_line
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.packed import packed
+from agentic_opd.wire.receipts import GroupReceipt, line_sha256
 from tests.unit.distill.fakes import Script, served
 
 STATUS, INFO = {"current_step": 0, "queue_size": 0}, {"batch_size": 2, "max_token_len": 64}
@@ -58,6 +60,13 @@ def test_a_batch_is_read_and_a_group_that_comes_twice_is_handed_out_once() -> No
     assert [group.group_id for group in two] == ["b"]
     assert (client.duplicates, client.lost_batches) == (2, 0)
     assert (one[0].weight_version, one[0].scores, one[0].rollouts[0].rows) == (3, [0.0, 1.0], None)
+
+
+def test_the_receipt_of_a_group_names_the_line_that_was_sent() -> None:
+    """The API adds null for each field that nobody sent, and the number of its environment."""
+    written = ScoredGroup.from_wire({**made("a", version=3), "overrides": [{}, {}], "mine": 1}).to_wire()
+    (((group,),), _) = batches({"batch": [{**made("a", version=3), "mine": 1, "env_id": 0}]})
+    assert GroupReceipt.of(group).sha256 == line_sha256(json_line({k: v for k, v in written.items() if v is not None}))
 
 
 def test_rows_that_were_sent_as_text_arrive_as_rows() -> None:

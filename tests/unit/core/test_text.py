@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError, to_json
 
 import agentic_opd
 import agentic_opd_environments
 from agentic_opd.core.text import (
+    json_body,
     json_line,
     printable,
     printable_line,
@@ -139,3 +141,32 @@ def test_a_request_body_is_json_and_refuses_numbers_that_are_not_finite() -> Non
     assert json.loads(request_body({"text": "\ud83d"})) == {"text": "\ufffd"}
     with pytest.raises(ValueError, match="JSON"):
         request_body({"temperature": float("nan")})
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
+ROWS = st.lists(st.lists(SCALARS | st.text(), max_size=3) | SCALARS, max_size=150)
+VALUES = st.recursive(SCALARS | st.text() | st.lists(ROWS, max_size=3), lambda values: st.lists(values, max_size=3))
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=4) | VALUES)
+def test_json_in_pieces_is_that_of_the_whole(value: Any) -> None:
+    whole = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    assert read_json(json_line(value)) == read_json(whole.encode("utf-8", "surrogatepass"))
+    try:
+        expected = to_json(value)
+    except PydanticSerializationError:  # An unpaired surrogate.
+        expected = json_line(value)
+    assert json_body(value) == (json_line(value) if b"NaN" in expected or b"Infinity" in expected else expected)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 200])
+def test_rows_are_written_as_they_are(rows: int) -> None:
+    line = {"rows": [[[0.5, index] for index in range(rows)], [], [[]]], "masks": [[1, 2], []], "text": None, "e": []}
+    assert json_line(line) == json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    assert json_body(line) == to_json(line)
+
+
+@pytest.mark.parametrize("encode", [json_line, json_body])
+def test_numbers_that_are_not_finite_are_refused_in_a_piece_too(encode: Any) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode({"rows": [[[0.5]] * 100 + [[float("nan")]]]})

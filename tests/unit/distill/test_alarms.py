@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.types import StepScore, TurnOutcome
-from agentic_opd.distill.alarms import ADVICE, REVERSED_TURNS, InactivityWatch, StepScoreWatch, live_teacher
+from agentic_opd.distill.alarms import (
+    ADVICE,
+    REVERSED_TURNS,
+    InactivityWatch,
+    RepetitionWatch,
+    StepScoreWatch,
+    live_teacher,
+)
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
@@ -86,3 +93,13 @@ def test_without_step_votes_there_is_nothing_to_name() -> None:
 )
 def test_a_teacher_that_nothing_holds_is_warned_of(settings: dict[str, Any], is_warned: bool) -> None:
     assert (live_teacher(DistillConfig(**settings)) is not None) == is_warned
+
+
+def test_repetition_is_named_once_when_the_mean_of_the_last_turns_is_above_that_of_filtered_documents() -> None:
+    watch = RepetitionWatch()
+    assert watch.saw([0.1] * 64) is None
+    assert watch.saw([0.1] * 1000) is None
+    assert watch.saw([0.1] * 63 + [0.09]) is None
+    assert "64 turns, 11% of the 10-grams" in (watch.saw([0.11] * 64) or "")
+    assert watch.saw([1.0] * 64) is None
+    assert RepetitionWatch().saw([1.0] * 63) is None

@@ -151,6 +151,7 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     assert scored.scored.gaps == pytest.approx([t - s for t, s in zip(teacher, student, strict=True)], abs=1e-6)
     assert (scored.scored.prompt_tokens, scored.scored.cached_tokens) == (len(request.token_ids), 4)
     assert scored.scored.seconds == 0.5
+    assert (scored.scored.agreed_tokens, distilled.stats.failed) == (0, True)
     assert scored.scored.masses == pytest.approx(
         [sum(math.exp(logprob) for logprob in row) for row in arrays_of(distilled).logprobs_TK[5:8]]
     )

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -496,3 +497,26 @@ def test_half_a_surrogate_pair_in_an_answer_is_replaced() -> None:
         return [parse_vote(text).hint for text in reply.texts]
 
     assert with_judge(Script(completion(*halves)), ask) == [f"{HINT} \ufffd", HINT]
+
+
+@pytest.mark.parametrize(("variable", "is_read"), [("http_proxy", True), ("NETRC", True), (None, False)])
+def test_the_environment_is_looked_up_only_where_it_has_a_proxy_or_a_netrc_file(
+    variable: str | None, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.touch()
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ftp_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable is not None:
+        monkeypatch.setenv(variable, str(netrc) if variable == "NETRC" else "http://127.0.0.1:9")
+
+    async def trust() -> bool:
+        judge = OpenAIJudge("http://judge/v1", "m", SecretStr(KEY), JudgeConfig(), 1.0)
+        try:
+            return judge._open().trust_env
+        finally:
+            await judge.close()
+
+    assert asyncio.run(trust()) is is_read

@@ -71,6 +71,17 @@ SECOND = EpisodeStats(
 )
 
 
+def test_agreement_on_failure_is_of_the_scored_tokens_of_failed_rollouts() -> None:
+    def scored(tokens: int, agreed: int) -> TurnStats:
+        zeros = (0.0,) * tokens
+        return turn(Out.SCORED, "+", "ab", 0.1, ScoreStats(zeros, zeros, zeros, 20, 10, 0.0, 0.5, agreed_tokens=agreed))
+
+    failed = EpisodeStats(20, (scored(4, 3), turn(Out.VOTE_FAILED, "-"), scored(6, 1)), failed=True)
+    others = [EpisodeStats(9, (scored(8, 8),), failed=known) for known in (False, None)]
+    assert aggregate([failed, *others])["opd/agreement_on_failure"] == 0.4
+    assert "opd/agreement_on_failure" not in aggregate(others)
+
+
 def test_metrics_of_two_episodes() -> None:
     metrics = aggregate([FIRST, SECOND], [measured(None, None), measured(1e-6, 3e-7), measured(3e-6, 4e-7)])
     assert metrics == pytest.approx(
@@ -118,7 +129,7 @@ def test_metrics_of_two_episodes() -> None:
             "opd/prefix_cache_hit_share": 0.6,
         }
     )
-    of_thinking = {"opd/gap_mean_reasoning", "opd/gap_mean_answer"}
+    of_some = {"opd/gap_mean_reasoning", "opd/gap_mean_answer", "opd/agreement_on_failure"}
     described = {metric.name for metric in OPD_METRICS}
     of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
     of_steps = {"opd/step_score_hinted", "opd/step_score_unhinted"}
@@ -132,7 +143,7 @@ def test_metrics_of_two_episodes() -> None:
     }
     of_usage = {name for name in described if name.startswith("opd/judge_") and "judge_s_" not in name}
     of_trajectories = {name for name in described if name.startswith("opd/trajectory_")}
-    left_out = of_thinking | of_overlap | of_steps | of_proofs | of_trajectories | of_usage
+    left_out = of_some | of_overlap | of_steps | of_proofs | of_trajectories | of_usage
     assert metrics.keys() == described - left_out, "what is logged is described, and nothing else"
 
 

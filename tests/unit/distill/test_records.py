@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
 from agentic_opd.distill.insertion import insert_hint
-from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
+from agentic_opd.distill.records import build_arrays, logprobs_of, num_agreed, written_rows
 from agentic_opd.distill.rows import LOGPROB_DECIMALS, ComparedHint, HintRequest, choose, overlap, rounded, with_support
 from agentic_opd.distill.scoring import gaps
 from agentic_opd.plugin.scoring import check_rows
@@ -41,6 +41,12 @@ def test_sampled_token_comes_first_then_the_others_by_rank() -> None:
     assert arrays.logprobs_TK[11:] == [[-1.0, -0.6, -3.0], [-4.0, -0.2, -2.5]]
     assert arrays.token_ids_TK[:11] == [[]] * 11
     assert arrays.logprobs_TK[:11] == [[]] * 11
+
+
+def test_the_teacher_agrees_with_a_token_if_no_other_is_likelier() -> None:
+    assert num_agreed(TWO_ROWS) == 0
+    assert num_agreed(rows([-0.6, -4.0], [[40, 7], [7, 8]], [[-0.6, -1.0], [-0.2, -2.5]])) == 1
+    assert num_agreed(rows([-0.7, -0.69999], [[7], [8]], [[-0.7], [-0.7]])) == 2, "as likely, for K = 1 too"
 
 
 def test_without_a_scored_turn_all_rows_are_empty() -> None:

@@ -427,7 +427,8 @@ def test_calls_that_fail_have_no_effect_and_the_conversation_goes_on(tmp_path: P
 
     world = world_of(tmp_path, question(), config=WorldConfig(tool_timeout_s=3))
     verification = played(world, play)
-    assert said[0] == "Error: unsupported operand type(s) for +: 'float' and 'str'"
+    mistyped = "Error: unsupported operand type(s) for +: 'float' and 'str'."
+    assert said[0] == f"{mistyped} It must be fill(litres: number)."
     assert "unexpected keyword argument 'liters'" in said[1]
     assert said[2:5] == [
         "Error: explode ended its process with exit code 3. Nothing was changed.",
@@ -576,3 +577,40 @@ def test_a_class_file_that_cannot_be_loaded_is_named(tmp_path: Path, text: str) 
         tmp_path.chmod(0o700)
         with pytest.raises(DatasetError, match=r"chmod -R o\+rX"):
             played(hooks, play)
+
+
+def test_signatures_alone_can_be_in_the_prompt(tmp_path: Path) -> None:
+    world = world_of(tmp_path, question(missed_function={"1": ["heat"]}), in_prompt="signatures", example=True)
+    (task,) = world.tasks()
+    assert task.prompt.startswith("fill(litres: number)\npour(owner: string, tea?: string)\nlook(")
+    assert "Function" not in task.prompt
+    assert task.prompt.endswith(f"\n\n{ASKED[0]}")
+    assert task.examples[0]["content"] == "add(a: integer, b: integer)\n\nWhat is 2 plus 3?"
+
+
+@pytest.mark.sandbox
+def test_a_conversation_can_end_with_its_first_wrong_turn_and_has_the_same_score(tmp_path: Path) -> None:
+    async def play(player: Player) -> None:
+        await player.call("fill", litres=1.0)
+        await player.call("look")
+        assert await player.answer() == ASKED[1]
+        await player.call("pour", owner="Ann", tea="mint")
+        assert await player.answer() is None
+
+    verification = played(world_of(tmp_path, question(), stop_when_wrong=True), play)
+    assert (verification.passed, verification.total) == (1, 3)
+    assert "User turn 2: The state of Kettle is wrong" in verification.judge_report
+
+
+@pytest.mark.sandbox
+def test_an_error_about_arguments_ends_with_the_signature(tmp_path: Path) -> None:
+    async def play(player: Player) -> None:
+        refused = await player.call("fill", volume=1.0)
+        assert refused.is_error
+        assert refused.content.startswith(
+            "Error: Kettle.fill() got an unexpected keyword argument 'volume'. It must be"
+        )
+        assert refused.content.endswith("It must be fill(litres: number).")
+        assert "must be" not in (await player.call("pour", owner="Nobody")).content
+
+    assert played(world_of(tmp_path, question()), play).passed == 0

@@ -195,13 +195,14 @@ def test_a_small_models_prompt_holds_the_functions_and_one_turn_is_judged(tmp_pa
     (call,) = called["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
     verdict_text = world.verify(task, world.start(task)).judge_report
+    assert not task.needs_no_call
     assert verdict_text == 'The name must be "convert", the parameters "unit" (a string), "value" (a number).'
 
 
 def test_without_answers_no_call_is_right(tmp_path: Path) -> None:
     world = FunctionsWorld(written(tmp_path, ("Hello", [STOP], []))["questions"], held_out=0.0)
     (task,) = world.tasks()
-    assert (world.verify(task, world.start(task)).passed, task.hidden_tests) == (1, None)
+    assert (world.verify(task, world.start(task)).passed, task.hidden_tests, task.needs_no_call) == (1, None, True)
 
 
 def function(name: str) -> dict[str, Any]:

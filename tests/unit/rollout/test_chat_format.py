@@ -6,6 +6,7 @@ next prompt    S S S U U U A R R E T T T A
 """
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -165,3 +166,21 @@ def test_a_number_that_json_does_not_have_breaks_a_call(tokenizer: Any, kind: st
     text = f'<tool_call>\n{{"name": "terminal", "arguments": {{"command": [{number}]}}}}\n</tool_call><|im_end|>'
     (call,) = chat.parse(list(prompt.token_ids), encode(chat, text), 2).tool_calls
     assert (call.arguments, call.error) == (None, "the arguments hold a value that JSON does not have")
+
+
+def test_the_first_prompt_of_siblings_is_rendered_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = make_chat(tokenizer, "qwen3")
+    rendered, render, now = list[Any](), chat.renderer.render, [0.0]
+    monkeypatch.setattr(chat.renderer, "render", lambda *args, **more: rendered.append(args) or render(*args, **more))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+    first = chat.first_prompt(messages)
+    assert chat.first_prompt([{"role": "user", "content": "a"}]) is first
+    assert len(rendered) == 1
+    messages[0]["content"] = "b"
+    assert chat.first_prompt(messages) != first
+    now[0] = 61.0  # Some templates write the date.
+    assert chat.first_prompt([{"role": "user", "content": "a"}]) == first
+    assert len(rendered) == 3
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+    assert chat.with_tools([tool]).first_prompt([{"role": "user", "content": "a"}]) != first

@@ -16,7 +16,14 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.rollout.metrics import TRAIN_METRICS, episode_metrics, train_metrics
+from agentic_opd.rollout.metrics import (
+    TRAIN_METRICS,
+    episode_metrics,
+    group_metrics,
+    repetition,
+    repetitions,
+    train_metrics,
+)
 
 TASK = Task("t", "Write f.", "assert f() == 1")
 
@@ -84,9 +91,8 @@ def test_metrics_of_two_episodes() -> None:
     )
     described = {metric.name for metric in TRAIN_METRICS}
     if_any = {f"train/no_verdict/{cause.value}" for cause in NoVerdict}
-    assert metrics.keys() | {"train/rollouts", "train/left_out_tokens"} | if_any == described, (
-        "what is logged is described, and nothing else"
-    )
+    of_some = {"train/rollouts", "train/left_out_tokens", "train/over_calling", "train/repetition", "train/pass@<k>"}
+    assert metrics.keys() | of_some | if_any == described, "what is logged is described, and nothing else"
 
 
 def without_verdict(cause: NoVerdict) -> Episode:
@@ -111,3 +117,42 @@ def test_what_can_not_be_computed_is_left_out() -> None:
     assert train_metrics([], [1.0]) == {}
     assert episode_metrics([]) == {}
     assert "train/sample_s_p50" not in train_metrics(EPISODES)
+
+
+def test_pass_at_k_of_groups() -> None:
+    # Of 6 pairs of 4 rollouts, 5 hold one of two that passed; the group of two counts for k = 1 and 2 alone.
+    groups = [[True, True, False, False], [False, False]]
+    assert group_metrics(groups) == pytest.approx(
+        {"train/pass@1": 0.25, "train/pass@2": 5 / 12, "train/pass@4": 1.0}, abs=1e-12
+    )
+    assert set(group_metrics([[True] * 20])) == {f"train/pass@{k}" for k in (1, 2, 4, 8)}
+    assert group_metrics([[True] + [False] * 9])["train/pass@8"] == pytest.approx(0.8)
+    assert group_metrics([]) == group_metrics([[]]) == {}
+
+
+def test_repetition_is_the_share_of_n_grams_that_occurred_before() -> None:
+    assert repetition([1, 2, 3, 4, 5], n=2) == 0
+    assert repetition([1, 2, 1, 2, 1], n=2) == 0.5  # 12 21 12 21: two of four.
+    assert repetition([7] * 11, n=2) == 0.9
+    assert repetition([7] * 19) == 0.9  # Ten 10-grams, all the same.
+    assert repetition([*range(12), *range(12)]) == pytest.approx(3 / 15)
+    with pytest.raises(ValueError, match="at least 10 tokens, got 9"):
+        repetition([7] * 9)
+
+
+def test_repetition_of_episodes_is_the_mean_over_turns_that_are_long_enough() -> None:
+    tokens = (0, *[7] * 19, 0, *range(10), 0, 7, 7)
+    turns = (Turn(1, 20, 1, 1, 1), Turn(21, 31, 21, 21, 2), Turn(32, 34, 32, 32, 3))
+    messages = ({"role": "user", "content": "u"}, *({"role": "assistant", "content": "a"},) * 3)
+    masks = tuple(-100 if index in (0, 20, 31) else token for index, token in enumerate(tokens))
+    trace = Trace(messages, tokens, masks, tuple(1.0 if mask == -100 else -0.5 for mask in masks), turns)
+    long = replace(EPISODES[0], traces=(trace,))
+    assert repetitions(long) == [0.9, 0.0]
+    assert train_metrics([long, EPISODES[1]])["train/repetition"] == 0.45
+
+
+def test_over_calling_is_of_tasks_that_need_no_call() -> None:
+    needless = replace(TASK, needs_no_call=True)
+    called, silent = (replace(EPISODES[0], task=needless, tool_calls=number) for number in (2, 0))
+    assert train_metrics([called, silent, silent, silent, *EPISODES])["train/over_calling"] == 0.25
+    assert "train/over_calling" not in train_metrics(EPISODES)

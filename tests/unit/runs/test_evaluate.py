@@ -26,6 +26,7 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
+from agentic_opd.rollout.metrics import pass_at_k
 from agentic_opd.runs.config import EvalHandling, RunConfig
 from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
@@ -34,7 +35,6 @@ from agentic_opd.runs.evaluate import (
     Evaluation,
     eval_metrics,
     evaluate,
-    pass_at_k,
     show_evaluation,
 )
 from agentic_opd.runs.metric_log import RunMetrics
@@ -81,7 +81,7 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
-    of_some = ("weight_version", "left_out_tokens", "no_verdict/", "close_failures")
+    of_some = ("weight_version", "left_out_tokens", "no_verdict/", "close_failures", "over_calling", "repetition")
     described = [metric.name for metric in EVAL_METRICS if not any(part in metric.name for part in of_some)]
     assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
     assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []

@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.metric import Metric, percentiles
-from agentic_opd.core.types import Episode, StopReason
+from agentic_opd.core.types import Episode, Reward, StopReason, Trace, Turn, Verification, VerifyOutcome
 from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.records import EpisodeStats, TurnStats
 from agentic_opd.runs.config import RunConfig
@@ -108,19 +109,51 @@ def test_a_policy_that_never_calls_a_tool_is_said_once(
     assert all("no tool call in all 2 rollouts" in one and "env.renderer.tool_format" in one for one in said)
 
 
+def test_pass_at_k_is_of_the_rollouts_with_a_verdict_and_a_policy_that_repeats_itself_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list, expects_calls=lambda: False)
+    tokens = (0, *[7] * 19)
+    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "a"})
+    logprobs = (1.0, *[-0.5] * 19)
+    trace = Trace(messages, tokens, (-100, *tokens[1:]), logprobs, (Turn(1, 20, 1, 1, 1),))
+
+    def played(passed: int | None) -> Episode:
+        episode = Episode(TASK, (trace,), StopReason.FINISHED)
+        if passed is None:
+            return episode
+        verdict = Verification(VerifyOutcome.RAN, passed, 2, "report", "")
+        return replace(episode, verification=verdict, reward=Reward(passed / 2, 0.0, 0.0, passed / 2))
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            metrics.add(FinishedGroup(group(rollout()), tuple(map(played, (2, 1, 0, 2, None))), None))
+    assert len(caplog.records) == 1
+    assert "in the last 64 turns, 90% of the 10-grams" in caplog.records[0].getMessage()
+    logged = metrics.current()
+    assert (logged["train/pass@1"], logged["train/pass@2"], logged["train/pass@4"]) == pytest.approx((0.5, 5 / 6, 1.0))
+    assert "train/pass@8" not in logged
+    metrics.flush()
+    assert "train/pass@1" not in metrics.current()
+
+
 def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
     about = GroupDistillation(distill_topk=2, noise_floor=0.25)
     stats = EpisodeStats(1, (TurnStats(record("a")),))
     metrics = RunMetrics(RunConfig(), lambda ids: "", list, line_metrics=("opd/hint_rate",))
     metrics.to_file(None, tmp_path)
     metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats,))))
-    assert metrics.line() == "0 rollouts since the last one, opd/hint_rate 1"
     metrics.step = 3
     metrics.flush({"own": 1.0})
     metrics.flush()
+    metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats, stats))))
+    metrics.step = 4
+    assert asyncio.run(metrics.log_step()) == "0 rollouts since the last one, opd/hint_rate 1"
+    metrics.flush()
     metrics.close()
-    (line,) = lines(tmp_path / "metrics.jsonl")
-    assert (line["step"], line["own"], line["opd/noise_floor"], line["opd/total_hints"]) == (3, 1.0, 0.25, 1)
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert (first["step"], first["own"], first["opd/noise_floor"], first["opd/total_hints"]) == (3, 1.0, 0.25, 1)
+    assert (second["step"], second["opd/total_hints"]) == (4, 2)
 
 
 def test_a_loop_that_is_kept_busy_is_late() -> None:

@@ -20,6 +20,7 @@ from agentic_opd.training.brake import read_scores as scores_of
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.trainer import Trainer, open_trainer
 from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.receipts import read_chain, receipt_file
 from tests.support.served_model import Server
 from tests.support.tiny_model import save_tiny_model
 from tests.support.training import ScriptedClient, make_group
@@ -247,6 +248,12 @@ class Run:
         lines = (self.folder / "train" / "brake.jsonl").read_text().splitlines()
         return [(row["version"], row["verdict"]) for row in map(json.loads, lines)]
 
+    def chain(self, version: int) -> list[int]:
+        """The versions from which one continues, by its receipts."""
+        receipts, differences = read_chain(receipt_file(self.folder / "train" / "receipts", version))
+        assert not differences
+        return [receipt.version for receipt in receipts]
+
     def checkpoints(self) -> list[int]:
         return sorted(int(path.name[5:]) for path in (self.folder / "train" / "checkpoints").iterdir())
 
@@ -285,6 +292,8 @@ def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
     assert rows[3] == {"step": 3, "rolled_back": 1.0}
     resumed = run.train([[]] * 3 + [lessons[:2]], resume=True)
     assert (resumed.state.step, run.verdicts()[4:]) == (4, [(4, "good")])
+    assert run.chain(4) == [4, 3, 1, 0]
+    assert run.chain(2) == [2, 1, 0]
 
 
 @pytest.mark.slow
@@ -310,6 +319,7 @@ def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, mo
     assert same(learned, weights(run.server.model))
     assert same(learned, weights(resumed.learner.model))
     assert run.verdicts()[:4] == [(0, "good"), (1, "good"), (2, "bad"), (3, "rolled_back")]
+    assert [version for version in run.chain(resumed.state.step) if version < 3] == [1, 0]
 
 
 class Killed(Exception):

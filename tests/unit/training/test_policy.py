@@ -108,6 +108,27 @@ def test_in_half_precision_sums_are_float32_and_frozen_weights_get_no_gradient()
     assert weight.grad is None
 
 
+def kept_bytes(positions: int, vocab: int) -> int:
+    """Bytes that autograd keeps of the head's forward pass, without its weights."""
+    hidden, weight = torch.randn(positions, 16, requires_grad=True), torch.randn(vocab, 16, requires_grad=True)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        chosen = head_logprobs(hidden, weight, torch.zeros(positions, 51, dtype=torch.int64))
+    saved.pop(weight.untyped_storage().data_ptr(), None)
+    del chosen
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def test_a_position_of_a_large_vocabulary_keeps_no_more_than_one_of_a_small_vocabulary() -> None:
+    small, large = ((kept_bytes(96, vocab) - kept_bytes(64, vocab)) / 32 for vocab in (1_024, 262_144))
+    assert large == small < 1_200
+
+
 def make_model(kind: str, **changes: Any) -> Any:
     with warnings.catch_warnings():  # torch's and transformers' own deprecations
         warnings.simplefilter("ignore")

@@ -59,10 +59,14 @@ async def answering(urls: list[str]) -> None:
             await client.get("/v1/opd/info")
 
 
-@pytest.mark.parametrize("way", ["files", "gloo"])
+@pytest.mark.parametrize("way", ["files", "gloo", pytest.param("adapters", marks=pytest.mark.all)])
 def test_the_trainer_and_the_other_server_go_on(way: str, servers: Servers, tmp_path: Path) -> None:
-    settings = {"model": str(save_tiny_model(tmp_path / "model", tied=False)), "weights_dir": tmp_path / "weights"}
-    config = TrainerConfig(**settings, weight_transfer=way, server_retry_s=0.2)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {
+        "model": str(save_tiny_model(tmp_path / "model", tied=False)),
+        "weights_dir": tmp_path / "weights",
+    }
+    settings |= {"lora_rank": 4} if way == "adapters" else {"weight_transfer": way}
+    config = TrainerConfig(**settings, server_retry_s=0.2)  # type: ignore[arg-type]
     policy = load_policy(config, WORLD)
 
     async def push(urls: list[str], version: int) -> None:
@@ -77,7 +81,7 @@ def test_the_trainer_and_the_other_server_go_on(way: str, servers: Servers, tmp_
             server = await PluginClient.connected(client)
             return server.info.weight_version
 
-    problem = re.escape(servers.dying) if way == "files" else "left while it was sent version 1"
+    problem = "left while it was sent version 1" if way == "gloo" else re.escape(servers.dying)
     with pytest.raises(ServerUnreachableError, match=problem):
         asyncio.run(push([servers.dying, servers.living], 1))
     assert servers.process.wait() == -signal.SIGKILL

@@ -1,5 +1,6 @@
 """The memory of a loop's parts on each GPU, computed for a 4B shape before anything is loaded."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 
 from agentic_opd.cli.doctor.diagnose import memory_note
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.exit_codes import EXIT_USAGE
 from agentic_opd.env.setup import Status
 from agentic_opd.training.memory import ModelShape
-from agentic_opd.up.command import read
+from agentic_opd.up.command import main, read
 from agentic_opd.up.memory import GpuMemory, gpu_sizes, memory_of
 from agentic_opd.up.parts import parts_of
 
@@ -42,28 +44,59 @@ def test_the_recipe_for_eight_cards_fits_them() -> None:
     assert memory_note(memory).status is Status.OK
 
 
+FULL = {"lora_rank": None, "ema_decay": None}
+
+
+def test_full_weights_need_more_than_a_card_of_80_gb() -> None:
+    (memory,) = recipe("up_one_gpu", [80 * GB], **FULL)
+    with pytest.raises(ConfigError) as refused:
+        memory_note([memory])
+    assert str(refused.value) == (
+        "GPU 0 needs 109.1 of 80.0 GB: policy 28.0; trainer 81.1 (trained weights 16.1, gradients 16.1, optimizer "
+        "32.2, rounded weights 8.0, logits 0.2, activations 8.4). To fit, train adapters (lora_rank 32, precision "
+        "bf16): the trainer then needs 14.8 GB"
+    )
+
+
+def test_full_weights_fit_a_card_of_141_gb_without_a_fifth_to_spare() -> None:
+    (memory,) = recipe("up_one_gpu", [141 * GB], **FULL)
+    assert (memory.needed_bytes or 0) / GB == pytest.approx(130.4, abs=0.05)
+    assert memory_note([memory]).status is Status.WARNING
+
+
 @pytest.mark.parametrize(
-    ("size", "changes", "status"),
+    ("size", "changes", "remedy"),
     [
-        (80, {"lora_rank": None, "ema_decay": None}, None),
-        (80, {"gradient_checkpointing": False}, None),
-        (80, {"max_token_len": 81_920}, Status.WARNING),
-        (24, {}, None),
-        (48, {}, Status.OK),
+        (80, {"gradient_checkpointing": False}, "leave gradient_checkpointing unset: layers are recomputed"),
+        (80, {"max_token_len": 200_000}, "lower max_token_len (and micro_tokens, if it is set) to 65536"),
+        (30, {}, "policy needs 12.5 at least. To fit, raise --gpu-memory-utilization of policy to 0.42"),
+        (24, {}, "raise --gpu-memory-utilization of policy to 0.52 and lower max_token_len"),
+        (22, {}, "give the parts `devices` of their own, or take a GPU of 27.5 GB or more"),
     ],
 )
-def test_what_does_not_fit_is_refused(size: int, changes: dict[str, Any], status: Status | None) -> None:
+def test_a_card_that_is_too_small_is_answered_with_what_to_do(size: int, changes: dict[str, Any], remedy: str) -> None:
     memory = recipe("up_one_gpu", [size * GB], **changes)
-    if status is None:
-        with pytest.raises(ConfigError, match=rf"of {size}\.0 GB: policy.*Lower max_token_len"):
-            memory_note(memory)
-    else:
-        assert memory_note(memory).status is status
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
+        memory_note(memory)
 
 
-def test_a_server_whose_share_does_not_hold_its_weights_and_one_request() -> None:
-    (memory,) = recipe("up_one_gpu", [30 * GB])
-    assert memory.shortages == ["policy needs 12.5 at least: raise its --gpu-memory-utilization"]
+@pytest.mark.parametrize(("size", "changes"), [(80, {"max_token_len": 81_920}), (48, {"max_token_len": 40_000})])
+def test_less_than_a_fifth_to_spare_is_a_warning(size: int, changes: dict[str, Any]) -> None:
+    memory = recipe("up_one_gpu", [size * GB], **changes)
+    assert memory_note(memory).status is Status.WARNING
+
+
+def test_a_card_of_48_gb_holds_the_recipe() -> None:
+    assert memory_note(recipe("up_one_gpu", [48 * GB])).status is Status.OK
+
+
+def test_up_refuses_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agentic_opd.up.memory.gpu_sizes", lambda: [22 * GB])
+    monkeypatch.setattr("agentic_opd.training.memory.shape_of_checkpoint", lambda _: QWEN3_4B)
+    assert main(["--config", "configs/up_one_gpu.yaml", "--dry-run"]) == EXIT_USAGE
+    assert "GPU 0 needs 22.8 of 22.0 GB: policy 7.7; trainer 15.1" in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_parts_are_listed() -> None:

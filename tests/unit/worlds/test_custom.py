@@ -64,6 +64,50 @@ def acted(
     return asyncio.run(episode())
 
 
+class Stateless(CustomWorld):
+    def tasks(self) -> list[Task]:
+        return [TASK]
+
+    @tool
+    def look_up(self, state: None, subject: str) -> str:
+        """Look something up.
+
+        Args:
+            state: None.
+            subject: What.
+        """
+        return subject.upper()
+
+    def verify(self, task: Task, state: None) -> float:
+        return 1.0
+
+
+class Remembering(Stateless):
+    def start(self, task: Task) -> list[str]:
+        return ["a line of the state"]
+
+
+@pytest.mark.parametrize(("kind", "threads"), [(Stateless, 1), (Remembering, 3)])
+def test_only_the_worlds_own_code_and_a_state_need_threads(
+    kind: type[CustomWorld], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, to_thread = list[str](), asyncio.to_thread
+
+    async def counted(function: Any, *args: Any) -> Any:
+        calls.append(function.__name__)
+        return await to_thread(function, *args)
+
+    async def answered() -> ToolResult:
+        async with HookedWorld(kind(), WorldConfig()).session(TASK) as session:
+            monkeypatch.setattr(asyncio, "to_thread", counted)
+            result = await session.run_tool(ToolCall("c", "look_up", {"subject": "x"}, "raw"))
+            monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        return result
+
+    assert asyncio.run(answered()) == ToolResult("X", is_error=False, is_change=False)
+    assert len(calls) == threads
+
+
 def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
     world = make_world(
         AgentEnvConfig(world=documented(tmp_path, 1), eval=EvalConfig(fraction=0.0), system_prompt="Sell.")

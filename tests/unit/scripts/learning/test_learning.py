@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from learning import __main__ as learn
 from learning import costs, first_mistakes, first_solutions, laboratory, objectives, progress, results, unhinted
 from peft import LoraConfig, get_peft_model
@@ -254,6 +255,48 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
     assert "lora_rank" not in commands["opd-full"]
     assert [mode for mode in subject.modes if subject.needs_expert(mode)] == ["opd-full"]
     assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))
+
+
+def test_of_conversations_opd_and_next_state_differ_in_their_evidence_and_a_gpu_has_a_configuration() -> None:
+    for world, size in (("multiturn", "16"), ("multiturn-gpu", "32")):
+        subject = laboratory.SUBJECTS[world]
+        assert subject.usual_modes == ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint", "next-state")
+        place = laboratory.Laboratory(
+            *(FakeServer(2), "http://127.0.0.1:3", Path("model"), Path("out"), 1, 2, 4, "linear", True, False),
+            *(subject, 4, "chat", "http://127.0.0.1:4"),
+        )
+        commands = {}
+        for mode in subject.usual_modes:
+            run = laboratory.Run(mode, 0, laboratory.Setting(5e-4, 32, 1.0), 256)
+            served, trained = place.serve_command(run, "u"), place.trainer_command(run, "u", Path("w"))
+            commands[mode] = [text.replace(f"out/{mode}/", "out/MODE/") for text in served]
+            assert trained[trained.index("--lora_rank") + 1] == size
+            assert not subject.needs_expert(mode)
+        assert commands["next-state"] == [*commands["opd"][:-4], *commands["next-state"][-6:]]
+        assert commands["next-state"][-6:-4] == ["--env.hindsight.evidence", "next_state"]
+        assert commands["opd+grpo"] == commands["opd"]
+        assert commands["opd"][commands["opd"].index("--env.judge.model_name") + 1] == "conversation"
+        assert commands["wrong-hint"][commands["wrong-hint"].index("--env.hint.source") + 1] == laboratory.WRONG_HINT
+        configured = yaml.safe_load((laboratory.ROOT / "configs" / subject.config).read_text())["env"]
+        assert configured["hindsight"]["evidence"] == "delayed"
+        assert len(configured["world"]["held_out_classes"]) == 2
+        assert not any("split_file" in text for text in commands["opd"])
+
+
+def test_a_point_of_conversations_has_shares_of_user_turns_and_of_whole_conversations() -> None:
+    rows = [
+        {"checks_passed": passed, "checks": total, "passed": passed == total}
+        for passed, total in ((1, 4), (3, 3), (0, 3), (0, 2))
+    ]
+    assert learn.conversation_point(64, rows) == [64, 1 / 3, 0.25, 4]
+
+
+def test_the_same_tasks_are_measured_in_every_run() -> None:
+    tasks = builtin_tasks()
+    assert laboratory.first_tasks(tasks, None) == tasks
+    chosen = laboratory.first_tasks(tasks, 3)
+    assert (len(chosen), chosen) == (3, laboratory.first_tasks(tasks, 3))
+    assert len(laboratory.first_tasks(tasks, 99)) == len(tasks)
 
 
 def test_what_the_world_of_functions_needs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

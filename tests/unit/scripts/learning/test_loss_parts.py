@@ -1,5 +1,6 @@
 """The parts of the loss that are examples: against literal numbers, and by autograd."""
 
+from dataclasses import replace
 from math import exp, tanh
 
 import pytest
@@ -58,3 +59,14 @@ def test_with_a_contrast_the_gap_of_rlcsd_is_that_to_the_control() -> None:
     assert leaf.grad[0].tolist() == pytest.approx(
         [0.0, -(2 + 0.5 * tanh(0.5)) / 3, -(2 + 0.5 * tanh(-0.5)) / 3, -2.0 / 3]
     )
+
+
+def test_imitation_is_the_mean_of_minus_log_p_over_all_sampled_tokens_whatever_their_reward() -> None:
+    leaf = STUDENT.clone().requires_grad_()
+    config = LossConfig(custom={f"{PARTS_FILE}:imitation": 1.0})
+    for advantage in (2.0, 0.0):
+        x = inputs(leaf)
+        loss, parts = combined_loss(replace(x, advantages_B=advantage * torch.ones_like(x.advantages_B)), config)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        assert gradient[0].tolist() == pytest.approx([0.0, -1 / 3, -1 / 3, -1 / 3])
+        assert parts == {"imitation": pytest.approx(-STUDENT[0, 1:].sum().item() / 3)}

@@ -107,3 +107,35 @@ def test_a_reader_names_the_turn_that_wrote_the_function_of_a_failed_example() -
     assert list(named) == [2]
     assert "second" in named[2]
     assert about_trajectory({**turns, "python test_solution.py": "2 of 2 examples passed"}, "All.", "reader") == {}
+
+
+WRONG = (
+    "1 of 3 user turns with calls are right, up to the first wrong one.\nUser turn 2: The state of Kettle is wrong: "
+)
+WRONG += "litres is 1.75, which is not as requested. The call fill(litres=0.25) in user turn 2 was the last one that "
+WRONG += "changed it."
+
+
+FILL, LOOK = "[fill]\nlitres: 0.25", "I look.\n\n[look]"
+
+
+@pytest.mark.parametrize(
+    ("turn", "result", "verdict", "hint"),
+    [
+        (FILL, '{"litres": 1.75}', WRONG, WRONG.partition("turn 2: ")[2]),
+        (LOOK, '{"litres": 1.75}', WRONG, None),
+        (LOOK, "Error: it has no water.", WRONG, "Error: it has no water."),
+        ("Done.", None, WRONG, WRONG.partition("turn 2: ")[2]),
+        ("Done.", None, "User turn 1: No function was called.", "No function was called."),
+        ("Done.", None, "All 3 user turns with calls are right.", None),
+        (FILL, '{"litres": 1.75}', "All 3 user turns with calls are right.", None),
+    ],
+)
+def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
+    turn: str, result: str | None, verdict: str, hint: str | None
+) -> None:
+    later = Evidence("later", "Error: of a later turn.", 3)
+    parts = (*([Evidence("tool", result)] if result else []), later, Evidence("verdict", verdict))
+    asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
+    assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)

@@ -1,0 +1,57 @@
+"""The supervised start of `scripts/learn --world multiturn`: right conversations as groups."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learning import supervised
+
+from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.wire.group import ScoredGroup
+from agentic_opd_environments.conversations import Call
+from tests.support.environment import read_lines
+from tests.support.tiny_model import save_tiny_model
+from tests.unit.environments.test_conversations import RIGHT, question, world_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.sandbox
+def test_right_conversations_become_groups_whose_sampled_tokens_are_the_right_calls(tmp_path: Path) -> None:
+    world_of(tmp_path, question())
+    world = {
+        "type": "functions",
+        "questions": str(tmp_path / "questions.json"),
+        "answers": str(tmp_path / "answers.json"),
+        "apis": str(tmp_path / "tea/apis"),
+        "held_out": 0.0,
+    }
+    renderer = {"name": "qwen3", "options": {"enable_thinking": False}}
+    config = AgenticOPDEnvConfig.model_validate({"world": world, "renderer": renderer, "max_token_length": 16384})
+    model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
+    assert asyncio.run(supervised.write_right_conversations(config, model, path, 9)) == (1, 1)
+    (group,) = map(ScoredGroup.from_wire, read_lines(path))
+    (rollout,) = group.rollouts
+    assert (rollout.score, rollout.num_turns) == (rollout.score, 8)
+    assert rollout.checks is not None
+    assert rollout.checks.all_passed
+    calls = [call["function"] for message in rollout.messages or () for call in message.get("tool_calls") or ()]
+    assert [call["name"] for call in calls] == [Call.parse(text).name for texts in RIGHT for text in texts]
+    assert json.loads(calls[3]["arguments"]) == {"owner": "Ann", "tea": "mint"}, "one of them is by position"
+
+
+def test_the_shortest_conversations_are_taken(tmp_path: Path) -> None:
+    (task,) = world_of(tmp_path, question()).tasks()
+    fewer = replace(task, task_id="b", data=replace(task.data, right_calls=task.data.right_calls[:2]))
+    shorter = replace(task, task_id="c", prompt="Fill.")
+    assert [chosen.task_id for chosen in supervised.shortest([task, fewer, shorter], 2)] == ["b", "c"]
+
+
+def test_a_finished_start_is_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    nothing: Any = None
+    start = supervised.Start(2, 1, 1e-4)
+    assert asyncio.run(supervised.supervised_start(nothing, nothing, tmp_path, start)) == tmp_path / "final"
