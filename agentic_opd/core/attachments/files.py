@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.files import check_regular
-from agentic_opd.core.types import Attachments, PlacedImage
+
+if TYPE_CHECKING:  # numpy is not imported for a command's --help.
+    from agentic_opd.core.types import Attachments, PlacedImage
 
 MEDIA_TYPES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """The first bytes of a file -> the kind of picture."""
@@ -152,7 +154,7 @@ class CheckedFiles:
         self._problems: dict[str, str | None] = {}
         """Digest -> the problem of its file."""
 
-    def problems(self, attachments: Attachments) -> list[str]:
+    def problems(self, attachments: "Attachments") -> list[str]:
         """Return what is wrong with the files of a sequence's attachments."""
         problems = (self._problem(digest) for digest in dict.fromkeys(image.digest for image in attachments))
         return [problem for problem in problems if problem is not None]
@@ -173,7 +175,7 @@ def files_beside(groups: Path) -> AttachedFiles:
     return ImageFolder.beside(groups)
 
 
-def copy_files(attachments: Iterable[PlacedImage], source: AttachedFiles, groups: Path) -> None:
+def copy_files(attachments: Iterable["PlacedImage"], source: AttachedFiles, groups: Path) -> None:
     """Copy the files of attachments to those that the file `groups` names.
 
     Raises:

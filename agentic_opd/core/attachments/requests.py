@@ -3,14 +3,16 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
 from agentic_opd.core.attachments.files import AttachedFiles
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, read_answer
-from agentic_opd.core.types import Attachments, PlacedImage
+
+if TYPE_CHECKING:  # numpy is not imported for a command's --help.
+    from agentic_opd.core.types import Attachments, PlacedImage
 
 AnswerT = TypeVar("AnswerT")
 
@@ -29,12 +31,12 @@ def placeholder_of(info: Mapping[str, Any]) -> Any:
     return info.get("image_placeholder")
 
 
-def request_fields(attachments: Attachments) -> dict[str, Any]:
+def request_fields(attachments: "Attachments") -> dict[str, Any]:
     """Return the fields that name the attachments of a prompt beside its token ids; none without attachments."""
     return {"images": [[image.digest, image.offset] for image in attachments]} if attachments else {}
 
 
-def is_lost(error: ServerRequestError, attachments: Sequence[PlacedImage]) -> bool:
+def is_lost(error: ServerRequestError, attachments: Sequence["PlacedImage"]) -> bool:
     """Return whether the server refused a prompt because it does not keep one of its attachments any more."""
     return bool(attachments) and error.status == 404
 
@@ -75,7 +77,7 @@ class AttachmentSender:
             self._tokens.popitem(last=False)
         return token_ids
 
-    async def answer_of(self, attachments: Sequence[PlacedImage], ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+    async def answer_of(self, attachments: Sequence["PlacedImage"], ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         """Return what the server answers `ask`, after it was sent the attachments that the question names.
 
         Raises as `tokens` and `ask`.
@@ -89,7 +91,7 @@ class AttachmentSender:
         await self.send(attachments, again=True)
         return await ask()
 
-    async def send(self, attachments: Sequence[PlacedImage], *, again: bool = False) -> None:
+    async def send(self, attachments: Sequence["PlacedImage"], *, again: bool = False) -> None:
         """Send the attachments of a prompt, those that were sent before only if the server lost them (`again`).
 
         Raises as `tokens`.
