@@ -53,9 +53,10 @@ NOT_OF_THIS_RUN = {
     *(f"opd/trajectory_vote/{kind.value}" for kind in TrajectoryVoteKind),
     "opd/trajectory_windows",
     *("opd/outcome/refuted", "opd/outcome/unproven", "opd/proof_rollouts", "opd/proof_s_p50", "opd/proof_s_p95"),
+    *("opd/proof_tokens", "train/over_calling"),
 }
 """Metrics of programs (`agent.command`), of policies that think, of `hint.selection: overlap`, of `step_votes`, of
-tests that gave no verdict, of `judge.scope: trajectory`, and of `hint.proof`.
+tests that gave no verdict, of `judge.scope: trajectory`, of `hint.proof`, and of tasks that need no call.
 """
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
