@@ -190,6 +190,6 @@ class TrainerClient:
 
 
 def _as_sent(group: ScoredGroup) -> ScoredGroup:
-    """Return the group without the fields that the API adds: null for what nobody sent, and its environment's id."""
+    """Return the group without the fields that the API adds: `env_id`, and null for each field that was not sent."""
     extra = {name: value for name, value in group.extra.items() if value is not None and name != "env_id"}
     return replace(group, extra=extra)

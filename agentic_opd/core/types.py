@@ -507,7 +507,7 @@ class PlacedImage:
 
 
 Attachments = tuple[PlacedImage, ...]
-"""What stands among the tokens of a sequence and is no text, in order.
+"""The parts of a sequence that are not text, in order of their tokens.
 
 A sequence carries its attachments, and these functions cut and move them with its tokens. They are pictures, which
 only `core.attachments`, `gateway`, `serving` and `training` know.

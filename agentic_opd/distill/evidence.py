@@ -166,7 +166,7 @@ def turn_text(message: Message) -> str:
 def message_text(message: Message) -> str:
     """Return a message's content as text: "" if it is missing or null, the joined text parts if it is a list.
 
-    A word stands in place of each attachment.
+    Each attachment is replaced by a word.
     """
     content: Any = message.get("content")
     if isinstance(content, list):

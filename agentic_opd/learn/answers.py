@@ -12,6 +12,7 @@ from agentic_opd.distill.evidence import turn_text
 from agentic_opd.learn.config import LearnConfig
 from agentic_opd.learn.figures import AnswerFigures, repeated_share
 from agentic_opd.learn.held_out import HeldOutTurn
+from agentic_opd.learn.plan import say
 from agentic_opd.learn.stages import RowFile
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.files import whole_lines
@@ -20,7 +21,7 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 _AT_ONCE = 32
 """Answers that are sampled at the same time."""
 ACCEPTED = (TurnOutcome.VOTE_FAILED, TurnOutcome.NO_NEXT_STATE)
-"""Outcomes of turns that nobody corrected."""
+"""Outcomes of turns without a correction."""
 
 
 async def sample_answers(
@@ -76,7 +77,7 @@ def read_groups(path: Path) -> list[ScoredGroup]:
 async def accepted_logprob(
     groups: Sequence[ScoredGroup], by: PolicyDistiller, file: RowFile
 ) -> tuple[float, float] | None:
-    """Return the mean log-probability (nats a token) of the answers that nobody corrected, before and after.
+    """Return the mean log-probability (nats a token) of the answers without a correction, before and after.
 
     Those before were read when the hints were made; those after are read now by the newest weights. None: there is no
     such answer.
@@ -102,6 +103,8 @@ async def accepted_logprob(
 
     await file.fill("conversations", {name: partial(read, rollout) for name, rollout in rollouts.items()}, _AT_ONCE)
     rows = [row for name in rollouts if "error" not in (row := file.rows[name])]
+    if errors := [file.rows[name]["error"] for name in rollouts if "error" in file.rows[name]]:
+        say(f"log-probability: {len(errors)} of {len(rollouts)} held-out conversations are left out: {errors[0]}")
     tokens = sum(row["tokens"] for row in rows)
     if not tokens:
         return None

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_torch_out()
         return asyncio.run(_learn(settings, arguments, words[end + 1 :]))
 
-    return exit_code(run, interrupted="interrupted: what is done stays done, and the same command goes on")
+    return exit_code(run, interrupted="interrupted; the same command resumes the run")
 
 
 def check_settings(settings: Settings) -> None:

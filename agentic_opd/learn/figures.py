@@ -122,7 +122,7 @@ def corrections_of(pairs: Iterable[GradedPair]) -> Corrections:
 def guards_of(
     pairs: Sequence[AnswerPair], logprobs: tuple[float, float] | None, config: GuardConfig
 ) -> dict[str, Guard]:
-    """Compute the guards; `logprobs` are those (nats a token) of answers that nobody corrected, before and after."""
+    """Compute the guards; `logprobs` are those (nats a token) of the answers without a hint, before and after."""
     calling = [pair for pair in pairs if pair.is_called_in_log]
     talking = [pair for pair in pairs if not pair.is_called_in_log and pair.has_tools]
     parse = _means([(float(pair.before.calls_parse), float(pair.after.calls_parse)) for pair in calling])
@@ -146,7 +146,9 @@ def verdict_of(corrections: Corrections, guards: Mapping[str, Guard]) -> tuple[V
         return "refused", f"{change} on held-out sessions, which does not exclude that it is as high or higher"
     if fallen := [f"{name} {_number(guard)}" for name, guard in guards.items() if guard.fell]:
         return "refused", f"{change}, but figures without a judge fell: {'; '.join(fallen)}"
-    return "adapter", f"{change} on held-out sessions, and no figure without a judge fell"
+    missing = [name for name, guard in guards.items() if guard.before is None]
+    unmeasured = f" ({', '.join(missing)}: no answer to measure)" if missing else ""
+    return "adapter", f"{change} on held-out sessions, and no figure without a judge fell{unmeasured}"
 
 
 def _number(guard: Guard) -> str:
@@ -161,7 +163,9 @@ def _guard(figures: tuple[float, float] | None, bound: float, *, is_rise_bad: bo
     if figures is None:
         return Guard(None, None, bound, fell=False)
     before, after = figures
-    return Guard(before, after, bound, fell=(after - before if is_rise_bad else before - after) > bound)
+    # A figure that is NaN is not within its bound.
+    is_within = (after - before if is_rise_bad else before - after) <= bound
+    return Guard(before, after, bound, fell=not is_within)
 
 
 def _length_guard(figures: tuple[float, float] | None, factor: float) -> Guard:

@@ -63,7 +63,7 @@ def session_of(line: Line) -> str:
 
 
 def _row(name: str, turn: LoggedTurn, session: str) -> dict[str, Any]:
-    """Return a turn as a conversation of its own, in which only the turn counts."""
+    """Return a conversation that ends with the turn's reply; all earlier answers have weight 0."""
     history = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in turn.history]
     messages = [*history, turn.answer, *turn.reply]
     names = {"group_overrides": {"item_id": name}, "session": session}

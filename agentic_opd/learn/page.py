@@ -28,7 +28,7 @@ th, td { text-align: start; padding: .3rem 1.2rem .3rem 0; border-block-end: 1px
 h3 { font-size: 13px; font-weight: 600; margin: 0 0 .3rem; color: var(--muted); }
 """
 GUARD_NAMES = {
-    "logprob": "log-probability of answers that nobody corrected, nats a token",
+    "logprob": "log-probability of answers without a correction, nats a token",
     "calls_parse": "answers whose calls parse, where the log calls",
     "over_calling": "answers that call, where the log does not",
     "repetition": "repeated sequences of four words in an answer",

@@ -65,7 +65,7 @@ def split(conversations: Sequence[LoggedConversation], share: float) -> Split:
 
     With several projects, whole projects are held out, those that began last first; a project is never in both parts.
     With one project, its latest conversations are. Conversations that began at the same second, such as the branches of
-    a session, stay together. Without times, the order of the conversations stands for time.
+    a session, stay together. Without times, the conversations are taken as ordered by time.
     """
     projects = defaultdict[str, list[LoggedConversation]](list)
     for conversation in conversations:

@@ -118,12 +118,12 @@ def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> I
 
 
 def _sections(
-    path: Path | None, wrong: list[str], others: Sequence[str]
+    path: Path | None, wrong: list[str], further_sections: Sequence[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the file's settings of the environment, of each server (without servers, one empty entry), and of
-    `others` by name.
+    `further_sections` by name.
     """
-    names = ["env", "openai", *others]
+    names = ["env", "openai", *further_sections]
     try:
         sections = read_yaml(path, "environment") if path else {}
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What stands among the tokens of a sequence and is no text: pictures, in messages, prompts, files and requests.
+"""Attachments of a sequence, which are pictures: in messages, prompts, files and requests.
 
 Other subpackages carry `core.types.Attachments` with the tokens and pass them to these functions. Only `gateway`, which
 decodes what clients send, `serving`, which shows it to the model, and `training` know what they are.

@@ -123,6 +123,13 @@ def test_a_figure_that_nothing_gives_is_none() -> None:
     assert (guards["calls_parse"].before, guards["logprob"].after) == (None, None)
 
 
+def test_a_figure_that_is_no_number_refuses() -> None:
+    """As of weights that diverged."""
+    guards = guards_of([], (-0.5, float("nan")), GuardConfig())
+    assert guards["logprob"].fell
+    assert not guards["calls_parse"].fell
+
+
 @pytest.mark.parametrize(
     ("text", "share"),
     [("", 0.0), ("one two three", 0.0), ("a b c d e", 0.0), ("a b c d a b c d", 1 / 5), ("no " * 104, 100 / 101)],
