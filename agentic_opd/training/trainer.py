@@ -22,7 +22,7 @@ from agentic_opd.training.model import pick_device, save_weights
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.receipts import Receipts
 from agentic_opd.training.sources import BatchSource, open_source
-from agentic_opd.training.windows import TrainWindow
+from agentic_opd.training.train_when import TrainWhen
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.receipts import FOLDER
 
@@ -67,8 +67,8 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
     weighted_parts(config.loss)
     world = join_processes(pick_device(config.device))
     world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
-    window = TrainWindow(config, is_first=world.is_first)
-    source, config = open_source(config, world, window.until_open)
+    train_when = TrainWhen(config, is_first=world.is_first)
+    source, config = open_source(config, world, train_when.until_open)
     learner, state, checkpoint = load_learner(config, world), RunState(), None
     if config.resume:
         checkpoint = load_checkpoint(_checkpoints(config), learner.parts, world)
@@ -83,7 +83,7 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
         source=source,
         learner=learner,
         state=state,
-        window=window,
+        train_when=train_when,
         receipts=Receipts(config),
         resumed_receipt=None if checkpoint is None else checkpoint.receipt,
         brake=Brake(config),
@@ -120,7 +120,7 @@ class Trainer:
     source: BatchSource
     learner: Learner
     state: RunState
-    window: TrainWindow
+    train_when: TrainWhen
     receipts: Receipts
     resumed_receipt: Mapping[str, Any] | None
     """The receipt in the checkpoint that the run resumes from; None for a new run."""
@@ -169,7 +169,7 @@ class Trainer:
                 await self.receipts.add_files(state.step, "final", final)
         finally:
             self.log.close()
-            await self.window.close()
+            await self.train_when.close()
             await self.source.close()
             await self.pusher.close()
             await self.teacher_pusher.close()
@@ -203,7 +203,7 @@ class Trainer:
         separate = average if self.config.teacher_urls else None
         if self.world.is_first and self.config.vllm_urls:
             await asyncio.to_thread(self.receipts.write, version)
-        async with self.window.own_requests():
+        async with self.train_when.own_requests():
             pushed = await self.pusher.push(policy, version, probe, average if separate is None else None)
             if separate is not None:
                 with separate.swapped_in():
@@ -215,7 +215,7 @@ class Trainer:
     async def _evaluate(self) -> "_Evaluation":
         """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones."""
         start_s = time.monotonic()
-        async with self.window.own_requests():
+        async with self.train_when.own_requests():
             outcome = await self.world.share_when(self._judged() if self.world.is_first else None)
         if isinstance(outcome, OPDError):
             raise outcome

@@ -39,7 +39,7 @@ from agentic_opd.gateway.choice import held_back
 from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
 from agentic_opd.rollout import tool_formats
-from agentic_opd.training.windows import read_counts
+from agentic_opd.training.train_when import read_counts
 from agentic_opd.worlds.authors import Authors
 from agentic_opd.worlds.coding import grading
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument, shown_checks

@@ -13,7 +13,7 @@ from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.sources import registration
-from agentic_opd.training.windows import TrainWindow, is_within
+from agentic_opd.training.train_when import TrainWhen, is_within
 from tests.unit.distill.fakes import Script, served
 
 ZONE = timezone(timedelta(hours=2))
@@ -65,8 +65,8 @@ def config(train_when: str, **changes: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({"model": "", "train_when": train_when, **changes})
 
 
-def window(train_when: str, clock: Clock, **changes: Any) -> TrainWindow:
-    return TrainWindow(config(train_when, **changes), now=clock.read, sleep=clock.sleep)
+def window(train_when: str, clock: Clock, **changes: Any) -> TrainWhen:
+    return TrainWhen(config(train_when, **changes), now=clock.read, sleep=clock.sleep)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_api_keeps_its_batches_until_the_hours_begin() -> None:
     assert [f"{moment:%d %H:%M}" for moment in asked] == ["01 05:59", "01 22:00"]
 
 
-def watch(clock: Clock, requests: Requests, use: Callable[[TrainWindow], Any], idle_s: float = 60) -> Any:
+def watch(clock: Clock, requests: Requests, use: Callable[[TrainWhen], Any], idle_s: float = 60) -> Any:
     """What `use` returns of a window that watches a server."""
 
     async def run() -> Any:
@@ -178,7 +178,7 @@ def test_an_idle_server_is_asked_seldom() -> None:
     """A trainer that waits for a batch asks the window five times a second."""
     clock, requests = Clock(), Requests()
 
-    async def use(watched: TrainWindow) -> int:
+    async def use(watched: TrainWhen) -> int:
         await watched.until_open()
         before = requests.looks
         for _ in range(50):
@@ -192,7 +192,7 @@ def test_an_idle_server_is_asked_seldom() -> None:
 def test_the_trainers_own_requests_are_no_activity_and_those_of_others_before_them_are() -> None:
     clock, requests = Clock(), Requests()
 
-    async def use(watched: TrainWindow) -> list[float]:
+    async def use(watched: TrainWhen) -> list[float]:
         waits: list[float] = []
         for others in (0, 1):
             await watched.until_open()

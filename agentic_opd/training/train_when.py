@@ -33,7 +33,7 @@ def local_time() -> datetime:
     return datetime.now().astimezone()
 
 
-class TrainWindow:
+class TrainWhen:
     """Holds steps back until one may begin; only the trainer's first process does."""
 
     def __init__(
