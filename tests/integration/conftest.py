@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
@@ -26,7 +26,7 @@ from tests.support.machine import part_of_machine
 from tests.support.places import MODEL, ROOT
 from tests.support.recording_proxy import recording_proxy
 from tests.support.report_facts import Scored, scored_tokens
-from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, shared_server
+from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, forked_server, shared_server
 
 FIRST = {
     "learn": ("test_learn",),
@@ -156,15 +156,9 @@ def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
     if not (ROOT / MODEL / "config.json").exists():
         pytest.skip(f"{MODEL} is no checkpoint; scripts/demo_policy/train makes the demo policy")
 
-    @contextmanager
-    def start(*options: str, port: int | None = None, **variables: str) -> Generator[LocalServer]:
+    def start(*options: str, port: int | None = None, **variables: str) -> AbstractContextManager[LocalServer]:
         log = tmp_path_factory.mktemp("vllm") / "server.log"
-        launcher = (str(ROOT / "scripts" / "serve_vllm"),)
-        with local_server(
-            MODEL, *options, log=log, launcher=launcher, variables=variables, cwd=ROOT, port=port
-        ) as server:
-            session.log_start(" ".join(["vLLM", *options]), server.start_seconds)
-            yield server
+        return forked_server(MODEL, *options, log=log, variables=variables, port=port)
 
     return start
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 
 from agentic_opd.cli.validate import validate
 from agentic_opd.training.config import TrainerConfig
@@ -26,7 +26,7 @@ from agentic_opd.worlds.custom import HookedWorld
 from tests.support.environment import read_lines
 from tests.support.gateway import served
 from tests.support.places import ROOT
-from tests.support.vllm import Forward
+from tests.support.vllm import Forward, forked_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -50,8 +50,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     assert made.returncode == 0, made.stderr
     root = tmp_path_factory.mktemp("real")
     options = ("--max-model-len", "2048", "--weights-root", str(root), "--max-lora-rank", "8")
-    launcher = (str(ROOT / "scripts/serve_vllm"),)
-    with local_server(MODEL, *options, log=root / "vllm.log", launcher=launcher, cwd=ROOT) as server:
+    with forked_server(MODEL, *options, log=root / "vllm.log") as server:
         yield Real(server, root)
 
 
