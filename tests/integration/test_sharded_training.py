@@ -4,21 +4,20 @@ Two by default; `--all` has four too, which save what two and one go on from.
 """
 
 import json
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench.local_server import free_port
 
 from agentic_opd.training.model import load_model
-from tests.support.places import ROOT
+from tests.support import commands
 from tests.support.tiny_model import save_tiny_model
 from tests.support.training import make_config
 
 RELATIVE = 1e-5
-SCRIPT = str(ROOT / "tests/support/sharded_training.py")
 LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
 ONE_STEP: dict[str, dict[str, Any]] = {
     "packed": {},
@@ -55,13 +54,27 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 
 def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    out = folder / f"{processes}.pt"
-    start = [sys.executable]
-    if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    given = json.dumps({name: LOSS | settings for name, settings in runs.items()})
-    done = subprocess.run([*start, SCRIPT, str(out), given], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """What `processes` forks of one process compute together, each with the variables that torchrun sets."""
+    out, log = folder / f"{processes}.pt", folder / f"{processes}.log"
+    settings = json.dumps({name: LOSS | changes for name, changes in runs.items()})
+    port = str(free_port())
+    with log.open("w") as output, ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                commands.start(
+                    *("tests.support.sharded_training", str(out), settings),
+                    **{"stdout": output, "stderr": output, "kind": "train"},
+                    **{"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)},
+                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                )
+            )
+            for rank in range(processes)
+        ]
+        try:
+            assert [process.wait(900) for process in started] == [0] * processes, log.read_text()[-3000:]
+        finally:
+            for process in started:
+                process.kill()
     return torch.load(out)
 
 

@@ -1,6 +1,6 @@
-"""What all workers of a test session share: a folder, services that run until its end, and a log of their starts.
+"""What all forks of a test session share: a folder, services that run until its end, and a log of their starts.
 
-The session's first process (pytest's controller, or pytest itself) makes the folder and names it in OPD_TEST_SESSION.
+The session's first process makes the folder and names it in OPD_TEST_SESSION.
 A service ends when that process does, killed or not: its keeper waits for the end of a pipe that only it holds.
 """
 
