@@ -23,6 +23,7 @@ from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import world_class
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
+from tests.support import commands
 from tests.support.environment import read_lines
 from tests.support.gateway import served
 from tests.support.places import ROOT
@@ -56,11 +57,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Forward, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    argv = [ROOT / ".venv/bin/python", "-m", "agentic_opd.env", "process", "--config", "configs/real.yaml"]
-    argv += ["--openai.base_url", f"{real.server.base_url}/v1", "--env.data_path_to_save_groups", out]
-    argv += ["--env.total_steps", "4"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    flags = ("--openai.base_url", f"{real.server.base_url}/v1", "--env.data_path_to_save_groups", str(out))
+    done = commands.run("agentic_opd.env", "process", "--config", "configs/real.yaml", *flags, "--env.total_steps", "4")
+    assert done.returncode == 0, done
     groups = [ScoredGroup.from_wire(line) for line in read_lines(out)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     assert [turn.outcome.value for rollout in rollouts for turn in rollout.turns or ()] == ["scored"] * 16

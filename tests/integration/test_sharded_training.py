@@ -4,18 +4,15 @@ Two by default; `--all` has four too, which save what two and one go on from.
 """
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bench.local_server import free_port
 
 from agentic_opd.training.model import load_model
-from tests.support import commands
 from tests.support.tiny_model import save_tiny_model
-from tests.support.training import make_config
+from tests.support.training import make_config, run_together
 
 RELATIVE = 1e-5
 LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
@@ -54,27 +51,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 
 def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What `processes` forks of one process compute together, each with the variables that torchrun sets."""
-    out, log = folder / f"{processes}.pt", folder / f"{processes}.log"
+    out = folder / f"{processes}.pt"
     settings = json.dumps({name: LOSS | changes for name, changes in runs.items()})
-    port = str(free_port())
-    with log.open("w") as output, ExitStack() as stack:
-        started = [
-            stack.enter_context(
-                commands.start(
-                    *("tests.support.sharded_training", str(out), settings),
-                    **{"stdout": output, "stderr": output, "kind": "train"},
-                    **{"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)},
-                    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-                )
-            )
-            for rank in range(processes)
-        ]
-        try:
-            assert [process.wait(900) for process in started] == [0] * processes, log.read_text()[-3000:]
-        finally:
-            for process in started:
-                process.kill()
+    log = folder / f"{processes}.log"
+    run_together("tests.support.sharded_training", str(out), settings, processes=processes, log=log)
     return torch.load(out)
 
 
