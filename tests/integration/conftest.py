@@ -1,5 +1,7 @@
 """What is started once and used by many: vLLM servers, a run of the demo, a browser; and in which order all runs."""
 
+import os
+import signal
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -82,13 +84,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SESSION = pytest.StashKey[session.Session]()
+AHEAD = pytest.StashKey[int]()
+"""The process that starts what nearly all tests wait for."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session.Session()
+    if config.getoption("forks") and all(Path(argument).is_dir() for argument in config.args):
+        config.stash[AHEAD] = start_ahead()
+
+
+def start_ahead() -> int:
+    """Start the shared processes in a fork, while this one collects the tests; returns the fork's id."""
+    if (pid := os.fork()) != 0:
+        return pid
+    try:
+        commands.warm("env")
+        shared_server()
+        commands.warm("vllm")
+    finally:
+        os._exit(0)  # Whoever needs what could not be started tries again, and says why.
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if AHEAD in config.stash:
+        os.kill(config.stash[AHEAD], signal.SIGKILL)
+        os.waitpid(config.stash[AHEAD], 0)
     if SESSION in config.stash:
         config.stash[SESSION].close()
 

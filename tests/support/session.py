@@ -67,7 +67,7 @@ def keep(command: Sequence[str], log: Path, variables: dict[str, str] | None = N
 
 def log_start(what: str, seconds: float) -> None:
     """Remember that a server was started, and which test asked for it."""
-    by = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (setup)").removesuffix(" (call)")
+    by = os.environ.get("PYTEST_CURRENT_TEST", "all tests").removesuffix(" (setup)").removesuffix(" (call)")
     line = json.dumps({"what": what, "seconds": round(seconds, 1), "by": by, "at": time.time()})
     with (folder() / "starts.jsonl").open("a") as file:
         file.write(line + "\n")
