@@ -55,12 +55,11 @@ LAST = {
     "report_hostile": ("test_report_hostile",),
     "report_use": ("test_report_use",),
     "report": ("test_report", "test_report_compare"),
-    "measured": ("test_bodies", "test_report_size", "test_memory_use"),
 }
 """Modules that share what is expensive run in one fork, one after the other; any other module is a group by itself.
 
-First come the groups that take longest, so that no fork waits long at the end; last those with tests marked `alone`,
-so that these wait for short tests only.
+First come the groups that take longest, so that no fork waits long at the end. Tests marked `alone` are the last group,
+whatever their modules: before it, the forks would wait for each other at each of them.
 """
 PLACES = {
     module: (place, i, name)
@@ -70,17 +69,19 @@ PLACES = {
 }
 
 
-def place_of(path: Path) -> tuple[int, int, str]:
-    """The place of the module's group, and the group's name."""
-    return PLACES.get(path.stem, (1, 0, path.stem))
+def place_of(item: pytest.Item) -> tuple[int, int, str]:
+    """The place of the test's group, and the group's name."""
+    if item.get_closest_marker("alone") is not None:
+        return 3, 0, "alone"
+    return PLACES.get(item.path.stem, (1, 0, item.path.stem))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by group; within a group they keep their order, which may be shuffled."""
     for item in items:
-        item.stash[GROUP] = place_of(item.path)[2]
-    items.sort(key=lambda item: place_of(item.path)[:2])
+        item.stash[GROUP] = place_of(item)[2]
+    items.sort(key=lambda item: place_of(item)[:2])
 
 
 SESSION = pytest.StashKey[session.Session]()
