@@ -40,9 +40,9 @@ class HeldOutTurn:
     @property
     def tool_names(self) -> frozenset[str]:
         """Names of the tools that the log declares, or that it calls up to this turn: few agents log the former."""
-        declared = {tool["function"]["name"] for tool in self.task.tools or ()}
         messages = (*self.logged.history, self.logged.answer)
-        return declared | {call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+        calls = (call for message in messages for call in message.get("tool_calls") or ())
+        return frozenset(tool["function"]["name"] for tool in (*(self.task.tools or ()), *calls))
 
 
 def write_turns(plan: LearnPlan, by: PolicyDistiller) -> dict[str, Any]:
