@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.processes import end_with_parent
+
 _SIZE = struct.Struct("!I")
 MOST = 60
 """A module with more tests is several pieces of work."""
@@ -33,6 +35,7 @@ class Fork:
         self.pid = os.fork()
         self.data = b""
         if self.pid == 0:
+            end_with_parent()
             reporter = Reporter(session.config, answers)
             try:
                 os.close(self.reports)
