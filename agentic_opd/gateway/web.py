@@ -32,13 +32,14 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.keys import discard, owner_of
+from agentic_opd.gateway.keys import digest_of_key, discard, owner_of
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 from agentic_opd.gateway.turns import Feedback
+from agentic_opd.gateway.ui.routes import page_routes
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,14 @@ def make_app(gateway: Gateway) -> Starlette:
     )
     app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
+    app.router.routes += page_routes(
+        gateway,
+        keys,
+        digest_of_key,
+        gateway.telemetry,
+        tokenizer=gateway.tokenizer,
+        trainer_dir=gateway.config.trainer_dir,
+    )
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
