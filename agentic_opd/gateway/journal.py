@@ -519,8 +519,8 @@ class Journal:
                 if _CLIENT_PROMPT in body:
                     raise OutputError(
                         f"{str(self.path)!r} holds a turn of {session_id} that answers a prompt of "
-                        "/v1/completions, which this version does not read; delete the session: "
-                        f"agentic-opd sessions delete {session_id}"
+                        "/v1/completions, which this version does not read; choose another env.journal_path, and "
+                        "keep this file for the version that wrote it"
                     )
                 # A forgotten answer's id is still in the turn's body.
                 turns.append(replace(_TURN.validate_json(body), answer_id=answer_id))

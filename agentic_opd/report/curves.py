@@ -121,7 +121,7 @@ def _dot(point: Point, x: float, y: float) -> str:
     title = f"<title>{escape(point.label)}</title>"
     if not point.is_marked:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5">{title}</circle>'
-    return f'<path class="back" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10">{title}</path>'
+    return f'<path class="cross" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10">{title}</path>'
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from typing import Any
 
 _ENV = (
     *("agentic_opd.env.opd", "agentic_opd.env.command", "agentic_opd.cli.main", "agentic_opd.up.command"),
-    *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.sessions_command"),
+    *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.ui.routes"),
     *("agentic_opd.cli.doctor.command", "agentic_opd.cli.validate", "agentic_opd.cli.distill"),
     *("agentic_opd.report.command", "checks.tasks", "agentic_opd.worlds.choose"),
     *("atroposlib.api.server", "atroposlib.cli.run_api", "uvicorn", "uvloop", "wandb", "openai", "pyarrow"),

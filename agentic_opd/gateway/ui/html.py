@@ -29,6 +29,8 @@ _MOST_CHARS = 20_000
 _LONG = 1200
 """Characters from which a text is folded."""
 _NAME_CHARS = 120
+_NONE = "\u2013"
+"""Sign in place of a number that is not known."""
 _STATES = {
     SessionState.OPEN: "open",
     SessionState.CLOSED: "being judged",
@@ -38,7 +40,7 @@ _STATES = {
     SessionState.RECORDING: "recording",
     SessionState.RECORDED: "recorded",
 }
-_GOOD = "M2 9h3v9H2zM7 9l4-7c1.5 0 2 1 2 2l-.6 4H17c1 0 1.7 1 1.4 2l-1.7 6.500c-.2.9-1 1.500-1.900 1.500H7z"
+_THUMB = "M2 9h3v9H2zM7 9l4-7c1.5 0 2 1 2 2l-.6 4H17c1 0 1.7 1 1.4 2l-1.7 6.500c-.2.9-1 1.500-1.900 1.500H7z"
 
 
 class Shell(NamedTuple):
@@ -123,11 +125,9 @@ def login_page(shell: Shell, problem: str | None, *, has_keys: bool) -> str:
 
 
 def error_page(shell: Shell, status: int, text: str) -> str:
-    return document(
-        f"{status}",
-        f'<h1>{status}</h1><p class="finding">{shown_html(text)}</p><p><a href="/ui">Sessions</a></p>',
-        shell,
-    )
+    """Return a page that says what went wrong."""
+    body = f'<h1>{status}</h1><p class="finding">{shown_html(text)}</p><p><a href="/ui">Sessions</a></p>'
+    return document(f"{status}", body, shell)
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
@@ -148,24 +148,23 @@ class Listing(NamedTuple):
 
 
 def listing_page(shell: Shell, listing: Listing) -> str:
+    """Return the page that lists sessions."""
     rows = "".join(_session_row(session) for session in listing.sessions)
-    table = (
-        '<div class="table" tabindex="0" role="region" aria-label="Sessions"><table class="sessions"><thead><tr>'
-        '<th scope="col">session</th><th scope="col">state</th><th scope="col" class="n">turns</th>'
-        '<th scope="col" class="n">corrections</th><th scope="col" class="n">rated</th>'
-        f'<th scope="col" class="n">last used</th></tr></thead><tbody data-live id="sessions">{rows}</tbody></table></div>'
-        if rows
-        else '<p class="note" id="none">No session of this key yet. It appears here with its first answer.</p>'
+    heads = "".join(
+        f'<th scope="col"{kind}>{name}</th>'
+        for name, kind in (
+            *(("session", ""), ("state", "")),
+            *((name, ' class="n"') for name in ("turns", "corrections", "rated", "last used")),
+        )
     )
-    curves = "".join(listing.curves)
     problem = "" if listing.problem is None else f'<p class="finding">{escape(listing.problem)}</p>'
-    parts = [
-        _live("figures", _figures(listing.states, listing.waiting)),
-        _live("curves", f'{problem}<div class="curves">{curves}</div>') if curves or problem else "",
-    ]
+    curves = f'{problem}<div class="curves">{"".join(listing.curves)}</div>'
     body = (
-        f'<h1>Sessions</h1><div data-live id="numbers">{"".join(parts)}</div>'
-        f'<div data-live id="listing">{_live("list", table) if not rows else table}</div>'
+        f'<h1>Sessions</h1><div data-live id="numbers">{_live("figures", _figures(listing.states, listing.waiting))}'
+        f"{_live('curves', curves) if listing.curves or problem else ''}</div>"
+        '<div class="table" tabindex="0" role="region" aria-label="Sessions"><table class="sessions">'
+        f'<thead><tr>{heads}</tr></thead><tbody data-live id="sessions">{rows}</tbody></table></div>'
+        '<p class="note" id="none">No session of this key yet. It appears here with its first answer.</p>'
         f"{_page_links('/ui', listing.page, listing.pages, 'Newer', 'Older')}"
     )
     return document("Sessions", body, shell)
@@ -179,7 +178,7 @@ def _figures(states: dict[SessionState, int], waiting: Waiting | None) -> str:
         figures.append(("being judged", waiting.sessions, "ended sessions without a group yet"))
         figures.append(("learned from", written, "sessions whose group is written"))
         if waiting.unsent is None:
-            figures.append(("wait to be trained", "–", "groups stay in their file: no trajectory API is set"))
+            figures.append(("wait to be trained", _NONE, "no trajectory API is set"))
         else:
             queued = waiting.queued or 0
             figures.append(
@@ -194,13 +193,13 @@ def _figures(states: dict[SessionState, int], waiting: Waiting | None) -> str:
 
 def _session_row(session: ListedSession) -> str:
     row, corrections = session.row, session.corrections
-    hints = "–" if corrections is None else f"{corrections.hints:g} of {corrections.turns:g}"
+    hints = _NONE if corrections is None else f"{corrections.hints:g} of {corrections.turns:g}"
     cells = (
         f'<th scope="row"><a href="/ui/sessions/{escape(row.session_id)}">{_session_name(row)}</a></th>'
         f'<td data-label="state">{_state(row)}</td>'
         f'<td class="n" data-label="turns">{session.turns}</td>'
         f'<td class="n" data-label="corrections">{hints}</td>'
-        f'<td class="n" data-label="rated">{session.rated or "–"}</td>'
+        f'<td class="n" data-label="rated">{session.rated or _NONE}</td>'
         f'<td class="n" data-label="last used">{_time(row.used)}</td>'
     )
     return f'<tr id="row-{escape(row.session_id)}" data-mark="{_mark(cells)}">{cells}</tr>'
@@ -228,15 +227,15 @@ def _page_links(path: str, page: int, pages: int, before: str, after: str) -> st
         for word, number in ((before, page - 1), (after, page + 1))
         if 1 <= number <= pages
     ]
-    return (
-        f'<nav class="pages" aria-label="Pages"><span class="note">page {page} of {pages}</span>{"".join(links)}</nav>'
-    )
+    where = f'<span class="note">page {page} of {pages}</span>'
+    return f'<nav class="pages" aria-label="Pages">{where}{"".join(links)}</nav>'
 
 
 # ------------------------------------------------------------------------------------------------------------- session
 
 
 def session_page(shell: Shell, view: SessionView, texts: TokenTexts) -> str:
+    """Return the page of a session."""
     row = view.row
     path = f"/ui/sessions/{escape(row.session_id)}"
     facts = [f"{view.num_turns} turns", f"opened {_time(row.opened)}", f"last used {_time(row.used)}"]
@@ -253,7 +252,8 @@ def session_page(shell: Shell, view: SessionView, texts: TokenTexts) -> str:
     if row.ending is not None and row.ending.feedback:
         ending = f'<div class="context r-user"><p class="who">feedback at the end</p>{_text(row.ending.feedback)}</div>'
     head = (
-        f'<p class="steps"><a class="button" href="/ui">‹ Sessions</a></p><h1>{_session_name(row)} {_state(row)}</h1>'
+        '<p class="steps"><a class="button" href="/ui">&lsaquo; Sessions</a></p>'
+        f"<h1>{_session_name(row)} {_state(row)}</h1>"
         f'<ul class="facts-line">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>'
         f"{''.join(_window(window) for window in view.windows)}"
     )
@@ -273,7 +273,8 @@ def _window(window: JudgedWindow) -> str:
     )
     about = f"turns {window.first} to {window.last}"
     summary = f"{len(window.votes)} answers of the judge about {about}"
-    question = f'<details class="votes"><summary>what the judge read about {about}</summary><pre>{_cut(window.question)}</pre></details>'
+    read = f"what the judge read about {about}"
+    question = f'<details class="votes"><summary>{read}</summary><pre>{_cut(window.question)}</pre></details>'
     return f'<details class="votes"><summary>{summary}</summary>{answers}</details>{question}'
 
 
@@ -403,10 +404,8 @@ def _next_state(view: TurnView) -> str:
     roles = ", ".join(dict.fromkeys(str(message["role"]) for message in view.next_state))
     text = "\n".join(map(_message_text, view.next_state))
     first = shown_html(" ".join(text[:60].split())) + ("…" if len(text) > 60 else "")
-    return (
-        f'<details class="votes next"><summary>next state: {shown_html(roles)} <span class="first">{first}</span></summary>'
-        f"<pre>{_cut(text)}</pre></details>"
-    )
+    summary = f'next state: {shown_html(roles)} <span class="first">{first}</span>'
+    return f'<details class="votes next"><summary>{summary}</summary><pre>{_cut(text)}</pre></details>'
 
 
 def _feedback(view: TurnView, row: SessionRow, login: Login | None) -> str:
@@ -439,7 +438,8 @@ def _rated(reward: float) -> str:
 
 
 def _thumb(reward: float) -> str:
-    return f'<svg class="thumb-{"up" if reward > 0 else "down"}" viewBox="0 0 20 20" aria-hidden="true"><path d="{_GOOD}"/></svg>'
+    way = "up" if reward > 0 else "down"
+    return f'<svg class="thumb-{way}" viewBox="0 0 20 20" aria-hidden="true"><path d="{_THUMB}"/></svg>'
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -460,9 +460,9 @@ def _mark(html: str) -> str:
 
 def _text(text: str) -> str:
     body = f"<pre>{_cut(text)}</pre>"
-    return (
-        f"<details><summary>{_count(len(text), 'character')}</summary>{body}</details>" if len(text) > _LONG else body
-    )
+    if len(text) <= _LONG:
+        return body
+    return f"<details><summary>{_count(len(text), 'character')}</summary>{body}</details>"
 
 
 def _cut(text: str) -> str:

@@ -119,7 +119,7 @@ class _Page:
             except ClientDisconnect:
                 return Response(status_code=499)
             except ClientError as error:
-                return self._answer(error_page(self._shell(login), error.status, str(error)), error.status)
+                return self._answer(error_page(self._shell(login), error.status, error.message), error.status)
             except OPDError as error:
                 logger.warning("a page could not be shown: %s: %s", type(error).__name__, error)
                 text = "the journal can't be read or written now; the gateway's log names the cause"
@@ -133,7 +133,7 @@ class _Page:
             check_host(http, self._keys)
             form = await _form(http)
         except ClientError as error:
-            return self._answer(error_page(self._shell(None), error.status, str(error)), error.status)
+            return self._answer(error_page(self._shell(None), error.status, error.message), error.status)
         key = form.get("key", "").strip()
         if not is_from_page(http):
             return self._answer(self._login_form("The form was sent by another page; send it from this one."), 403)

@@ -89,9 +89,7 @@ async function take(page) {
   const arrived = [];
   for (const newer of page.querySelectorAll('[data-live]')) {
     const container = document.getElementById(newer.id);
-    if (container === null) continue;
-    if (newer.id === 'listing' && newer.querySelector('tbody') && !container.querySelector('tbody')) container.replaceChildren(...newer.children);
-    else if (newer.id !== 'listing') arrived.push(...merge(container, newer));
+    if (container !== null) arrived.push(...merge(container, newer));
   }
   for (const part of arrived) if (part.matches('.step')) await colourAll(part);
   const turns = arrived.filter((part) => part.matches('.step.new')).length;
