@@ -4,7 +4,9 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from agentic_opd.core.types import Message
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.journal import SessionState
 from agentic_opd.gateway.ui import view
 from agentic_opd.gateway.ui.routes import SESSIONS_A_PAGE
 from tests.unit.distill.fakes import POSITIVE
@@ -288,6 +291,30 @@ def test_only_a_page_of_sessions_and_of_turns_is_rendered(
             assert [re.findall(r">Turn (\d)<", page) for page in (last, all_first)] == [["3"], ["1", "2"]]
 
     run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_thousand_sessions_is_as_small_as_that_of_fifty(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> float:
+        await at.say(USER, key=KEY, session_id="mine")
+        journal = at.gateway.journal
+        (row,) = journal.sessions(SessionState.OPEN)
+        (turn,) = journal.turns(row.session_id)
+        changes = [(replace(row, session_id=f"session-{number:04x}"), number) for number in range(2, 1002)]
+        await journal.run(lambda: journal.add_turns((copy, replace(turn, turn_id=number)) for copy, number in changes))
+        async with Visitor(at) as visitor:
+            await visitor.sign_in()
+            await visitor.get()
+            start = time.perf_counter()
+            page = (await visitor.get()).text
+            seconds = time.perf_counter() - start
+            assert "1001" in main_of(page)
+            assert page.count("<tr id=") == SESSIONS_A_PAGE
+            assert main_of(page).count("<") < 2500
+            assert len(page) < 150_000
+        return seconds
+
+    print(f"{run(tmp_path, ScriptedVllm(tokenizer), talk):.3f} s")
 
 
 def test_a_turn_shows_what_the_judge_said_before_and_after_its_group_is_made(tokenizer: Any, tmp_path: Path) -> None:

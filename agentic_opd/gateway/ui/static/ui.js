@@ -34,6 +34,8 @@ async function colourAll(root) {
   if (TURNS.size && !byId('scale').firstChild) byId('scale').append(scaleBar(redraw));
 }
 
+let isBehind = false; // whether a part in use has changed meanwhile
+
 // Whether a reader is about to say something in this part, which must stay as it is.
 function isInUse(part) {
   const form = part.querySelector('.rate form');
@@ -48,7 +50,9 @@ function merge(container, newer) {
   for (const part of [...newer.children]) {
     const old = part.id ? document.getElementById(part.id) : null;
     let placed = old;
-    if (old === null || (old.dataset.mark !== part.dataset.mark && !isInUse(old))) {
+    const isChanged = old !== null && old.dataset.mark !== part.dataset.mark;
+    if (isChanged && isInUse(old)) isBehind = true;
+    else if (old === null || isChanged) {
       placed = document.adoptNode(part);
       const open = new Set(old ? [...old.querySelectorAll('details[open]')].map((one) => one.className) : []);
       for (const one of placed.querySelectorAll('details')) if (one.className && open.has(one.className)) one.open = true;
@@ -148,6 +152,7 @@ async function start() {
     await colourAll(turns);
     if (location.hash) document.querySelector(location.hash)?.scrollIntoView();
   }
+  document.addEventListener('focusout', () => setTimeout(() => { if (isBehind) { isBehind = false; look(); } }));
   document.addEventListener('visibilitychange', follow);
   follow();
 }
