@@ -403,15 +403,15 @@ class Gateway:
         state = open_session or self._writer.closed(session.session_id)
         if state is None:
             return UnderWay()
-        done = {turn_id: judging for turn_id, judging in state.judged.items() if judging.done()}
+        ended = {turn_id: judging for turn_id, judging in state.judged.items() if judging.done()}
         results = {
             turn_id: judging.result()
-            for turn_id, judging in done.items()
+            for turn_id, judging in ended.items()
             if not judging.cancelled() and judging.exception() is None
         }
         turns = [*state.tree.turns.values()] if state.tree is not None else None
         grouped = frozenset(state.grouped)
-        return UnderWay(True, turns, results, frozenset(state.judged.keys() - done.keys()), grouped)
+        return UnderWay(True, turns, results, frozenset(state.judged.keys() - ended.keys()), grouped)
 
     @property
     def waiting(self) -> Waiting:

@@ -570,12 +570,12 @@ _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id
 def _number(column: str) -> str:
     """Return the SQL of a session's part of the numbers in `corrections`; NULL: they are not there."""
     sharing = "(SELECT count(*) FROM sessions AS member WHERE member.group_id = sessions.group_id)"
-    own = f"(SELECT {column} * 1.0 / {sharing} FROM corrections WHERE corrections.group_id = sessions.group_id)"
+    of_group = f"(SELECT {column} * 1.0 / {sharing} FROM corrections WHERE corrections.group_id = sessions.group_id)"
     parts = (
         f"(SELECT sum({column}) FROM parts JOIN corrections USING (group_id) "
         "WHERE parts.session_id = sessions.session_id)"
     )
-    return f"CASE WHEN {own} IS NULL THEN {parts} ELSE {own} + coalesce({parts}, 0) END"
+    return f"CASE WHEN {of_group} IS NULL THEN {parts} ELSE {of_group} + coalesce({parts}, 0) END"
 
 
 def _session(row: Sequence[Any]) -> SessionRow:

@@ -107,7 +107,7 @@ def document(title: str, body: str, shell: Shell) -> str:
 
 def login_page(shell: Shell, problem: str | None, *, has_keys: bool) -> str:
     """Return the form that asks for a key."""
-    about = (
+    intro = (
         "The page shows the sessions of the key that opens it."
         if has_keys
         else "This gateway has no keys of its own: enter the key that your agent sends, or nothing if it sends none. "
@@ -117,7 +117,7 @@ def login_page(shell: Shell, problem: str | None, *, has_keys: bool) -> str:
     return document(
         "Sign in",
         '<form class="login" method="post" action="/ui/login"><h1>Sign in</h1>'
-        f'<p class="note">{about}</p>{error}'
+        f'<p class="note">{intro}</p>{error}'
         '<label>Key <input type="password" name="key" autocomplete="current-password" autofocus></label>'
         "<button>Sign in</button></form>",
         shell,
@@ -172,7 +172,7 @@ def listing_page(shell: Shell, listing: Listing) -> str:
 
 def _figures(states: dict[SessionState, int], waiting: Waiting | None) -> str:
     open_sessions = states.get(SessionState.OPEN, 0) + states.get(SessionState.RECORDING, 0)
-    figures = [("sessions", sum(states.values()), f"{open_sessions} open")]
+    figures: list[tuple[str, int | str, str]] = [("sessions", sum(states.values()), f"{open_sessions} open")]
     if waiting is not None:
         written = states.get(SessionState.WRITTEN, 0)
         figures.append(("being judged", waiting.sessions, "ended sessions without a group yet"))
@@ -271,9 +271,9 @@ def _window(window: JudgedWindow) -> str:
     answers = "".join(
         f'<div><p class="who">{_named(vote.turns)}</p><pre>{_cut(vote.text)}</pre></div>' for vote in window.votes
     )
-    about = f"turns {window.first} to {window.last}"
-    summary = f"{len(window.votes)} answers of the judge about {about}"
-    read = f"what the judge read about {about}"
+    range_text = f"turns {window.first} to {window.last}"
+    summary = f"{len(window.votes)} answers of the judge about {range_text}"
+    read = f"what the judge read about {range_text}"
     question = f'<details class="votes"><summary>{read}</summary><pre>{_cut(window.question)}</pre></details>'
     return f'<details class="votes"><summary>{summary}</summary>{answers}</details>{question}'
 
@@ -286,12 +286,12 @@ def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenText
     """Return a turn behind the messages before it."""
     turn, number = view.turn, view.number
     identifier = f"turn-{turn.turn_id}"
-    packed = "" if view.shown is None else Packer(texts).turn_block(view.shown)
+    packed = "" if view.tokens is None else Packer(texts).turn_block(view.tokens)
     calls = [call["function"]["name"] for call in turn.messages[-1].get("tool_calls") or ()]
     called = ", ".join(f"<code>{shown_html(name)}</code>" for name in calls)
     version = None if isinstance(turn, ForeignTurn) else turn.completion.weight_version
     size = "" if isinstance(turn, ForeignTurn) else _count(len(turn.completion.token_ids), "token")
-    about = [
+    headings = [
         f'<h2 id="title-{turn.turn_id}"><a href="#{identifier}">Turn {number}</a></h2>',
         f'<span class="note">continues turn {view.behind}</span>' if view.behind is not None else "",
         f'<span class="calls">calls {called}</span>' if calls else "",
@@ -303,8 +303,8 @@ def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenText
     inner = (
         f"{''.join(_context(view))}"
         f'<section class="turn" data-packed="{packed}" data-number="{number}" aria-labelledby="title-{turn.turn_id}">'
-        f"<header>{''.join(about)}</header>"
-        f'<div class="said">{_said(turn.messages[-1])}</div>'
+        f"<header>{''.join(headings)}</header>"
+        f'<div class="said">{_answer_text(turn.messages[-1])}</div>'
         f'<div class="beside">{_verdict(view, is_recorded=is_recorded)}{_next_state(view)}{feedback}</div></section>'
     )
     return f'<article class="step" id="{identifier}" data-mark="{_mark(inner)}">{inner}</article>'
@@ -315,8 +315,8 @@ def _context(view: TurnView) -> Iterator[str]:
     messages = view.turn.messages[:-1]
     blocks = [_message(message) for message in messages]
     if view.is_rewritten and len(messages) > 1:
-        what = f"the history as the client sent it again, {_count(len(messages), 'message')}"
-        yield f'<details class="context"><summary class="who">{what}</summary>{"".join(blocks)}</details>'
+        summary = f"the history as the client sent it again, {_count(len(messages), 'message')}"
+        yield f'<details class="context"><summary class="who">{summary}</summary>{"".join(blocks)}</details>'
     else:
         yield from blocks
 
@@ -324,7 +324,7 @@ def _context(view: TurnView) -> Iterator[str]:
 def _message(message: Message) -> str:
     role, name = str(message["role"]), message.get("name")
     label = shown_html(f"{role} · {name}"[:_NAME_CHARS] if isinstance(name, str) else role)
-    known = role if role in ("system", "user", "tool", "assistant") else "context"
+    kind = role if role in ("system", "user", "tool", "assistant") else "context"
     text = _message_text(message)
     body = f"<pre>{_cut(text)}</pre>"
     if role == "system" or len(text) > _LONG:
@@ -335,7 +335,7 @@ def _message(message: Message) -> str:
         )
     else:
         body = f'<p class="who">{label}</p>{body}'
-    return f'<div class="context r-{known}">{body}</div>'
+    return f'<div class="context r-{kind}">{body}</div>'
 
 
 def _message_text(message: Message) -> str:
@@ -347,7 +347,7 @@ def _message_text(message: Message) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _said(message: Message) -> str:
+def _answer_text(message: Message) -> str:
     """Return an answer as text; the script puts its tokens in this place."""
     reasoning, content = str(message.get("reasoning_content") or ""), str(message.get("content") or "")
     parts = [
@@ -362,7 +362,7 @@ def _said(message: Message) -> str:
 
 
 def _verdict(view: TurnView, *, is_recorded: bool) -> str:
-    record = None if view.shown is None else view.shown.record
+    record = None if view.tokens is None else view.tokens.record
     if record is not None:
         inner = "".join(_record(record))
     elif view.why_context is not None:
@@ -409,9 +409,9 @@ def _next_state(view: TurnView) -> str:
 
 
 def _feedback(view: TurnView, row: SessionRow, login: Login | None) -> str:
-    given = "" if view.feedback is None else _given(view.feedback)
+    earlier = "" if view.feedback is None else _feedback_text(view.feedback)
     if login is None or not view.is_ratable:
-        return given
+        return earlier
     turn_id, number = view.turn.turn_id, view.number
     action = f"/ui/sessions/{escape(row.session_id)}/turns/{turn_id}/feedback"
     choices = "".join(
@@ -419,7 +419,7 @@ def _feedback(view: TurnView, row: SessionRow, login: Login | None) -> str:
         for value, word in ((1, "good"), (-1, "bad"))
     )
     return (
-        f'{given}<details class="rate"><summary>Feedback</summary><form method="post" action="{action}">'
+        f'{earlier}<details class="rate"><summary>Feedback</summary><form method="post" action="{action}">'
         f'{_form_token(login)}<fieldset><legend class="unseen">Turn {number} was</legend>{choices}</fieldset>'
         f'<label for="text-{turn_id}">What should it have done?</label>'
         f'<textarea id="text-{turn_id}" name="text" rows="2" maxlength="10000"></textarea>'
@@ -427,7 +427,7 @@ def _feedback(view: TurnView, row: SessionRow, login: Login | None) -> str:
     )
 
 
-def _given(feedback: Feedback) -> str:
+def _feedback_text(feedback: Feedback) -> str:
     thumb = "" if feedback.reward is None else f"{_thumb(feedback.reward)} {_rated(feedback.reward)} "
     text = "" if not feedback.text else f"<q>{_cut(feedback.text)}</q>"
     return f'<p class="given">{thumb}{text}</p>'
@@ -438,8 +438,8 @@ def _rated(reward: float) -> str:
 
 
 def _thumb(reward: float) -> str:
-    way = "up" if reward > 0 else "down"
-    return f'<svg class="thumb-{way}" viewBox="0 0 20 20" aria-hidden="true"><path d="{_THUMB}"/></svg>'
+    direction = "up" if reward > 0 else "down"
+    return f'<svg class="thumb-{direction}" viewBox="0 0 20 20" aria-hidden="true"><path d="{_THUMB}"/></svg>'
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

@@ -54,7 +54,7 @@ class TurnView:
     is_rewritten: bool
     """Whether the client sent another history than the turns before it."""
     next_state: tuple[Message, ...]
-    shown: ShownTurn | None
+    tokens: ShownTurn | None
     """Its tokens, and the judge's results if there are any; None: it has no tokens, or is a text of a foreign model."""
     why_context: str | None
     """Why it is not learned from; None: it is."""
@@ -96,10 +96,11 @@ async def session_view(source: Source, row: SessionRow, page: int | None) -> Ses
     pages = max(1, -(-len(turns) // TURNS_A_PAGE))
     page = min(max(page or pages, 1), pages)
     tree = TurnTree[RecordedTurn | ForeignTurn].of(turns)
-    known = dict(_written_turns(turns, rollouts))
+    written = dict(_written_turns(turns, rollouts))
     first = (page - 1) * TURNS_A_PAGE
-    views = [*_views(tree, range(first, min(first + TURNS_A_PAGE, len(turns))), known, under_way, feedback)]
-    gaps = [view.shown.rollout.only(view.shown.index).gaps for view in views if view.shown is not None]
+    indices = range(first, min(first + TURNS_A_PAGE, len(turns)))
+    views = [*_views(tree, indices, written, under_way, feedback)]
+    gaps = [view.tokens.rollout.only(view.tokens.index).gaps for view in views if view.tokens is not None]
     windows = next((rollout.windows for rollout in rollouts if rollout.windows), ())
     limit = colour_limit(np.concatenate(gaps)) if gaps else 1.0
     return SessionView(row, views, len(turns), page, pages, windows, limit)
@@ -107,16 +108,16 @@ async def session_view(source: Source, row: SessionRow, page: int | None) -> Ses
 
 def _views(
     tree: TurnTree[RecordedTurn | ForeignTurn],
-    places: range,
-    known: Mapping[int, ShownTurn],
+    indices: range,
+    written: Mapping[int, ShownTurn],
     under_way: UnderWay,
     feedback: Mapping[int, Sequence[Feedback]],
 ) -> Iterator[TurnView]:
-    """Yield the turns at these places of the session; `known` are those of its groups, by their ids."""
+    """Yield the turns at these indices of the session; `written` are those of its groups, by their ids."""
     turn_ids = sorted(tree.turns)
     numbers = {turn_id: number for number, turn_id in enumerate(turn_ids, start=1)}
-    side, before = tree.side_turns(), turn_ids[places.start - 1] if places.start else None
-    for turn_id in turn_ids[places.start : places.stop]:
+    side, before = tree.side_turns(), turn_ids[indices.start - 1] if indices.start else None
+    for turn_id in turn_ids[indices.start : indices.stop]:
         turn, number = tree.turns[turn_id], numbers[turn_id]
         previous = tree.before(turn)
         why = _why_context(turn, turn_id in side)
@@ -126,7 +127,7 @@ def _views(
             behind=None if previous == before or previous is None else numbers.get(previous),
             is_rewritten=turn.parent is None and number > 1,
             next_state=reply_to(tree, turn),
-            shown=known.get(turn_id) or _shown(turn, under_way),
+            tokens=written.get(turn_id) or _turn_under_way(turn, under_way),
             why_context=why,
             is_judged_now=turn_id in under_way.judging,
             is_ratable=under_way.is_ratable and turn_id not in under_way.grouped,
@@ -145,9 +146,9 @@ def _why_context(turn: RecordedTurn | ForeignTurn, is_side: bool) -> str | None:
 
 def _rollouts_of(group: ScoredGroup, row: SessionRow) -> Iterator[ShownRollout]:
     """Yield a session's sequences of a group, which may hold other sessions too."""
-    for rollout, shown in zip(group.rollouts, shown_group(group, 0), strict=True):
+    for rollout, shown_rollout in zip(group.rollouts, shown_group(group, 0), strict=True):
         if rollout.session_id in (None, row.name, row.session_id):
-            yield shown
+            yield shown_rollout
 
 
 def _written_turns(
@@ -166,7 +167,7 @@ def _written_turns(
                 yield turn.turn_id, ShownTurn(rollout, index, turn.messages[-1])
 
 
-def _shown(turn: RecordedTurn | ForeignTurn, under_way: UnderWay) -> ShownTurn | None:
+def _turn_under_way(turn: RecordedTurn | ForeignTurn, under_way: UnderWay) -> ShownTurn | None:
     """Return a turn of no group, with what the judge said of it so far; None: it has no tokens."""
     if not isinstance(turn, RecordedTurn) or not turn.completion.token_ids:
         return None
