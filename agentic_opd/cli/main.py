@@ -44,7 +44,8 @@ _MODULES = {
 
 _REMOVED = {
     "hints": "`agentic-opd report FILE` writes a page that lists the hints, with their lifts if those were measured",
-    "sessions": "the gateway's page, http://127.0.0.1:8080/ui, shows the sessions of a key, and each has a download",
+    "sessions": "the gateway's page, http://127.0.0.1:8080/ui, shows the sessions of a key and has a download of each; "
+    "DELETE /sessions/NAME of the gateway deletes one",
 }
 """Command that an earlier version had -> what to use now."""
 

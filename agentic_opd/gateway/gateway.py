@@ -433,6 +433,17 @@ class Gateway:
         turns = await self._journal.run(lambda: self._journal.count_turns(row.session_id))
         return SessionStatus.of(row, turns)
 
+    async def delete_ended(self, owner: str, name: str) -> str:
+        """Delete an ended session from the journal permanently; returns its id. Its group stays in its file.
+
+        Raises:
+            ClientError: 404, this client has no such session; 409, it has not ended, or its group is being made.
+            OutputError: the journal could not be written.
+        """
+        row = await self._journal.run(partial(self._journal.delete_ended, owner, name))
+        self.changes.tell(row)
+        return row.session_id
+
     async def _close(
         self,
         session: OpenSession,

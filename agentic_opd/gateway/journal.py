@@ -23,6 +23,7 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
+from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
 from agentic_opd.gateway.turns import Path as TurnPath
@@ -451,6 +452,21 @@ class Journal:
                     self._db.execute(query, (session_id, session_id))
                 self._db.execute("DELETE FROM parts WHERE session_id = ?", (session_id,))
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+
+    def delete_ended(self, owner: str, name: str) -> SessionRow:
+        """Delete a client's latest session with this name or id, as `delete` does; returns what it was.
+
+        Raises:
+            ClientError: 404, there is none; 409, it is open, or its group is being made.
+        """
+        row = self.latest(owner, name)
+        if row is None:
+            raise unknown_session()
+        if row.state in (SessionState.OPEN, SessionState.CLOSED, SessionState.RECORDING):
+            message = "the session is open, or its group is being made: delete it when it has ended (its state says so)"
+            raise ClientError(409, message, "session_id", "session_busy")
+        self.delete(row.session_id)
+        return row
 
     def delete_older(self, used_before: float, *states: SessionState) -> int:
         """Delete the sessions in these states that were last used before this time (seconds since 1970).

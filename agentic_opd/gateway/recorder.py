@@ -162,6 +162,12 @@ class Recorder:
             self.changes.tell(session.row)
         return status
 
+    async def delete_ended(self, owner: str, name: str) -> str:
+        """Delete an ended session from the journal permanently; returns its id; see `Gateway.delete_ended`."""
+        row = await self._journal.run(partial(self._journal.delete_ended, owner, name))
+        self.changes.tell(row)
+        return row.session_id
+
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
 

@@ -209,6 +209,9 @@ class Relay:
 
     async def _answer(self, http: HttpRequest, path: str, owner: str, name: str) -> Response:
         """Answer a request to the gateway itself."""
+        if path == "" and http.method == "DELETE":
+            session_id = await self._recorder.delete_ended(owner, name)
+            return JSONResponse({"session_id": name, "id": session_id, "deleted": True})
         expected = "POST" if path == "/end" else "GET"
         if http.method != expected:
             raise ClientError(405, f"expected {expected}")

@@ -121,6 +121,7 @@ def make_app(gateway: Gateway) -> Starlette:
         app.add_route(f"{path}/input_items", chat.guarded(routes.input_items), methods=["GET"])
         app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
+    app.add_route(_SESSION, chat.guarded(routes.delete), methods=["DELETE"])
     if gateway.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -312,6 +313,12 @@ class _Routes:
         page = items[start : start + query.limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
+
+    async def delete(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /sessions/{name}`: delete an ended session from the journal."""
+        name = http.path_params["name"]
+        session_id = await self._gateway.delete_ended(owner, name)
+        return JSONResponse({"session_id": name, "id": session_id, "deleted": True})
 
     async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""

@@ -757,6 +757,11 @@ def test_recorded_sessions_are_shown_on_the_page_and_nothing_of_it_is_passed_on(
         assert "feedback" not in shown.partition("<main")[2].partition("</main>")[0]
         download = await gateway.http.get(f"{gateway.url}/ui/sessions/{session_id}.jsonl")
         assert json.loads(download.text)["kind"] == "foreign"
+        mine = f"{gateway.url}/sessions/mine"
+        assert (await gateway.http.delete(mine, headers=headers)).status_code == 409, "it is open"
+        await gateway.post("/sessions/mine/end", {}, **headers)
+        assert (await gateway.http.delete(mine, headers=headers)).status_code == 200
+        assert (await gateway.http.get(f"{gateway.url}/ui/sessions/{session_id}")).status_code == 404
         assert len(gateway.upstream.seen) == 1
 
     run(tmp_path, says(chat_answer("Hello.")), talk, api_keys=keys)

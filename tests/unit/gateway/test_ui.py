@@ -293,6 +293,31 @@ def test_only_a_page_of_sessions_and_of_turns_is_rendered(
     run(tmp_path, ScriptedVllm(tokenizer), talk)
 
 
+def test_an_ended_session_is_deleted_by_its_client_alone(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        await at.say(USER, key=KEY, session_id="mine")
+
+        async def delete(key: str, name: str = "mine") -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = await at.http.delete(f"{at.url}/sessions/{name}", headers=headers)
+            return answer.status_code, answer.json()
+
+        assert (await delete(KEY))[0] == 409
+        headers = {"Authorization": f"Bearer {KEY}"}
+        session_id = (await at.http.post(f"{at.url}/sessions/mine/end", headers=headers)).json()["id"]
+        await at.gateway.drained()
+        assert [(await delete(key))[0] for key in (OTHER_KEY, "none")] == [404, 401]
+        async with Visitor(at) as visitor:
+            await visitor.sign_in()
+            path, _ = await visitor.session_page("mine")
+            assert await delete(KEY) == (200, {"session_id": "mine", "id": session_id, "deleted": True})
+            assert (await visitor.get(path)).status_code == 404
+        assert (await delete(KEY))[0] == 404
+        assert at.gateway.journal.turns(session_id) == []
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
 @pytest.mark.slow
 def test_the_page_of_a_thousand_sessions_is_as_small_as_that_of_fifty(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> float:
