@@ -18,7 +18,6 @@ COMMANDS = {
     "evaluate": "measure the policy on the held-out tasks",
     "gateway": "serve the policy to any agent in OpenAI's and Anthropic's protocols, and record conversations as "
     "groups (extra [gateway])",
-    "sessions": "list, show, export or delete the sessions in a gateway's journal",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
@@ -32,7 +31,6 @@ COMMANDS = {
 _MODULES = {
     "up": "agentic_opd.up.command",
     "gateway": "agentic_opd.gateway.command",
-    "sessions": "agentic_opd.gateway.sessions_command",
     "train": "agentic_opd.training.command",
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",
@@ -46,6 +44,8 @@ _MODULES = {
 
 _REMOVED = {
     "hints": "`agentic-opd report FILE` writes a page that lists the hints, with their lifts if those were measured",
+    "sessions": "the gateway's page, http://127.0.0.1:8080/ui, shows the sessions of a key and has a download of each; "
+    "DELETE /sessions/NAME of the gateway deletes one",
 }
 """Command that an earlier version had -> what to use now."""
 

@@ -79,6 +79,11 @@ class GatewayConfig(DistillConfig):
         description="SQLite file that stores every turn, also after its group is written. Unset: journal.sqlite "
         "beside the groups.",
     )
+    trainer_dir: Annotated[Path | None, RUN_ONLY] = Field(
+        default=None,
+        description="Output folder of the trainer (its output_dir), whose evaluations the page /ui shows as a curve. "
+        "`up` fills it in. Unset: none.",
+    )
     keep_sessions_days: Annotated[float | None, RUN_ONLY] = Field(
         default=None,
         gt=0,

@@ -40,6 +40,16 @@ class Delivery:
         self._sending = asyncio.create_task(self._send())
         self._sending.add_done_callback(_ended)
 
+    @property
+    def unsent(self) -> int:
+        """Number of groups that the API has not accepted yet."""
+        return len(self._waiting)
+
+    @property
+    def queued(self) -> int:
+        """Number of groups of this gateway in the API's queue when it was last asked."""
+        return self._queued
+
     def add(self, group_id: str) -> None:
         self._waiting.append(group_id)
         self._telemetry.unsent.set(len(self._waiting))

@@ -33,6 +33,7 @@ from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Path, answered_turns, reply_to
+from agentic_opd.gateway.under_way import UnderWay, Waiting
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -74,6 +75,7 @@ class Gateway:
         """Restore the open and the closed sessions from the journal, and start closing idle sessions."""
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
+        self.journal, self.changes = journal, writer.changes
         self._journal, self._writer = journal, writer
         num_keys = len({key.get_secret_value() for key in config.api_keys})
         self._sessions = Sessions([server.url for server in servers], config.max_open_sessions, num_keys or 1)
@@ -195,6 +197,8 @@ class Gateway:
                         yield stage
             is_whole = True
         finally:
+            if session is not None:
+                self.changes.tell(session.row)
             if session is not None and is_whole and request.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif session is not None and is_whole and self.config.judge_every_turns:
@@ -360,6 +364,8 @@ class Gateway:
             raise _group_made()
         changed = await self._journal.run(partial(self._journal.add_feedback, key.turn_id, feedback))
         session = self._sessions.named(owner, key.session_id)
+        if (rated := session or self._writer.closed(key.session_id)) is not None:
+            self.changes.tell(rated.row)
         if session is None:  # It ended, maybe while the journal was written.
             if not self._writer.change_feedback(key.session_id, key.turn_id, changed):
                 raise _group_made()
@@ -391,6 +397,27 @@ class Gateway:
             raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
         return TurnKey(row.session_id, turn_id)
 
+    def under_way(self, session: SessionRow) -> UnderWay:
+        """Return what is known of an open session, or of a closed one whose group is not made."""
+        open_session = self._sessions.named(session.owner, session.session_id)
+        state = open_session or self._writer.closed(session.session_id)
+        if state is None:
+            return UnderWay()
+        ended = {turn_id: judging for turn_id, judging in state.judged.items() if judging.done()}
+        results = {
+            turn_id: judging.result()
+            for turn_id, judging in ended.items()
+            if not judging.cancelled() and judging.exception() is None
+        }
+        turns = [*state.tree.turns.values()] if state.tree is not None else None
+        grouped = frozenset(state.grouped)
+        return UnderWay(True, turns, results, frozenset(state.judged.keys() - ended.keys()), grouped)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What waits to be trained."""
+        return self._writer.waiting
+
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
 
@@ -405,6 +432,17 @@ class Gateway:
             raise unknown_session()
         turns = await self._journal.run(lambda: self._journal.count_turns(row.session_id))
         return SessionStatus.of(row, turns)
+
+    async def delete_ended(self, owner: str, name: str) -> str:
+        """Delete an ended session from the journal permanently; returns its id. Its group stays in its file.
+
+        Raises:
+            ClientError: 404, this client has no such session; 409, it has not ended, or its group is being made.
+            OutputError: the journal could not be written.
+        """
+        row = await self._journal.run(partial(self._journal.delete_ended, owner, name))
+        self.changes.tell(row)
+        return row.session_id
 
     async def _close(
         self,
@@ -436,6 +474,7 @@ class Gateway:
         self._log_without_lesson(session, row.ending)
         await self._journal.run(lambda: self._journal.close_session(row))
         self._sessions.remove(session)
+        self.changes.tell(row)
         self._writer.submit(Closed(row, session.tree, session.judged, session.feedback, session.grouped))
 
     def _log_without_lesson(self, session: OpenSession, ending: Ending) -> None:

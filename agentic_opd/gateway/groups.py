@@ -26,11 +26,13 @@ from agentic_opd.core.errors import AlignmentError, OutputError, ServerError, Se
 from agentic_opd.core.types import Message, Recording, StopReason
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.records import DistilledRecording, DistilledTurn
+from agentic_opd.gateway.changes import Changes
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
+from agentic_opd.gateway.under_way import Waiting
 from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -105,11 +107,20 @@ class GroupWriter:
         """Number of changes of feedback since a session in `_changeable` was closed, by its id."""
         self._refused: dict[object, str] = {}
         """Why the disk refused the groups that wait for it."""
+        self.changes = Changes()
+        """Where pages are told that a session changed."""
 
     @property
     def problem(self) -> str | None:
         """Why a finished group can't be stored now; None: none waits for the disk."""
         return next(iter(self._refused.values()), None)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What waits to be trained."""
+        gathered = sum(len(gathering.closed) for gathering in self._gatherings.values())
+        delivery, sessions = self._delivery, gathered + len(self._under_way)
+        return Waiting(sessions, delivery and delivery.unsent, delivery and delivery.queued)
 
     def join(self, session: SessionRow) -> str:
         """Add a closing session to a waiting group of its name, or to a new group; returns the group id."""
@@ -142,6 +153,7 @@ class GroupWriter:
         judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))
         self._judging.add(judging)
         judging.add_done_callback(self._judged)
+        judging.add_done_callback(lambda _: self.changes.tell(session))
         return judging
 
     def restore(self, sessions: Iterable[Closed]) -> None:
@@ -171,6 +183,10 @@ class GroupWriter:
         """Return whether feedback for a turn of a closed session still reaches its group."""
         closed = self._changeable.get(session_id)
         return closed is not None and turn_id not in closed.grouped
+
+    def closed(self, session_id: str) -> Closed | None:
+        """Return a closed session whose group is not made."""
+        return self._changeable.get(session_id)
 
     def change_feedback(self, session_id: str, turn_id: int, feedback: Feedback) -> bool:
         """Use this feedback, which is in the journal, for a turn of a closed session; False if its group is made."""
@@ -266,6 +282,8 @@ class GroupWriter:
             await self._stored(partial(self._journal.run, finish))
             counter = self._telemetry.sessions if part is None else self._telemetry.parts
             counter.labels(state.value).inc(len(ids))
+            for session in closed:
+                self.changes.tell(session.row)
             if self._delivery is not None and state is SessionState.WRITTEN:
                 self._delivery.add(closed[0].ending.group_id)
 

@@ -23,9 +23,11 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
+from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
 from agentic_opd.gateway.turns import Path as TurnPath
+from agentic_opd.report.curves import Corrections
 from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
@@ -51,10 +53,14 @@ CREATE TABLE IF NOT EXISTS parts (
     group_id TEXT PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, turn_ids TEXT NOT NULL,
     state TEXT NOT NULL, error TEXT
 ) STRICT;
+CREATE TABLE IF NOT EXISTS corrections (
+    group_id TEXT PRIMARY KEY, turns INTEGER NOT NULL, hints INTEGER NOT NULL
+) STRICT;
 CREATE INDEX IF NOT EXISTS turns_of_session ON turns (session_id);
 CREATE INDEX IF NOT EXISTS turns_of_answer ON turns (answer_id);
 CREATE INDEX IF NOT EXISTS feedback_of_turn ON feedback (turn_id);
 CREATE INDEX IF NOT EXISTS sessions_of_name ON sessions (owner, name);
+CREATE INDEX IF NOT EXISTS sessions_by_use ON sessions (owner, used);
 CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
 CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 CREATE INDEX IF NOT EXISTS parts_of_session ON parts (session_id);
@@ -136,6 +142,18 @@ class SessionPart:
     group_id: str
     session_id: str
     turn_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSession:
+    """A session and its numbers, without a text of its turns."""
+
+    row: SessionRow
+    turns: int
+    rated: int
+    """Number of turns with feedback of the client."""
+    corrections: Corrections | None
+    """None: its group is not made, or was made by an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +394,18 @@ class Journal:
         """Store a scored group under its `group_id`, before it is written to the file."""
         # Not on the journal's thread: it would delay answers.
         body = await asyncio.to_thread(lambda: zlib.compress(json_line(group.to_wire()), 1))
-        query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
-        await self.run(lambda: self._db.execute(query, (group.group_id, body)))
+        records = [record for rollout in group.rollouts for record in rollout.turns or ()]
+        numbers = (group.group_id, len(records), sum(record.hint is not None for record in records))
+
+        def write() -> None:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
+                self._db.execute(query, (group.group_id, body))
+                if group.distillation is not None:
+                    self._db.execute("INSERT OR REPLACE INTO corrections VALUES (?, ?, ?)", numbers)
+
+        await self.run(write)
 
     async def group(self, group_id: str) -> ScoredGroup | None:
         """Return a stored group; None if the journal does not hold it.
@@ -415,14 +443,30 @@ class Journal:
                 turns = "SELECT turn_id FROM turns WHERE session_id = ?"
                 self._db.execute(f"DELETE FROM feedback WHERE turn_id IN ({turns})", (session_id,))
                 self._db.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
-                self._db.execute(
-                    "DELETE FROM groups WHERE group_id = (SELECT group_id FROM sessions WHERE session_id = ?)",
-                    (session_id,),
+                groups = (
+                    "SELECT group_id FROM sessions WHERE session_id = ? UNION "
+                    "SELECT group_id FROM parts WHERE session_id = ?"
                 )
-                parts = "SELECT group_id FROM parts WHERE session_id = ?"
-                self._db.execute(f"DELETE FROM groups WHERE group_id IN ({parts})", (session_id,))
+                for table in ("groups", "corrections"):
+                    query = f"DELETE FROM {table} WHERE group_id IN ({groups})"
+                    self._db.execute(query, (session_id, session_id))
                 self._db.execute("DELETE FROM parts WHERE session_id = ?", (session_id,))
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+
+    def delete_ended(self, owner: str, name: str) -> SessionRow:
+        """Delete a client's latest session with this name or id, as `delete` does; returns what it was.
+
+        Raises:
+            ClientError: 404, there is none; 409, it is open, or its group is being made.
+        """
+        row = self.latest(owner, name)
+        if row is None:
+            raise unknown_session()
+        if row.state in (SessionState.OPEN, SessionState.CLOSED, SessionState.RECORDING):
+            message = "the session is open, or its group is being made: delete it when it has ended (its state says so)"
+            raise ClientError(409, message, "session_id", "session_busy")
+        self.delete(row.session_id)
+        return row
 
     def delete_older(self, used_before: float, *states: SessionState) -> int:
         """Delete the sessions in these states that were last used before this time (seconds since 1970).
@@ -438,6 +482,38 @@ class Journal:
         marks = ", ".join("?" for _ in states)
         query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY rowid"
         return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
+
+    def listed(self, owner: str, start: int, limit: int) -> list[ListedSession]:
+        """Return a client's sessions behind the first `start`, the one used last first; no turn or group is read."""
+        query = (
+            f"SELECT {_COLUMNS}, (SELECT count(*) FROM turns WHERE turns.session_id = sessions.session_id), "
+            "(SELECT count(DISTINCT turn_id) FROM turns JOIN feedback USING (turn_id) "
+            f"WHERE turns.session_id = sessions.session_id), {_number('turns')}, {_number('hints')} "
+            "FROM sessions WHERE owner = ? ORDER BY used DESC, rowid DESC LIMIT ? OFFSET ?"
+        )
+        return [
+            ListedSession(_session(row), turns, rated, None if judged is None else Corrections(judged, hints))
+            for *row, turns, rated, judged, hints in self._db.execute(query, (owner, limit, start))
+        ]
+
+    def corrections(self, owner: str, limit: int) -> list[Corrections]:
+        """Return the numbers of a client's last sessions whose group is made, in the order of their last use."""
+        query = (
+            f"SELECT {_number('turns')} AS judged, {_number('hints')} FROM sessions "
+            "WHERE owner = ? AND state != 'open' AND judged IS NOT NULL ORDER BY used DESC, rowid DESC LIMIT ?"
+        )
+        return [Corrections(*numbers) for numbers in self._db.execute(query, (owner, limit))][::-1]
+
+    def states(self, owner: str) -> dict[SessionState, int]:
+        """Return the number of a client's sessions in each state."""
+        query = "SELECT state, count(*) FROM sessions WHERE owner = ? GROUP BY state"
+        return {SessionState(state): number for state, number in self._db.execute(query, (owner,))}
+
+    def group_ids(self, session: SessionRow) -> list[str]:
+        """Return the ids of the groups that hold turns of a session: its parts', then its own."""
+        query = "SELECT group_id FROM parts WHERE session_id = ? ORDER BY rowid"
+        parts = [group_id for (group_id,) in self._db.execute(query, (session.session_id,))]
+        return [*parts, *([session.ending.group_id] if session.ending is not None else [])]
 
     def latest(self, owner: str, name: str) -> SessionRow | None:
         """Return the client's latest session with this name or id."""
@@ -459,8 +535,8 @@ class Journal:
                 if _CLIENT_PROMPT in body:
                     raise OutputError(
                         f"{str(self.path)!r} holds a turn of {session_id} that answers a prompt of "
-                        "/v1/completions, which this version does not read; delete the session: "
-                        f"agentic-opd sessions delete {session_id}"
+                        "/v1/completions, which this version does not read; choose another env.journal_path, and "
+                        "keep this file for the version that wrote it"
                     )
                 # A forgotten answer's id is still in the turn's body.
                 turns.append(replace(_TURN.validate_json(body), answer_id=answer_id))
@@ -505,6 +581,17 @@ class Journal:
 
 
 _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent"
+
+
+def _number(column: str) -> str:
+    """Return the SQL of a session's part of the numbers in `corrections`; NULL: they are not there."""
+    sharing = "(SELECT count(*) FROM sessions AS member WHERE member.group_id = sessions.group_id)"
+    of_group = f"(SELECT {column} * 1.0 / {sharing} FROM corrections WHERE corrections.group_id = sessions.group_id)"
+    parts = (
+        f"(SELECT sum({column}) FROM parts JOIN corrections USING (group_id) "
+        "WHERE parts.session_id = sessions.session_id)"
+    )
+    return f"CASE WHEN {of_group} IS NULL THEN {parts} ELSE {of_group} + coalesce({parts}, 0) END"
 
 
 def _session(row: Sequence[Any]) -> SessionRow:

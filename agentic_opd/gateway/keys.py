@@ -27,14 +27,25 @@ async def owner_of(http: HttpRequest, keys: Sequence[str]) -> str:
 
 async def checked_key(http: HttpRequest, key: str, keys: Sequence[str], advice: str = _SEND_KEY) -> str:
     """Return the key of a request if it is one of `keys`, or if there are none; raises ClientError as `owner_of`."""
-    if not keys and not is_loopback(http.url.hostname or ""):
-        # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
-    # All keys are compared, so that the time taken reveals nothing about a match.
-    matches = [secrets.compare_digest(key.encode(), accepted.encode()) for accepted in keys]
-    if keys and not any(matches):
+    check_host(http, keys)
+    if not is_accepted(key, keys):
         raise await no_key(http, key, advice)
     return key
+
+
+def check_host(http: HttpRequest, keys: Sequence[str]) -> None:
+    """Refuse a host name that is no loopback one, if there are no keys; raises ClientError (403).
+
+    DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
+    """
+    if not keys and not is_loopback(http.url.hostname or ""):
+        raise ClientError(403, "without api_keys the gateway answers on a loopback address only, as 127.0.0.1")
+
+
+def is_accepted(key: str, keys: Sequence[str]) -> bool:
+    """Return whether `key` is one of `keys`, or there are none. The time taken reveals nothing about a match."""
+    matches = [secrets.compare_digest(key.encode(), accepted.encode()) for accepted in keys]
+    return any(matches) or not keys
 
 
 def bearer(http: HttpRequest) -> str:

@@ -19,6 +19,7 @@ from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message, StopReason
 from agentic_opd.gateway.answers import ForeignAnswer, UnreadableError, decoded, read_answers, without_media
 from agentic_opd.gateway.body import PLAIN_NAME
+from agentic_opd.gateway.changes import Changes
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.errors import ClientError, unknown_session
@@ -27,7 +28,8 @@ from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionStat
 from agentic_opd.gateway.request import ChatInput, Request
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, with_answers
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import TurnTree
+from agentic_opd.gateway.turns import Feedback, TurnTree
+from agentic_opd.gateway.under_way import UnderWay, Waiting
 
 if TYPE_CHECKING:
     from agentic_opd.gateway.protocols.base import WireProtocol
@@ -65,7 +67,8 @@ class Recorder:
     def __init__(self, config: GatewayConfig, journal: Journal, telemetry: Telemetry) -> None:
         """Restore the open sessions from the journal, and start closing idle sessions."""
         assert config.upstream is not None
-        self._config, self._journal, self.telemetry = config, journal, telemetry
+        self._config, self.journal, self.telemetry = config, journal, telemetry
+        self._journal, self.changes, self.model = journal, Changes(), config.upstream
         servers, state = [config.upstream], SessionState.RECORDING
         self._sessions = Sessions[ForeignTurn](servers, config.max_open_sessions, opened_as=state)
         for row in journal.sessions(SessionState.RECORDING):
@@ -96,7 +99,7 @@ class Recorder:
 
     async def _add(self, relayed: RelayedRequest) -> None:
         try:
-            await self._journal.run(partial(self._record, relayed))
+            self.changes.tell(await self._journal.run(partial(self._record, relayed)))
         except UnreadableError as error:
             self.leave_out(error.reason, error.detail)
         except OutputError as error:
@@ -121,6 +124,19 @@ class Recorder:
                 await self._journal.run(self._journal.try_again)
         return self._journal.problem
 
+    @property
+    def waiting(self) -> Waiting | None:
+        """What waits to be trained: nothing is trained from here."""
+        return None
+
+    def under_way(self, session: SessionRow) -> UnderWay:
+        """Return what is known of a session beside the journal: nothing."""
+        return UnderWay()
+
+    async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
+        """Refuse feedback for a turn, with a ClientError: it is given at a session's end."""
+        raise ClientError(409, "a recording gateway takes feedback at the end of a session only", "turn")
+
     async def drained(self) -> None:
         """Wait until all answers so far are recorded."""
         await asyncio.gather(*self._pending)
@@ -141,7 +157,16 @@ class Recorder:
             turns = len(session.tree.turns)
             return SessionStatus.of(self._end(session, StopReason.CLOSED, reward, feedback), turns)
 
-        return await self._journal.run(end)
+        session, status = self._sessions.named(owner, name), await self._journal.run(end)
+        if session is not None:
+            self.changes.tell(session.row)
+        return status
+
+    async def delete_ended(self, owner: str, name: str) -> str:
+        """Delete an ended session from the journal permanently; returns its id; see `Gateway.delete_ended`."""
+        row = await self._journal.run(partial(self._journal.delete_ended, owner, name))
+        self.changes.tell(row)
+        return row.session_id
 
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
@@ -179,8 +204,8 @@ class Recorder:
 
     # --------------------------------------------------------------------------------------------- the journal's thread
 
-    def _record(self, relayed: RelayedRequest) -> None:
-        """Write the turns of a request, one for each choice of the answer.
+    def _record(self, relayed: RelayedRequest) -> SessionRow:
+        """Write the turns of a request, one for each choice of the answer; returns their session.
 
         Raises:
             UnreadableError: the request or the answer can't be read.
@@ -217,6 +242,7 @@ class Recorder:
                 self._sessions.remove(placed.session)
         if request.client.is_last:
             self._end(placed.session, StopReason.CLOSED)
+        return placed.session.row
 
     def _write(
         self,

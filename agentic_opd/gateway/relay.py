@@ -18,10 +18,11 @@ from contextlib import suppress
 from urllib.parse import unquote
 
 import aiohttp
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
 from agentic_opd.core.errors import OutputError
@@ -61,6 +62,7 @@ class Relay:
         assert config.upstream is not None
         self._keys = [key.get_secret_value() for key in config.api_keys]
         self._upstream, self._recorder, self._telemetry = config.upstream, recorder, recorder.telemetry
+        self._page_app: ASGIApp | None = None
         # The client waits as long as it likes, and sees each answer as it came: its encoding, cookies and redirects.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -77,6 +79,9 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
+        if scope["path"] == "/ui" or scope["path"].startswith("/ui/"):
+            await (await self._page())(scope, receive, send)
+            return
         path: str = scope["raw_path"].decode("latin-1")
         named = _SESSION.fullmatch(path)
         name, path = (unquote(named[1]), named[2] or "") if named else (None, path)
@@ -97,6 +102,21 @@ class Relay:
             self._telemetry.requests.labels(str(response.status_code)).inc()
             await response(scope, receive, send)
 
+    async def _page(self) -> ASGIApp:
+        """Return the application of the page `/ui`, which is imported when it is opened first."""
+        if self._page_app is None:
+            self._page_app = await asyncio.to_thread(self._new_page)
+        return self._page_app
+
+    def _new_page(self) -> ASGIApp:
+        from agentic_opd.gateway.ui.routes import page_routes
+
+        recorder, owner_of_key = self._recorder, self._owner_of_key
+        return Starlette(routes=page_routes(recorder, self._keys, owner_of_key, self._telemetry))
+
+    def _owner_of_key(self, key: str) -> str:
+        return f"foreign-{digest_of_key(key if self._keys else '')}"
+
     async def _owner(self, http: HttpRequest, *, is_own: bool, is_open: bool) -> str:
         """Return a digest of the client's key for the gateway; raises ClientError for a client that may not ask.
 
@@ -110,7 +130,7 @@ class Relay:
         key = http.headers.get(KEY_HEADER, "") or (bearer(http) if is_own else "")
         if not is_open:
             await checked_key(http, key, self._keys, _SEND_KEY)
-        return f"foreign-{digest_of_key(key if self._keys else '')}"
+        return self._owner_of_key(key)
 
     async def _pass_on(
         self, http: HttpRequest, send: Send, path: str, protocol_path: str | None, owner: str, name: str | None
@@ -189,6 +209,9 @@ class Relay:
 
     async def _answer(self, http: HttpRequest, path: str, owner: str, name: str) -> Response:
         """Answer a request to the gateway itself."""
+        if path == "" and http.method == "DELETE":
+            session_id = await self._recorder.delete_ended(owner, name)
+            return JSONResponse({"session_id": name, "id": session_id, "deleted": True})
         expected = "POST" if path == "/end" else "GET"
         if http.method != expected:
             raise ClientError(405, f"expected {expected}")

@@ -126,8 +126,15 @@ class WebServer(uvicorn.Server):
     Uvicorn's handlers raise captured signals again after the shutdown, which would end the process too early.
     """
 
-    def __init__(self, app: ASGIApp, *, is_relay: bool = False) -> None:
-        """Serve `app`; `is_relay`: its answers are another server's, to which nothing is added."""
+    def __init__(self, app: ASGIApp, on_stop: Callable[[], None] = lambda: None, *, is_relay: bool = False) -> None:
+        """Serve `app`.
+
+        Args:
+            app: The application.
+            on_stop: Called when the server begins to stop: it ends the responses that would go on for ever.
+            is_relay: Its answers are another server's, to which nothing is added.
+        """
+        self._on_stop = on_stop
         # No access log: paths contain the clients' session names.
         config = uvicorn.Config(
             app,
@@ -142,6 +149,10 @@ class WebServer(uvicorn.Server):
             timeout_graceful_shutdown=_GRACE_S,
         )
         super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -175,7 +186,7 @@ async def _policy(
 
     gateway = await Gateway.start(config, servers)
     try:
-        yield WebServer(make_app(gateway)), f"serves {gateway.model!r}"
+        yield WebServer(make_app(gateway), gateway.changes.close), f"serves {gateway.model!r}"
     finally:
         await gateway.close()
 
@@ -188,7 +199,8 @@ async def recording(config: GatewayConfig) -> AsyncGenerator[tuple[WebServer, st
         recorder = Recorder(config, journal, Telemetry())
         relay = Relay(config, recorder)
         try:
-            yield WebServer(relay, is_relay=True), f"records what {config.upstream} answers, in {str(journal.path)!r}"
+            server = WebServer(relay, recorder.changes.close, is_relay=True)
+            yield server, f"records what {config.upstream} answers, in {str(journal.path)!r}"
         finally:
             await relay.close()
             await recorder.close()

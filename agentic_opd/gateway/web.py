@@ -32,13 +32,14 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.keys import discard, owner_of
+from agentic_opd.gateway.keys import digest_of_key, discard, owner_of
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 from agentic_opd.gateway.turns import Feedback
+from agentic_opd.gateway.ui.routes import page_routes
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,14 @@ def make_app(gateway: Gateway) -> Starlette:
     )
     app = chat_app(chat, "", _SESSION)
     routes = _Routes(gateway, chat)
+    app.router.routes += page_routes(
+        gateway,
+        keys,
+        digest_of_key,
+        gateway.telemetry,
+        tokenizer=gateway.tokenizer,
+        trainer_dir=gateway.config.trainer_dir,
+    )
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_route(f"{_SESSION}/end", chat.guarded(routes.end), methods=["POST"])
@@ -112,6 +121,7 @@ def make_app(gateway: Gateway) -> Starlette:
         app.add_route(f"{path}/input_items", chat.guarded(routes.input_items), methods=["GET"])
         app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
+    app.add_route(_SESSION, chat.guarded(routes.delete), methods=["DELETE"])
     if gateway.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -303,6 +313,12 @@ class _Routes:
         page = items[start : start + query.limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
+
+    async def delete(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /sessions/{name}`: delete an ended session from the journal."""
+        name = http.path_params["name"]
+        session_id = await self._gateway.delete_ended(owner, name)
+        return JSONResponse({"session_id": name, "id": session_id, "deleted": True})
 
     async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""

@@ -209,7 +209,7 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
         mean_gap_reasoning=_mean(gaps[is_reasoning]),
         mean_gap_answer=_mean(gaps[~is_reasoning]) if is_reasoning.any() else None,
         mean_moved=_mean(np.abs(moved)),
-        colour_limit=_colour_limit(gaps),
+        colour_limit=colour_limit(gaps),
         positive_gaps=_mean(gaps > 0),
         gap_rms=root_mean_square(gaps) if len(gaps) else None,
         noise_floor=max(floors, default=None),
@@ -246,7 +246,8 @@ def _judge_cost(rollouts: Iterable[ShownRollout]) -> JudgeCost | None:
     return JudgeCost(total.questions, uncounted, num_rollouts, hints, total.read_tokens, total.sampled_tokens)
 
 
-def _colour_limit(gaps: NDArray[np.float64]) -> float:
+def colour_limit(gaps: NDArray[np.float64]) -> float:
+    """Return the |gap| (nats) of full colour; see `Overview`."""
     sizes = np.abs(gaps[np.abs(gaps) > NO_GAP])
     half = float(np.median(sizes)) if len(sizes) else 1.0
     return next((limit for limit in _LIMITS if limit >= half), _LIMITS[-1])

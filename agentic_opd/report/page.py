@@ -14,7 +14,7 @@ import gzip
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -29,25 +29,17 @@ from agentic_opd.core.intervals import Estimate
 from agentic_opd.report.compare import compare
 from agentic_opd.report.findings import findings
 from agentic_opd.report.numbers import GapRow, Overview, overview
-from agentic_opd.report.read import Run, ShownRollout
+from agentic_opd.report.read import Run, ShownRollout, ShownTurn
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer
 from agentic_opd.report.transcript import Region, called_names, context_parts, regions, split_messages
+from agentic_opd.report.words import script_words
 from agentic_opd.settings.atropos import IdleEnvSettings
 from agentic_opd.wire.group import TurnRecord
 
-_SCRIPTS = (
-    "text.js",
-    "data.js",
-    "dom.js",
-    "charts.js",
-    "overview.js",
-    "comparison.js",
-    "list.js",
-    "tokens.js",
-    "detail.js",
-    "rollout.js",
-)
-_MAIN = "main.js"
+TURN_SCRIPTS = ("text.js", "block.js", "dom.js", "charts.js", "tokens.js", "detail.js", "turn.js")
+"""The scripts that show a turn, for any page."""
+_SCRIPTS = (*TURN_SCRIPTS, "data.js", "overview.js", "comparison.js", "list.js", "rollout.js", "main.js")
+_DARK = ":root[data-theme=dark]"
 LOGPROB_UNIT = 1e-4
 """Unit (nats) in which the teacher's logprobs are packed; files of groups round to it."""
 MAX_TOKEN_CHARS = 2000
@@ -129,7 +121,7 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
 def _template() -> tuple[str, str, str]:
     """Return the parts of the page: before the data, after the data up to the end of the script, and the rest."""
     style = static_text("report.css")
-    script = "(() => {\n'use strict';\n" + "".join(map(static_text, (*_SCRIPTS, _MAIN))) + "})();\n"
+    script = page_script(*map(static_text, _SCRIPTS))
     template = static_text("template.html")
     for name, text in (("STYLE", style), ("STYLE_HASH", content_hash(style)), ("SCRIPT_HASH", content_hash(script))):
         template = template.replace(f"%{name}%", text)
@@ -164,6 +156,18 @@ def static_text(name: str) -> str:
     return (resources.files("agentic_opd.report") / "static" / name).read_text(encoding="utf-8")
 
 
+def plain_style() -> str:
+    """Return the report's style for a page that needs no script: its colours follow the system's."""
+    style = static_text("report.css")
+    dark = style[style.index(_DARK) + len(_DARK) :].partition("}")[0]
+    return f"{style}@media (prefers-color-scheme: dark) {{ :root:not([data-theme]){dark}}} }}\n"
+
+
+def page_script(*scripts: str) -> str:
+    """Return scripts as one, whose names no other script sees."""
+    return "(() => {\n'use strict';\n" + script_words() + "".join(scripts) + "})();\n"
+
+
 class Packer:
     """Packs rollouts and collects the tokens that they use."""
 
@@ -174,21 +178,46 @@ class Packer:
         """Sum of |gap| (nats) over tokens that moved, by part of the turn: `call`, `think`, or `say` for the rest."""
 
     def block(self, rollout: ShownRollout) -> str:
+        """Return the packed data of a rollout, whose tokens are places in `vocab`."""
         stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
         assistants = [assistant for assistant, _ in stretches[1:]]
         turns = zip(rollout.spans, rollout.records or [None] * len(assistants), assistants, strict=True)
         head = {
             "contexts": list(self._contexts(rollout, stretches)),
             "judged": _judged_fields(rollout),
-            "turns": [
-                {
-                    **self._turn(rollout, span),
-                    **_record_fields(record),
-                    "calls": called_names(message),
-                }
-                for span, record, message in turns
-            ],
+            "turns": [self._turn_fields(rollout, span, record, message) for span, record, message in turns],
         }
+        return _packed(head, self._arrays(rollout))
+
+    def turn_block(self, turn: ShownTurn) -> str:
+        """Return the packed data of one turn by itself, without its context and with all that it needs of a head.
+
+        The packer must be new.
+        """
+        rollout, judged = turn.rollout, None
+        if rollout.windows:
+            number = rollout.turns_before + turn.index + 1
+            votes = [
+                {"turns": vote.turns, "isReadable": vote.kind.is_readable}
+                for window in rollout.windows
+                if window.first <= number <= window.last
+                for vote in window.votes
+            ]
+            judged = {"before": number - 1, "windows": [{"first": number, "last": number, "votes": votes}]}
+        alone = rollout.only(turn.index)
+        record = alone.records[0] if alone.records else None
+        fields = self._turn_fields(alone, alone.spans[0], record, turn.message)
+        arrays = self._arrays(alone)
+        head = {"contexts": [], "judged": judged, "turns": [fields]}
+        head |= {"vocab": self.vocab(), "movedFrom": rollout.moved_from, "unit": LOGPROB_UNIT}
+        return _packed(head, arrays)
+
+    def _turn_fields(
+        self, rollout: ShownRollout, span: tuple[int, int], record: TurnRecord | None, message: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        return {**self._turn(rollout, span), **_record_fields(record), "calls": called_names(message)}
+
+    def _arrays(self, rollout: ShownRollout) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {
             "student": _float32(rollout.student_S),
             "teacher": (rollout.teacher.logprobs / LOGPROB_UNIT).round().astype("<i4"),
@@ -198,7 +227,7 @@ class Packer:
         }
         if not np.array_equal(rollout.baseline_S, rollout.student_S):
             arrays["baseline"] = _float32(rollout.baseline_S)
-        return base64.b64encode(gzip.compress(_container(head, arrays), 6, mtime=0)).decode()
+        return arrays
 
     def vocab(self) -> dict[str, Any]:
         """Return the ids and texts of all tokens in packed rollouts; the blocks' arrays index these lists."""
@@ -348,6 +377,10 @@ def _row(rollout: ShownRollout) -> dict[str, Any]:
 
 def _float32(logprobs: NDArray[np.float64]) -> NDArray[np.float32]:
     return logprobs.astype("<f4")
+
+
+def _packed(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
+    return base64.b64encode(gzip.compress(_container(head, arrays), 6, mtime=0)).decode()
 
 
 def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:

@@ -43,6 +43,8 @@ MOVED = 0.05
 NOISE_FACTOR = 3.0
 """Smallest ratio of |gap| to the measured noise (root mean square) of a token that moved."""
 
+Row = tuple[int, Sequence[int], Sequence[float]]
+"""A teacher's row: its position, the ids and the logprobs (nats) of its entries, the sampled token's first."""
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
 
@@ -144,10 +146,43 @@ class ShownRollout:
             is_reasoning_R |= (start <= positions) & (positions < start + record.reasoning_tokens)
         return is_reasoning_R
 
+    def only(self, index: int) -> "ShownRollout":
+        """Return the rollout with the turn at `index` alone; positions stay those of the sequence."""
+        span = self.spans[index]
+        first, behind = np.searchsorted(self.sampled_S, span).tolist()
+        entries = np.concatenate([[0], np.cumsum(self.teacher.counts_S.astype(np.int64))])
+        rows = slice(int(entries[first]), int(entries[behind]))
+        teacher = TeacherTop(self.teacher.counts_S[first:behind], self.teacher.ids[rows], self.teacher.logprobs[rows])
+        return replace(
+            self,
+            sampled_S=self.sampled_S[first:behind],
+            student_S=self.student_S[first:behind],
+            baseline_S=self.baseline_S[first:behind],
+            teacher=teacher,
+            spans=(span,),
+            records=self.records[index : index + 1],
+            messages=(),
+            windows=(),
+        )
+
     def gaps_in(self, span: tuple[int, int]) -> NDArray[np.float64]:
         """Return the gaps (nats) of the scored tokens in `[start, end)`."""
         first, behind = np.searchsorted(self.sampled_S[self.is_scored_S], span)
         return self.gaps[first:behind]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A turn of a rollout, by its index, and its message."""
+
+    rollout: ShownRollout
+    index: int
+    message: Message
+
+    @property
+    def record(self) -> TurnRecord | None:
+        """None if the turn is not judged yet, or not at all."""
+        return self.rollout.records[self.index] if self.rollout.records else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +260,70 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRo
         if group is None or problems:
             left_out.append(problems[0].message_for(f"line {number}"))
             continue
-        sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
-        yield from (
-            replace(
-                _rollout(group, rollout, number, index, is_first=is_first),
-                **_judged_windows(group, index),
-            )
-            for index, (rollout, is_first) in sequences
+        yield from shown_group(group, number)
+
+
+def shown_group(group: ScoredGroup, line: int) -> Iterator[ShownRollout]:
+    """Yield the sequences of a group, which is in this line of its file."""
+    sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
+    for index, (rollout, is_first) in sequences:
+        yield replace(
+            _rollout(group, rollout, line, index, is_first=is_first),
+            **_judged_windows(group, index),
         )
+
+
+def shown_turn(
+    span: tuple[int, int],
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    message: Message,
+    record: TurnRecord | None = None,
+    rows: Iterable[Row] = (),
+) -> ShownTurn:
+    """Return a turn whose group is not made yet.
+
+    Args:
+        span: Its positions in its sequence.
+        token_ids: The sampled tokens.
+        logprobs: Their logprobs (nats) at sampling time.
+        message: The assistant's message.
+        record: What the judge said; None: nothing yet.
+        rows: The teacher's rows.
+    """
+    start, end = span
+    sampled = range(start, end)
+    # No page reads the tokens before the turn.
+    tokens_T = np.concatenate([np.zeros(start, np.int64), np.asarray(token_ids, np.int64)])
+    student_S = np.asarray(logprobs, np.float64)
+    baseline_S = student_S
+    if record is not None and record.baseline_logprobs is not None:
+        baseline_S = student_S.copy()
+        first, behind = record.scored_span
+        baseline_S[first - start : behind - start] = record.baseline_logprobs
+    rollout = ShownRollout(
+        line=0,
+        index=0,
+        task_id="",
+        score=0.0,
+        counts=RolloutCounts(),
+        tokens_T=tokens_T,
+        sampled_S=np.asarray(sampled, np.int64),
+        student_S=student_S,
+        baseline_S=baseline_S,
+        teacher=_teacher(sampled, rows),
+        spans=(span,),
+        records=() if record is None else (record,),
+        messages=(),
+        context={},
+        checks=None,
+        reward=None,
+        stop_reason=None,
+        tool_errors=None,
+        distillation=None,
+        no_verdicts={},
+    )
+    return ShownTurn(rollout, 0, message)
 
 
 def _judged_windows(group: ScoredGroup, index: int) -> dict[str, Any]:
@@ -259,7 +350,7 @@ def _rollout(group: ScoredGroup, rollout: ScoredRollout, line: int, index: int, 
         sampled_S=np.asarray(sampled, np.int64),
         student_S=np.asarray([rollout.logprobs_T[position] for position in sampled], np.float64),
         baseline_S=np.asarray([baseline_T[position] for position in sampled], np.float64),
-        teacher=_teacher(rollout, sampled),
+        teacher=_teacher(sampled, _rows(rollout)),
         spans=tuple(sampled_spans(rollout.masks_T) if rollout.turns is None else (turn.span for turn in rollout.turns)),
         records=rollout.turns or (),
         messages=rollout.messages or (),
@@ -273,16 +364,20 @@ def _rollout(group: ScoredGroup, rollout: ScoredRollout, line: int, index: int, 
     )
 
 
-def _teacher(rollout: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
-    """Return the teacher's rows, cut to the entries that are shown."""
-    counts, ids, logprobs = dict.fromkeys(sampled, 0), list[int](), list[float]()
+def _rows(rollout: ScoredRollout) -> Iterator[Row]:
     for position in rollout.row_positions:
         assert rollout.rows is not None
-        row = rollout.rows.logprobs_TK[position]
+        yield position, rollout.rows.token_ids_TK[position], rollout.rows.logprobs_TK[position]
+
+
+def _teacher(sampled: Sequence[int], rows: Iterable[Row]) -> TeacherTop:
+    """Return the teacher's rows, cut to the entries that are shown; `sampled` are the sampled positions."""
+    counts, ids, logprobs = dict.fromkeys(sampled, 0), list[int](), list[float]()
+    for position, row_ids, row in rows:
         # After the sampled token, entries are in rank order.
         likely = sum(logprob >= _MIN_LOGPROB for logprob in row[1:TOP_SHOWN]) + 1
         counts[position] = min(len(row), max(likely, MIN_SHOWN))
-        ids += rollout.rows.token_ids_TK[position][: counts[position]]
+        ids += row_ids[: counts[position]]
         logprobs += row[: counts[position]]
     return TeacherTop(
         np.fromiter(counts.values(), np.uint8, len(sampled)),

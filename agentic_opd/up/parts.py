@@ -158,6 +158,7 @@ class _Parts:
             **self._addresses(),
             **_filled_in(self._config, environment, training, number),
             _GROUPS: self._config.output_dir / f"{name}.jsonl",
+            **self._trainer_dir(environment),
             **environment.flags,
         }
         arguments = (*_file(environment.config), *_flags(flags))
@@ -178,6 +179,12 @@ class _Parts:
             ready_url = f"http://{settings.host}:{settings.port}/health"
         variables = environment.variables
         return LoopPart(name, "environment", program, arguments, variables, ready_url=ready_url, settings=settings)
+
+    def _trainer_dir(self, environment: EnvironmentConfig) -> Flags:
+        """Return the flag by which a gateway's page finds the trainer's evaluations."""
+        if environment.mode != "gateway":
+            return {}
+        return {"env.trainer_dir": self._config.trainer.flags.get("output_dir", self._config.output_dir)}
 
     def _addresses(self) -> Flags:
         """Return the addresses of the other parts, as flags of an environment."""

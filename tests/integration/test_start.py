@@ -59,7 +59,7 @@ def test_an_environment_that_needs_models_gets_them() -> None:
         (("validate", "FILE"), 0, "no violation"),
         (("report", "FILE", "--out", "FOLDER/report.html"), 0, "report.html"),
         (("distill", "FOLDER/none.jsonl"), 2, "none.jsonl"),
-        (("sessions", "list", "--folder", "FOLDER"), 2, "error: "),
+        (("sessions", "list"), 2, "the gateway's page"),
         (("doctor", "--openai.base_url", "http://127.0.0.1:9/v1"), 1, "server"),
         (("train", "--model", "FOLDER/none", "--output_dir", "FOLDER"), 2, "can't be loaded: there is no such folder"),
         (("up", "--config", "FOLDER/none.yaml"), 2, "none.yaml"),

@@ -30,7 +30,7 @@ _ENV = (
     *("agentic_opd.env", "agentic_opd.env.opd", "agentic_opd.env.command", "agentic_opd.cli.main"),
     *("agentic_opd.up.command", "agentic_opd.cli.doctor.command", "agentic_opd.cli.validate"),
     *("agentic_opd.cli.distill", "agentic_opd.report.command", "checks.tasks", "agentic_opd.worlds.choose"),
-    *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.sessions_command"),
+    *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.ui.routes"),
     *("atroposlib.api.server", "atroposlib.cli.run_api", "uvicorn", "uvloop", "wandb", "openai", "pyarrow"),
 )
 _TRAIN = ("torch", "transformers", "peft", "safetensors.torch", "agentic_opd.training.trainer")

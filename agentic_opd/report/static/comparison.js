@@ -1,9 +1,7 @@
 // Two runs side by side: A, mostly before, and B, mostly after.
 
 const share = (estimate) => (estimate === null ? '–' : percent(estimate[0]));
-const points = (value) => `${signed(100 * value, 1)} points`;
 const rangeOf = (estimate) => (estimate === null ? '' : `${percent(estimate[1])} to ${percent(estimate[2])}`);
-const changeRange = (estimate) => (estimate === null ? '' : `${signed(100 * estimate[1], 1)} to ${signed(100 * estimate[2], 1)}`);
 // Sure of its sign: the interval leaves out 0.
 const isSure = (estimate) => estimate !== null && estimate[1] * estimate[2] > 0;
 const changeClass = (estimate) => (isSure(estimate) ? `value ${estimate[0] > 0 ? 'pos' : 'neg'}` : 'value');

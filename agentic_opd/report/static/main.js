@@ -32,7 +32,7 @@ async function route() {
   if (isNew) await openRollout(rollout);
   if (rollout !== current) return;
   const at = position === null ? -1 : open.at(position);
-  if (at >= 0) goTo(at);
+  if (at >= 0) goTo(open, at);
   else if (isNew) { window.scrollTo(0, 0); byId('rollout-pane').querySelector('h1').focus({ preventScroll: true }); }
 }
 

@@ -1,13 +1,6 @@
 // Numbers and text as a person reads them. Characters that can't be seen get a name; control pictures (␀) would be shorter,
 // but many fonts lack them.
 
-const NAMED = {
-  '\0': 'NUL', '\u0007': 'BEL', '\b': 'BS', '\u000b': 'VT', '\f': 'FF', '\r': 'CR', '\u001b': 'ESC', '\u007f': 'DEL',
-  '\u00a0': 'NBSP', '\u00ad': 'SHY', '\u061c': 'ALM', '\u200b': 'ZWSP', '\u200c': 'ZWNJ', '\u200d': 'ZWJ',
-  '\u200e': 'LRM', '\u200f': 'RLM', '\u2028': 'LS', '\u2029': 'PS', '\u202a': 'LRE', '\u202b': 'RLE', '\u202c': 'PDF',
-  '\u202d': 'LRO', '\u202e': 'RLO', '\u2060': 'WJ', '\u2066': 'LRI', '\u2067': 'RLI', '\u2068': 'FSI', '\u2069': 'PDI',
-  '\ufeff': 'BOM', '\ufffe': 'U+FFFE', '\uffff': 'U+FFFF',
-};
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
 
 // What stands in for a character that can't be seen; null where it can.
@@ -40,3 +33,5 @@ function short(value, digits = 3) {
   return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
 }
 const words = (name) => name.replaceAll('_', ' ');
+const points = (value) => `${signed(100 * value, 1)} points`;
+const changeRange = (estimate) => (estimate === null ? '' : `${signed(100 * estimate[1], 1)} to ${signed(100 * estimate[2], 1)}`);

@@ -40,8 +40,8 @@ function tokenNodes(text, state) {
 }
 
 // The element that holds the turn's tokens, in blocks; runs of a tool call or of reasoning stand in boxes of their own.
-function tokenStream(data, turn, turnIndex, limit) {
-  const stream = el('div', { class: 'stream', role: 'group', 'aria-label': `Tokens of turn ${turnIndex + 1}`, dir: 'ltr' });
+function tokenStream(data, turn, number, limit) {
+  const stream = el('div', { class: 'stream', role: 'group', 'aria-label': `Tokens of turn ${number}`, dir: 'ltr' });
   const cuts = turn.regions.flatMap(([kind, start, end]) => [{ kind: 'say', until: start }, { kind, until: end }]);
   cuts.push({ kind: 'say', until: turn.to - turn.from });
   let at = turn.from;

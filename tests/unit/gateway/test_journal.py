@@ -1,7 +1,6 @@
 """What a journal holds is what was written, and one process writes it."""
 
 import asyncio
-import json
 import sqlite3
 import time
 from dataclasses import replace
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.core.types import StopReason, Turn
-from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.sessions_command import main
+from agentic_opd.core.types import StopReason, Turn, TurnOutcome
+from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState
 from agentic_opd.gateway.turns import Feedback, RecordedTurn
+from agentic_opd.report.curves import Corrections
 from agentic_opd.rollout.conversation import Completion
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SESSION = SessionRow("session-1", "owner", "mine", "http://127.0.0.1:1", opened=1.0, used=1.0)
@@ -127,53 +126,63 @@ def test_a_turn_of_a_prompt_that_its_client_rendered_is_refused_with_what_to_do(
     journal.add_turns([(SESSION, TURN)])
     with sqlite3.connect(tmp_path / "journal.sqlite") as db:
         db.execute('UPDATE turns SET body = replace(body, \'"turn_id"\', \'"is_plain":true,"turn_id"\')')
-    with pytest.raises(OutputError, match="agentic-opd sessions delete session-1"):
+    with pytest.raises(OutputError, match=r"session-1.*another env\.journal_path"):
         journal.turns("session-1")
     journal.close()
 
 
-def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "journal.sqlite"
-
-    def said(*argv: str, code: int = 0) -> str:
-        assert main(["--journal", str(path), *argv]) == code
-        out = capsys.readouterr()
-        return out.err if code else out.out
-
-    assert "no journal" in said("list", code=2)
-    journal = Journal(path)
-    journal.add_turns([(SESSION, TURN)])
-    journal.add_turns([(replace(SESSION, session_id="session-2", name=None), replace(TURN, turn_id=2))])
-    journal.add_feedback(1, Feedback(-1, "Not so."))
-    assert [line.split()[:3] for line in said("list").splitlines()] == [
-        ["session-1", "open", "1"],
-        ["session-2", "open", "1"],
-    ]
-    assert "[user] é 数" in said("show", "mine")
-    assert "[feedback] Not so.\n(The answer was rated -1.)" in said("show", "mine")
-    assert json.loads(said("export", "session-1"))["prompt_ids"] == [1, 2, 3]
-    assert "env.journal_path" in said("delete", "mine", code=1), "a gateway has it open"
-    assert journal.feedback("session-1") == {1: [Feedback(-1, "Not so.")]}
-    journal.close()
-    assert "no session 'yours'" in said("delete", "mine", "yours", code=2)
-    assert said("delete", "mine") == "deleted 1\n"
-    assert [line.split()[0] for line in said("list").splitlines()] == ["session-2"]
+def numbered(number: int, **changes: Any) -> tuple[SessionRow, RecordedTurn]:
+    row = replace(SESSION, session_id=f"session-{number}", name=f"s{number}", **changes)
+    return row, replace(TURN, turn_id=number)
 
 
-def test_nothing_of_a_session_controls_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "\x1b[2J\x9b31m\u202e"
-    call = {"id": "a", "type": "function", "function": {"name": evil, "arguments": evil}}
-    messages = ({"role": "user", "content": evil}, {"role": "assistant", "content": evil, "tool_calls": [call]})
+def scored_group(group_id: str, *hints: str | None) -> ScoredGroup:
+    records = tuple(
+        TurnRecord((2, 3), TurnOutcome.SCORED if hint else TurnOutcome.VOTE_FAILED, "user", hint=hint) for hint in hints
+    )
+    rollout = ScoredRollout([1, 1, 2], [-100, -100, 2], [1.0, 1.0, -0.5], 0.5, messages=(), turns=records)
+    distillation = GroupDistillation(distill_topk=4)
+    return ScoredGroup((rollout,), item_id=group_id, group_id=group_id, distillation=distillation)
+
+
+def test_a_list_of_sessions_reads_no_turn_and_no_group(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
-    journal.add_turns([(replace(SESSION, name=f"x\n{evil}"), replace(TURN, messages=messages))])
+    for number in range(1, 6):
+        journal.add_turns([numbered(number), (numbered(number)[0], replace(TURN, turn_id=10 + number))])
+    journal.add_turns([numbered(6, owner="another")])
+    journal.add_feedback(2, Feedback(-1, "Not so."))
+    for number, group_id in ((1, "pair"), (2, "pair"), (3, "whole")):
+        journal.close_session(replace(numbered(number)[0], ending=Ending(StopReason.CLOSED, group_id)))
+    asyncio.run(journal.keep_group(scored_group("pair", "Shorter.", None, None)))
+    asyncio.run(journal.keep_group(scored_group("whole", "Shorter.")))
+    asyncio.run(journal.keep_group(scored_group("of a part", "Shorter.", "Formal.")))
+    journal.add_part(SessionPart("of a part", "session-3", frozenset({3})))
+    journal.finish_sessions(dict.fromkeys(("session-1", "session-2", "session-3"), SessionState.WRITTEN))
+    read = set[tuple[str | None, str | None]]()
+
+    def authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_READ:
+            read.add((first, second))
+        return sqlite3.SQLITE_OK
+
+    journal._db.set_authorizer(authorize)
+    listed = journal.listed("owner", 0, 3)
+    assert [session.row.session_id for session in listed] == ["session-5", "session-4", "session-3"]
+    (third, *rest) = [*listed[2:], *journal.listed("owner", 3, 3)]
+    assert third.corrections == Corrections(3, 3), "those of the session's part count too"
+    assert [session.corrections for session in rest] == [Corrections(1.5, 0.5)] * 2, "the mean of the group's sessions"
+    assert [(session.turns, session.rated) for session in rest] == [(2, 1), (2, 0)]
+    assert journal.corrections("owner", 2) == [Corrections(1.5, 0.5), Corrections(3, 3)]
+    assert journal.states("owner") == {SessionState.OPEN: 2, SessionState.WRITTEN: 3}
+    assert {("turns", "body"), ("groups", "body"), ("feedback", "text")}.isdisjoint(read)
+    journal._db.set_authorizer(None)
+    row = journal.latest("owner", "session-3")
+    assert row is not None
+    assert journal.group_ids(row) == ["of a part", "whole"]
+    journal.delete("session-3")
+    assert journal.corrections("owner", 9) == [Corrections(1.5, 0.5)] * 2
+    assert journal._db.execute("SELECT group_id FROM corrections").fetchall() == [("pair",)]
     journal.close()
-    for action in (["list"], ["show", "session-1"], ["export", "session-1"]):
-        assert main(["--journal", str(tmp_path / "journal.sqlite"), *action]) == 0
-        said = capsys.readouterr().out
-        assert not any(char in said for char in evil if not char.isprintable()), action
-        assert "u202e" in said
-        assert action != ["list"] or said.count("\n") == 1
-    assert json.loads(said)["messages"] == [*messages]
 
 
 def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+import re
 import socket
 import sqlite3
 import zlib
@@ -22,7 +23,6 @@ from agentic_opd.gateway import answers
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.relay import protocol_of
-from agentic_opd.gateway.sessions_command import main as sessions_command
 
 from .fakes import AGAIN, MORE, TOOL, USER, until
 from .foreign import (
@@ -737,22 +737,34 @@ def test_the_path_tells_the_protocol(path: str, protocol: str | None) -> None:
 # --------------------------------------------------------------------------------------------------------------- around
 
 
-def test_recorded_sessions_are_listed_shown_exported_and_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("keys", [(), ("a-key",)])
+def test_recorded_sessions_are_shown_on_the_page_and_nothing_of_it_is_passed_on(
+    tmp_path: Path, keys: tuple[str, ...]
 ) -> None:
     async def talk(gateway: Recording) -> None:
-        await gateway.post("/sessions/mine/v1/chat/completions", {"messages": [USER]})
+        headers = dict.fromkeys(["X-Gateway-Key"] if keys else [], "a-key")
+        await gateway.post("/sessions/mine/v1/chat/completions", {"messages": [USER]}, **headers)
+        await gateway.recorded(1)
+        assert (await gateway.http.get(f"{gateway.url}/ui")).status_code == 401
+        key = "".join(keys)
+        login = await gateway.http.post(f"{gateway.url}/ui/login", data={"key": key}, headers={"Origin": gateway.url})
+        assert login.status_code == 303
+        listed = (await gateway.http.get(f"{gateway.url}/ui")).text
+        (session_id,) = {*re.findall(r"/ui/sessions/(session-[0-9a-f]+)", listed)}
+        shown = (await gateway.http.get(f"{gateway.url}/ui/sessions/{session_id}")).text
+        assert "Hello." in shown
+        assert "<form" in shown, "to sign out"
+        assert "feedback" not in shown.partition("<main")[2].partition("</main>")[0]
+        download = await gateway.http.get(f"{gateway.url}/ui/sessions/{session_id}.jsonl")
+        assert json.loads(download.text)["kind"] == "foreign"
+        mine = f"{gateway.url}/sessions/mine"
+        assert (await gateway.http.delete(mine, headers=headers)).status_code == 409, "it is open"
+        await gateway.post("/sessions/mine/end", {}, **headers)
+        assert (await gateway.http.delete(mine, headers=headers)).status_code == 200
+        assert (await gateway.http.get(f"{gateway.url}/ui/sessions/{session_id}")).status_code == 404
+        assert len(gateway.upstream.seen) == 1
 
-    run(tmp_path, says(chat_answer("Hello.")), talk)
-    journal = ("--journal", str(tmp_path / "journal.sqlite"))
-    assert sessions_command([*journal, "list"]) == 0
-    assert "recording" in capsys.readouterr().out
-    assert sessions_command([*journal, "show", "mine"]) == 0
-    assert "[assistant] Hello." in capsys.readouterr().out
-    assert sessions_command([*journal, "export", "mine"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "foreign"
-    assert sessions_command([*journal, "delete", "mine"]) == 0
-    assert sessions_in(tmp_path) == {}
+    run(tmp_path, says(chat_answer("Hello.")), talk, api_keys=keys)
 
 
 def test_clients_are_answered_while_the_disk_refuses_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

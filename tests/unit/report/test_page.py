@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.page import Packer, ShownRun, choose_tokenizer, write_report
-from agentic_opd.report.read import Run, ShownRollout
+from agentic_opd.report.read import Run, ShownRollout, ShownTurn, shown_turn
 from agentic_opd.report.tokens import TokenTexts
+from agentic_opd.wire.group import TurnRecord
 
 from .sample import HINT, group, in_two_sequences, rollouts
 
@@ -65,6 +67,45 @@ def test_a_block_holds_the_numbers_of_the_line() -> None:
     assert (block["turns"][0]["hint"], block["turns"][0]["scored"]) == (HINT, 2)
     assert (block["turns"][0]["moved"], block["turns"][1]["moved"]) == (2, None)
     assert block["turns"][0]["calls"] == ["terminal"]
+
+
+def test_a_turn_by_itself_has_the_numbers_that_its_rollout_has(tokenizer: Any) -> None:
+    (rollout,) = rollouts(group(passed=(4,)))
+    whole, vocab = packed(rollout, tokenizer)
+    for index, turn in enumerate(whole["turns"]):
+        alone = unpack(Packer(TokenTexts(tokenizer)).turn_block(ShownTurn(rollout, index, {"role": "assistant"})))
+        (fields,) = alone["turns"]
+        assert fields == {**turn, "from": 0, "to": turn["to"] - turn["from"], "calls": []}
+        sampled = slice(turn["from"], turn["to"])
+        assert alone["student"] == whole["student"][sampled]
+        assert alone["counts"] == whole["counts"][sampled]
+        rows = slice(sum(whole["counts"][: turn["from"]]), sum(whole["counts"][: turn["to"]]))
+        assert alone["teacher"] == whole["teacher"][rows]
+        for name, entries in (("tokens", sampled), ("others", rows)):
+            assert [alone["vocab"]["ids"][place] for place in alone[name]] == [
+                vocab["ids"][place] for place in whole[name][entries]
+            ]
+        assert alone["movedFrom"] == rollout.moved_from
+
+
+def test_a_turn_by_itself_keeps_the_answers_that_name_it() -> None:
+    first, second = rollouts(in_two_sequences())
+    blocks = [unpack(Packer(TokenTexts(None)).turn_block(ShownTurn(one, 0, {}))) for one in (first, second)]
+    judged = [block["judged"] for block in blocks]
+    assert [one["before"] for one in judged] == [0, 1]
+    assert [[vote["turns"] for vote in one["windows"][0]["votes"]] for one in judged] == [[[1], [1, 2], []]] * 2
+
+
+def test_a_turn_of_no_group_shows_what_is_known_of_it() -> None:
+    record = TurnRecord((3, 6), TurnOutcome.SCORED, "user", hint="h", scored_from=4, baseline_logprobs=(-1.0, -2.0))
+    rows = [(4, [7, 8], [-0.5, -1.0]), (5, [9, 8], [-2.5, -0.5])]
+    judged = shown_turn((3, 6), (6, 7, 9), (-0.1, -0.2, -0.3), {}, record, rows)
+    assert judged.rollout.gaps.tolist() == [0.5, -0.5]
+    block = unpack(Packer(TokenTexts(None)).turn_block(judged))
+    assert (block["counts"], block["turns"][0]["start"], block["turns"][0]["scored"]) == ([0, 2, 2], 3, 2)
+    plain = unpack(Packer(TokenTexts(None)).turn_block(shown_turn((3, 6), (6, 7, 9), (-0.1, -0.2, -0.3), {})))
+    assert (plain["counts"], plain["turns"][0]["outcome"]) == ([0, 0, 0], None)
+    assert plain["vocab"]["texts"] == ["⟨6⟩", "⟨7⟩", "⟨9⟩"]
 
 
 def test_a_block_holds_the_question_about_the_whole_rollout_once() -> None:

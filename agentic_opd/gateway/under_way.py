@@ -1,0 +1,37 @@
+"""What is in memory of sessions until they are trained on. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from agentic_opd.gateway.turns import RecordedTurn
+
+if TYPE_CHECKING:
+    from agentic_opd.distill.records import DistilledTurn
+
+
+class Waiting(NamedTuple):
+    """What waits to be trained, of all clients."""
+
+    sessions: int
+    """Closed sessions and parts whose group is not written."""
+    unsent: int | None
+    """Written groups that the trajectory API has not accepted; None: no groups are sent."""
+    queued: int | None
+    """Groups in the queue of the trajectory API."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """What is in memory of a session until its group is made."""
+
+    is_ratable: bool = False
+    """Whether feedback for its turns is still accepted, but for those in `grouped`."""
+    turns: Sequence[RecordedTurn] | None = None
+    """In order of completion; None: they are in the journal only."""
+    judged: "Mapping[int, DistilledTurn]" = field(default_factory=dict[int, "DistilledTurn"])
+    """Turns that were judged before the session's end, by their ids."""
+    judging: frozenset[int] = frozenset()
+    """Turns that the judge reads now, by their ids."""
+    grouped: frozenset[int] = frozenset()
+    """Turns in groups of the session's parts, by their ids."""
