@@ -32,7 +32,8 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.keys import discard, owner_of
+from agentic_opd.gateway.keys import discard
+from agentic_opd.gateway.learners import LearnerOwner
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
@@ -96,7 +97,7 @@ def make_app(gateway: Gateway) -> Starlette:
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,
-        partial(owner_of, keys=keys),
+        LearnerOwner(keys, gateway.config.learners),
         max_body_bytes=gateway.config.max_body_bytes,
         max_choices=gateway.config.max_choices,
     )
@@ -112,6 +113,8 @@ def make_app(gateway: Gateway) -> Starlette:
         app.add_route(f"{path}/input_items", chat.guarded(routes.input_items), methods=["GET"])
         app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
+    app.add_route(_SESSION, chat.guarded(routes.delete), methods=["DELETE"])
+    app.add_route("/learner", chat.guarded(routes.delete_learner), methods=["DELETE"])
     if gateway.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -303,6 +306,15 @@ class _Routes:
         page = items[start : start + query.limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
+
+    async def delete(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /sessions/{name}`: the session and all that its learner has learned from it."""
+        session_id = await self._gateway.delete(owner, http.path_params["name"])
+        return JSONResponse({"id": session_id, "deleted": True})
+
+    async def delete_learner(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /learner`: the client's own learner with all sessions and versions."""
+        return JSONResponse({"learner": await self._gateway.delete_learner(owner), "deleted": True})
 
     async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""
