@@ -411,9 +411,9 @@ class GroupWriter:
 
     def _is_held_out(self, session: SessionRow) -> bool:
         learners = self._learners
-        return (
-            learners is not None and learners.of(session.owner) is not None and learners.is_held_out(session.session_id)
-        )
+        if learners is None or learners.of(session.owner) is None:
+            return False
+        return learners.is_held_out(session.session_id)
 
     async def _hold_out(self, closed: Sequence[Closed]) -> None:
         """Write the conversations of sessions that are not trained on; those of parts come with their sessions."""

@@ -105,9 +105,12 @@ class WeightPusher:
     pushed, as checkpoints or, with `weight_transfer`, from memory.
     """
 
-    def __init__(self, config: TrainerConfig, world: DistContext) -> None:
-        """Create a client for each server; no request is sent yet."""
-        self._config, self._world = config, world
+    def __init__(self, config: TrainerConfig, world: DistContext, learner: str | None = None) -> None:
+        """Create a client for each server; no request is sent yet.
+
+        With a `learner` its adapters are pushed, beside those of others.
+        """
+        self._config, self._world, self._learner = config, world, learner
         self._push_limit = config.pushes_kept
         self._rounding = Rounding()
         self._has_warned = self._has_said_merged = False
@@ -166,7 +169,8 @@ class WeightPusher:
 
     async def _servers(self) -> list[PluginClient]:
         """Return clients with the servers' current properties."""
-        return await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
+        servers = await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
+        return servers if self._learner is None else [server.of_learner(self._learner) for server in servers]
 
     async def _push_adapters(
         self,
@@ -259,6 +263,9 @@ class WeightPusher:
             adapters = max(server.info.max_adapters for server in servers)
             self._push_limit = max(self._config.pushes_kept, 1 + adapters)
             return True
+        if self._learner is not None:
+            how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
+            raise ConfigError(f"learners have adapters: {how}")
         how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
         if self._config.ema_decay is not None:
             raise ConfigError(f"ema_decay needs servers that take adapters: {how}")
