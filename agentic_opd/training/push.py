@@ -303,6 +303,19 @@ class WeightPusher:
                 )
         return max(noises, key=lambda noise: noise.largest)
 
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter that was pushed before, on all servers; raises ServerError."""
+        await gather_all(server.load_adapter(folder, version) for server in await self._servers())
+
+    async def forget_learner(self) -> None:
+        """Make all servers forget the learner's adapters; raises ServerError."""
+        assert self._learner is not None
+        await gather_all(server.forget_learner(self._learner) for server in await self._servers())
+
+    async def served_learners(self) -> list[dict[str, int]]:
+        """Return the newest version of each learner that a server has, of each server; raises ServerError."""
+        return [server.info.learners for server in await self._servers()]
+
     async def close(self) -> None:
         """Leave the weight transfer's process group, and close pooled connections."""
         if self._sender is not None:

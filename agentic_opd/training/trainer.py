@@ -163,11 +163,11 @@ class Trainer:
                 groups = await self.world.share_when(self._requested_batch() if self.world.is_first else None)
                 if groups is None:
                     if state.step > 0:
-                        await self._save()
+                        await self.save()
                     raise asyncio.CancelledError
                 await self._step(groups)
                 if state.step % config.save_every == 0 or state.step == config.total_steps:
-                    await self._save()
+                    await self.save()
                 state.is_busy = False
             weights = await asyncio.to_thread(self.world.gather, model.state_dict())
             if self.world.is_first:
@@ -196,12 +196,7 @@ class Trainer:
         else:
             await self.push(None)
         if self.brake.is_on and not self.world.share(self.state.step in self.brake.numbers):
-            self.state.is_busy = True
-            evaluation = await self._evaluate()
-            if self.world.is_first and evaluation.metrics:
-                self.log.write(self.state.step, evaluation.metrics)
-            await self._act_on(evaluation)
-            self.state.is_busy = False
+            await self.evaluate()
         if self.world.is_first:
             await self.source.register(self.state.step)
 
@@ -234,7 +229,7 @@ class Trainer:
         if falls:
             metrics["brake_fall"] = -min(fall.standard_errors for fall in falls)
         if not self.brake.is_bad(falls):  # Before the verdict is recorded, which promises the checkpoint.
-            await self._save({version.number, *self.brake.numbers})
+            await self.save({version.number, *self.brake.numbers})
         roll = self.brake.note(version, falls, metrics["brake_s"]) if self.world.is_first else None
         self.state.pushes = 0
         return _Evaluation(metrics, self.world.share(roll))
@@ -262,7 +257,7 @@ class Trainer:
         """Roll back and raise RolledBackError if the served weights were found bad; save and end if interrupted."""
         if evaluation.is_interrupted:
             if self.state.step > 0:
-                await self._save()
+                await self.save()
             raise asyncio.CancelledError
         if (roll := evaluation.roll) is None:
             return
@@ -287,7 +282,7 @@ class Trainer:
         state.step = max(roll.bad, state.step) + 1
         if self.world.is_first:
             self.receipts.return_to(roll.to)
-        await self._save()
+        await self.save()
         if self.world.is_first:
             self.brake.finish(roll, state.step)
         await self.push(None)
@@ -317,7 +312,7 @@ class Trainer:
         self.state.is_busy = True
         try:
             await self._step(groups)
-            await self._save()
+            await self.save()
         finally:
             self.state.is_busy = False
 
@@ -328,6 +323,15 @@ class Trainer:
             await self._roll_back(begun)
         elif not is_served:
             await self.push(None)
+
+    async def evaluate(self) -> None:
+        """Evaluate the served weights, and act on the verdict; raises as `run`."""
+        self.state.is_busy = True
+        evaluation = await self._evaluate()
+        if self.world.is_first and evaluation.metrics:
+            self.log.write(self.state.step, evaluation.metrics)
+        await self._act_on(evaluation)
+        self.state.is_busy = False
 
     async def close(self) -> None:
         """Close files and connections; `train_when` stays open."""
@@ -353,7 +357,7 @@ class Trainer:
             state.task.cancel()
         state.is_stopping = True
 
-    async def _save(self, versions: Collection[int] | None = None) -> None:
+    async def save(self, versions: Collection[int] | None = None) -> None:
         """Save a checkpoint if this step has none; those of `versions` are kept, by default the brake's good ones."""
         state, config = self.state, self.config
         if state.saved_step < state.step:
