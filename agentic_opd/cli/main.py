@@ -19,6 +19,7 @@ COMMANDS = {
     "gateway": "serve the policy to any agent in OpenAI's and Anthropic's protocols, and record conversations as "
     "groups (extra [gateway])",
     "sessions": "list, show, export or delete the sessions in a gateway's journal",
+    "learners": "list or delete the learners of a gateway, each with an adapter of its own",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
@@ -33,6 +34,7 @@ _MODULES = {
     "up": "agentic_opd.up.command",
     "gateway": "agentic_opd.gateway.command",
     "sessions": "agentic_opd.gateway.sessions_command",
+    "learners": "agentic_opd.cli.learners",
     "train": "agentic_opd.training.command",
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",

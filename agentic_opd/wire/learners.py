@@ -2,20 +2,20 @@
 
     LEARNERS/NAME/groups.jsonl     the learner's scored groups, in order, each on a line     (the gateway appends)
     LEARNERS/NAME/held_out.jsonl   conversations of sessions that are not trained on         (the gateway appends)
-    LEARNERS/NAME/checkpoints, receipts, brake.jsonl, metrics.jsonl, start.json              (the trainer writes)
+    LEARNERS/NAME/checkpoints, receipts, metrics.jsonl                                       (the trainer writes)
+    LEARNERS/NAME/brake.jsonl      evaluations: version, mean, tasks, verdict, time          (the trainer writes)
 
 A learner's weights follow from its groups: a trainer that has trained on a line which is gone goes back to the last
 version before it. So a deletion is the removal of lines.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
 from agentic_opd.wire.files import whole_lines
@@ -80,18 +80,71 @@ def names_of(line: bytes) -> set[str]:
         row.get("group_overrides"),
         *(of_sequences if isinstance(of_sequences, list) else ()),
     )
-    names = {
+    names: list[Any] = [
         entry.get(name)
         for entry in entries
         if isinstance(entry, dict)
         for name in ("group_id", "item_id", "session_id")
-    }
+    ]
     return {name for name in names if isinstance(name, str)}
 
 
-def count_lines(path: Path) -> int:
-    """Return the number of whole lines of a file; 0 if there is none."""
-    return sum(1 for _ in whole_lines(path)) if path.exists() else 0
+class HeldOutScore(NamedTuple):
+    """An evaluation of a version by the brake: a line of `brake.jsonl`."""
+
+    version: int
+    score: float
+    """Mean over the tasks, 0 to 1."""
+    n: int
+    """Number of tasks, which are held-out turns."""
+    rolled_back: bool
+    """Whether an earlier version took its place."""
+    time: float
+    """Seconds since 1970."""
+
+
+class LearnerStanding(NamedTuple):
+    """A learner, as its folder shows it."""
+
+    name: str
+    sessions: int
+    """Number of sessions with groups."""
+    groups: int
+    waiting: int
+    """Number of groups that no version was trained on yet."""
+    version: int
+    """The newest version with a checkpoint; 0: the base weights."""
+    scores: list[HeldOutScore]
+    """Evaluations of the versions that are there, the oldest first."""
+    size_bytes: int
+    """Size of all files in the folder."""
+
+
+def read_standing(folder: Path) -> LearnerStanding:
+    """Return a learner's standing, which another process may be changing.
+
+    Raises:
+        PlaceError: a file can't be read.
+    """
+    try:
+        lines = [names_of(line) for line, _ in whole_lines(folder / GROUPS)] if (folder / GROUPS).exists() else []
+        saved = sorted((folder / "checkpoints").glob("step-??????"))
+        source: Any = read_json((saved[-1] / "step.json").read_text())["source"] if saved else {}
+        read = sum(map(len, source.get("trained", ()))) + len(source.get("left_out", ()))
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        rows: list[Any] = []
+        if (folder / "brake.jsonl").exists():
+            rows = [read_json(line) for line, _ in whole_lines(folder / "brake.jsonl")]
+        scores = [
+            HeldOutScore(row["version"], row["mean"], row["tasks"], row["verdict"] == "bad", row["time"])
+            for row in rows
+            if "mean" in row
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlaceError(f"the learner {folder.name} can't be read: {error}") from error
+    sessions = {frozenset(names) for names in lines}
+    version = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    return LearnerStanding(folder.name, len(sessions), len(lines), max(0, len(lines) - read), version, scores, size)
 
 
 def _filtered(path: Path, is_removed: Callable[[bytes], bool]) -> int:
@@ -112,18 +165,3 @@ def _filtered(path: Path, is_removed: Callable[[bytes], bool]) -> int:
     except OSError as error:
         raise OutputError(f"cannot rewrite {str(path)!r}: {error.strerror or error}") from error
     return len(lines) - len(rest)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file as a whole.
-
-    Raises:
-        OutputError: it can't be written.
-    """
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(value) + "\n")
-        fresh.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
