@@ -37,6 +37,11 @@ class LearnersConfig(Section):
         description="Folder of the learners, which the trainer reads (learners.folder there). Unset: learners beside "
         "the groups.",
     )
+    start: Annotated[str | None, RUN_ONLY] = Field(
+        default=None,
+        description="Learner whose adapter answers a new learner until that has one; the trainer's learners.start must "
+        "be the same. Unset: the base weights answer.",
+    )
     held_out: Annotated[float, RUN_ONLY] = Field(
         default=0.0,
         ge=0,

@@ -86,7 +86,8 @@ class Gateway:
         telemetry.open.set_function(lambda: len(self._sessions))
         self._images = ImageFolder.beside(config.data_path_to_save_groups)
         learner_of = partial(learner_name, config=config.learners)
-        self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images, learner_of)
+        else_learner = config.learners.start
+        self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images, learner_of, else_learner)
         first_turn_id = journal.last_turn_id() + 1
         self._exchange = Exchange(
             self._sessions, self._sampler, ServerLimits(), journal.add_turn, journal.answer_paths, first_turn_id

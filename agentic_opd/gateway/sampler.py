@@ -84,14 +84,16 @@ class Sampler:
         telemetry: Telemetry,
         images: ImageFolder | None = None,
         learner_of: Callable[[str], str | None] = lambda owner: None,
+        else_learner: str | None = None,
     ) -> None:
         """Start without prompts; `images` stores the pictures of requests (None: pictures are refused).
 
-        `learner_of` names the learner of an owner, whose adapter samples; None: the policy of all.
+        `learner_of` names the learner of an owner, whose adapter samples; None: the policy of all. The adapter of
+        `else_learner` samples for learners without one.
         """
         self.servers = {server.url: server for server in servers}
         self.telemetry = telemetry
-        self._learner_of = learner_of
+        self._learner_of, self._else_learner = learner_of, else_learner
         self._images = images
         self._chat_formats = _ChatFormats(renderer, tokenizer)
         self._thread = ThreadPoolExecutor(1, "rendering")
@@ -102,7 +104,7 @@ class Sampler:
     def server_of(self, session: SessionRow) -> PluginClient:
         """Return the server of a session, with the weights of the session's learner."""
         server, learner = self.servers[session.server], self._learner_of(session.owner)
-        return server if learner is None else server.of_learner(learner)
+        return server if learner is None else server.of_learner(learner, self._else_learner)
 
     def close(self) -> None:
         """Stop the rendering thread without waiting for requests that it still renders."""

@@ -62,6 +62,8 @@ class PluginClient:
     max_concurrent: int = 32
     learner: str | None = None
     """Learner whose adapters sample, score and are loaded; None: those of the policy of all."""
+    else_learner: str | None = None
+    """Learner whose adapters `learner` has while it has none."""
     attached: AttachmentSender = field(init=False, repr=False)
     """What it was sent for prompts that name attachments."""
     _scoring: asyncio.Semaphore = field(init=False, repr=False)
@@ -97,9 +99,9 @@ class PluginClient:
     async def close(self) -> None:
         await self.http.close()
 
-    def of_learner(self, learner: str) -> Self:
+    def of_learner(self, learner: str, else_learner: str | None = None) -> Self:
         """Return a client of this server's adapters of a learner; it shares the connection."""
-        client = replace(self, learner=learner)
+        client = replace(self, learner=learner, else_learner=else_learner)
         client.attached = self.attached
         return client
 
@@ -109,9 +111,10 @@ class PluginClient:
 
     def _preferring(self, weight_version: int | None) -> dict[str, int | str]:
         """Return the fields that ask for a learner, and for a version of the weights if the server keeps several."""
+        of_start = {} if self.else_learner is None else {"else_learner": self.else_learner}
         if weight_version is None or not self.info.max_adapters:
-            return {**self._of_learner}
-        return {"prefer_weight_version": weight_version, **self._of_learner}
+            return {**self._of_learner, **of_start}
+        return {"prefer_weight_version": weight_version, **self._of_learner, **of_start}
 
     # ------------------------------------------------------------------------------------------------------- checks
 

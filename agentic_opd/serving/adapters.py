@@ -71,14 +71,20 @@ class Adapters:
 
     @contextmanager
     def reading(
-        self, preferred: int | None, reader: Reader = "policy", learner: str | None = None
+        self,
+        preferred: int | None,
+        reader: Reader = "policy",
+        learner: str | None = None,
+        else_learner: str | None = None,
     ) -> Generator[Weights]:
         """Select a request's weights; their adapter stays loaded inside the block.
 
         A teacher without an adapter uses the base weights, which are the initial value of its moving average; so does a
-        learner without an adapter.
+        learner without an adapter, unless `else_learner` has one.
         """
-        versions = self._loaded if learner is None else self._learners.get(learner, {})
+        versions = self._loaded
+        if learner is not None:
+            versions = self._learners.get(learner) or self._learners.get(else_learner or "", {})
         version = preferred if preferred in versions else next(reversed(versions), None)
         chosen = None if version is None else (version, versions[version])
         if reader != "policy":

@@ -88,6 +88,8 @@ class RoutedBody(Body, frozen=True):
     """Version of the adapter to sample with, if it is still loaded; otherwise the newest one samples."""
     learner: Learner | None = None
     """The learner whose adapters these are; null: those of the policy of all."""
+    else_learner: Learner | None = None
+    """The learner whose adapters a learner without any has."""
 
 
 GenerateBody = msgspec.defstruct(
@@ -157,7 +159,7 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = bool(params.stop)  # In a stream only stop strings need the text.
         return _streamed(state, prompt, params, body)
-    with state.adapters.reading(body.prefer_weight_version, learner=body.learner) as weights:
+    with state.adapters.reading(body.prefer_weight_version, "policy", body.learner, body.else_learner) as weights:
         output = await final_output(state.engine, prompt, params, weights.adapter)
     return answer(output, params, weights.version)
 
@@ -165,7 +167,7 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
 async def _streamed(
     state: PluginState, prompt: EngineInput, params: SamplingParams, body: RoutedBody
 ) -> AsyncGenerator[SampledTokens]:
-    with state.adapters.reading(body.prefer_weight_version, learner=body.learner) as weights:
+    with state.adapters.reading(body.prefer_weight_version, "policy", body.learner, body.else_learner) as weights:
         async with aclosing(outputs(state.engine, prompt, params, weights.adapter)) as every:
             async for output in every:
                 for completion in output.outputs:

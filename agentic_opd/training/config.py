@@ -342,6 +342,11 @@ class LearnerTrainingConfig(BaseModel):
         description="Folder of a gateway's learners (its env.learners.folder), whose adapters are trained in turn, in "
         "place of one policy. It takes their groups from there and keeps their versions there. Unset: one policy.",
     )
+    start: str | None = Field(
+        default=None,
+        description="Learner from whose newest version new learners start, with its optimizer. Its sessions are then "
+        "in their weights too, and a deletion there reaches them. Unset: they start from the base weights.",
+    )
     held_out_turns: int = Field(
         default=16,
         ge=1,

@@ -6,7 +6,7 @@ group once, and a checkpoint whose groups are gone is known.
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,33 @@ from agentic_opd.wire.receipts import line_sha256
 logger = logging.getLogger(__name__)
 
 
+START = "start.json"
+"""What a learner started from, in its folder: the learner, and the hashes of the groups that it was trained on."""
+
+
+class LearnerStart(NamedTuple):
+    """Another learner's version from which a learner started; without a name, the base weights."""
+
+    learner: str | None = None
+    groups: Sequence[str] = ()
+    """Hashes of the lines of that learner's file which are in these weights, in order."""
+
+
+def read_start(folder: Path) -> LearnerStart | None:
+    """Return what a learner started from; None: it has not.
+
+    Raises:
+        PlaceError: the file can't be read.
+    """
+    path = folder / START
+    try:
+        return LearnerStart(**read_json(path.read_bytes())) if path.exists() else None
+    except (OSError, ValueError, TypeError) as error:
+        raise PlaceError(f"cannot read {str(path)!r}: {error}") from error
+
+
 class _QueuedLine(NamedTuple):
+    path: Path
     offset: int
     size: int
 
@@ -36,25 +62,25 @@ class LearnerQueue:
     """
 
     def __init__(self, folder: Path, batch_size: int, max_token_len: int) -> None:
-        """Read the lines of a learner's folder; a learner without a file has none.
+        """Read the lines of a learner's folder, behind those that are in the weights from which it started.
+
+        A learner without a file has none.
 
         Raises:
             PlaceError: the file can't be read.
         """
         self._path, self._batch_size, self._max_token_len = folder / GROUPS, batch_size, max_token_len
+        start = read_start(folder) or LearnerStart()
         self._lines: dict[str, _QueuedLine] = {}
         """The lines by their hash, in order."""
         self._trained: list[list[str]] = []
         """Hashes of the lines of each step that led to the weights."""
         self._left_out: list[str] = []
         """Hashes of lines that were read, and are not in the weights: too long, unreadable, or rolled back."""
-        start = 0
-        try:
-            for line, end in whole_lines(self._path) if self._path.exists() else ():
-                self._lines.setdefault(line_sha256(line), _QueuedLine(start, end - start))
-                start = end
-        except OSError as error:
-            raise PlaceError(f"cannot read {str(self._path)!r}: {error.strerror or error}") from error
+        if start.learner is not None:
+            of_start = dict(_lines_of(folder.with_name(start.learner) / GROUPS))
+            self._lines |= {digest: of_start[digest] for digest in start.groups if digest in of_start}
+        self._lines |= dict(_lines_of(self._path))
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -113,7 +139,7 @@ class LearnerQueue:
         self._left_out += self._trained.pop()
 
     def _group(self, digest: str, line: _QueuedLine) -> ScoredGroup | None:
-        with self._path.open("rb") as file:
+        with line.path.open("rb") as file:
             data = os.pread(file.fileno(), line.size, line.offset)
         if line_sha256(data) != digest:
             raise PlaceError(f"{str(self._path)!r} was rewritten while it was read")
@@ -135,6 +161,17 @@ class LearnerQueue:
 
     async def close(self) -> None:
         pass
+
+
+def _lines_of(path: Path) -> Iterator[tuple[str, _QueuedLine]]:
+    """Yield each line of a file by its hash; a file that is missing has none."""
+    offset = 0
+    try:
+        for line, end in whole_lines(path) if path.exists() else ():
+            yield line_sha256(line), _QueuedLine(path, offset, end - offset)
+            offset = end
+    except OSError as error:
+        raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
 
 
 class Standing(NamedTuple):

@@ -7,6 +7,7 @@ without new groups is not visited: it costs a look at its file.
 """
 
 import asyncio
+import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,19 @@ from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, Place
 from agentic_opd.core.text import read_json
 from agentic_opd.logs.turns import replied_turns
 from agentic_opd.training.brake import Brake, EvaluationFailedError
-from agentic_opd.training.checkpoint import load_checkpoint, read_progress, step_of
+from agentic_opd.training.checkpoint import checkpoints, load_checkpoint, read_progress, step_of
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext, join_processes
 from agentic_opd.training.learner import Learner, load_learner
-from agentic_opd.training.learner_queue import LearnerQueue, Standing, spaced_steps, standing
+from agentic_opd.training.learner_queue import (
+    START,
+    LearnerQueue,
+    LearnerStart,
+    Standing,
+    read_start,
+    spaced_steps,
+    standing,
+)
 from agentic_opd.training.losses import weighted_parts
 from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.metrics_log import MetricsLog
@@ -48,7 +57,7 @@ _ENDLESS = 10**9
 """`total_steps` of a learner, whose learning rate is constant."""
 
 
-_OF_TRAINER = (FOLDER, "brake", "brake.jsonl", "metrics.jsonl", "checkpoints")
+_OF_TRAINER = (FOLDER, "brake", "brake.jsonl", "metrics.jsonl", "checkpoints", START)
 """What the trainer writes in a learner's folder; checkpoints are removed last."""
 
 
@@ -183,6 +192,8 @@ class LearnersTrainer:
             Exception: as `Trainer.run`.
         """
         folder = self._root / name
+        if read_start(folder) is None and (folder / GROUPS).exists():
+            await asyncio.to_thread(self._fork, name)
         queue = LearnerQueue(folder, self.config.batch_size, self.config.max_token_len)
         now = standing(folder, queue)
         is_back = await self._go_back(name, now)
@@ -262,6 +273,24 @@ class LearnersTrainer:
         """Return the arguments of the brake's command for a learner: its held-out turns, and its adapter."""
         path, turns = self._root / name / HELD_OUT, self.config.learners.held_out_turns
         return ("--env.world.journal", str(path), "--env.world.turns", str(turns), "--env.eval.learner", name)
+
+    def _fork(self, name: str) -> None:
+        """Give a new learner the newest version of `learners.start`, if that has one.
+
+        The file that says so is written last: without it, a checkpoint there has groups of nobody, and is removed.
+        """
+        folder, start, origin = self._root / name, LearnerStart(), self.config.learners.start
+        if origin is not None and origin != name and not checkpoints(folder / "checkpoints"):
+            source = self._root / origin
+            now = standing(source, LearnerQueue(source, 1, 1))
+            if now.good is not None:
+                trained = _source_of(now.good).get("trained", ())
+                start = LearnerStart(origin, [digest for step in trained for digest in step])
+                for part in (FOLDER, f"checkpoints/{now.good.name}"):
+                    shutil.copytree(source / part, folder / part, dirs_exist_ok=True)
+        fresh = folder / f".{START}.new"
+        fresh.write_text(json.dumps(start._asdict()) + "\n")
+        fresh.replace(folder / START)
 
     async def _go_back(self, name: str, now: Standing) -> bool:
         """Remove all versions after the newest good checkpoint; return whether there were any.
@@ -358,9 +387,11 @@ def _source_of(checkpoint: Path) -> Mapping[str, Any]:
 def _signature(folder: Path) -> tuple[int, ...]:
     """Return what changes when the groups or the held-out conversations of a learner do."""
     values: list[int] = []
-    for name in (GROUPS, HELD_OUT):
+    start = read_start(folder)
+    origin = [] if start is None or start.learner is None else [folder.with_name(start.learner) / GROUPS]
+    for path in (folder / GROUPS, folder / HELD_OUT, *origin):
         with suppress(OSError):
-            stat = (folder / name).stat()
+            stat = path.stat()
             values += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
     return tuple(values)
 

@@ -61,13 +61,14 @@ def training(server: RootedServer, folder: Path, *flags: str) -> Generator[Any]:
     """The trainer of the gateway's learners, while the block runs."""
     with (folder / "train.log").open("ab") as output:
         process = commands.start(
-            *("agentic_opd", "train", "--model", MODEL, "--learners.folder", str(folder / "learners")),
+            *("agentic_opd.training", "--model", MODEL, "--learners.folder", str(folder / "learners")),
             *("--weights_dir", str(server.root / "learners"), "--vllm_urls", f"[{server.base_url}]", "--device", "cpu"),
             *("--lora_rank", "4", "--lr", "0.003", "--batch_size", "4", "--epochs_per_batch", "4"),
             *("--minibatches", "1", "--loss.grpo", "1", *flags),
             stdout=output,
             stderr=commands.STDOUT,
             start_new_session=True,
+            kind="train",
         )
     try:
         yield process

@@ -287,6 +287,27 @@ def test_the_brake_rolls_back_the_learner_that_falls_and_its_groups_are_not_trai
     ]
 
 
+def test_a_new_learner_starts_from_a_named_one_and_a_deletion_there_reaches_it(
+    folders: Callable[[str], Folder],
+) -> None:
+    """Eve starts from Ann's two groups; then Ann's first one is deleted."""
+    folder, never = folders("folder"), folders("never")
+    start = {"learners": {"folder": str(folder.root / "learners"), "start": "ann"}}
+    folder.talk("ann", "a1", "a2")
+    folder.train(**start)
+    folder.talk("eve", "e1")
+    folder.train(**start)
+    for sessions, name in ((("a1", "a2", "e1"), "all"), (("a2", "e1"), "rest")):
+        never.talk(name, *sessions)
+    never.train()
+    assert equal(folder.state("eve"), never.state("all"))
+    assert not read_chain(receipt_file(folder.root / "learners/eve/receipts", 3)).differences
+    folder.delete("ann", "a1")
+    folder.train(**start)
+    assert equal(folder.state("eve"), never.state("rest"))
+    assert not equal(folder.state("ann"), folder.state("eve"))
+
+
 def test_kept_checkpoints_are_few_and_those_needed_later_are_kept_now() -> None:
     kept = {0}
     for step in range(1, 200):
