@@ -177,6 +177,11 @@ class GatewayConfig(DistillConfig):
                 "learners.by: the base weights are the teacher of all learners: set teacher.weights to frozen, or "
                 "teacher.base_url"
             )
+        if self.hint.control in ("other", "same_task"):
+            raise ValueError(
+                "learners.by: a control is a hint of another session, maybe of another person: leave hint.control at "
+                "none or neutral"
+            )
         if self.teacher.support != "teacher":
             raise ValueError("learners.by: rows hold the teacher's tokens: leave teacher.support at teacher")
         return self

@@ -112,11 +112,11 @@ class LearnerFiles:
             PlaceError, OutputError: the file can't be written.
         """
         path = self.folder / learner / HELD_OUT
-        known = {name for line, _ in whole_lines(path) for name in names_of(line)} if path.exists() else set[str]()
+        written = {name for line, _ in whole_lines(path) for name in names_of(line)} if path.exists() else set[str]()
         lines = JsonLines(path, is_continued=True)
         try:
             for row in rows:
-                if row["item_id"] not in known:
+                if row["item_id"] not in written:
                     lines.write(row, durable=True)
         finally:
             lines.close()

@@ -63,7 +63,7 @@ def save_checkpoint(
             fresh.rename(target)
             for old in checkpoints(folder)[:-_CHECKPOINTS]:
                 if step_of(old) not in good_steps:
-                    shutil.rmtree(old, ignore_errors=True)
+                    remove_checkpoint(old)
         world.share(None)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch reports a full disk by any of the three.
         raise OutputError(f"cannot write {str(target)!r}: {error}") from error
@@ -132,6 +132,18 @@ def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         )
     for name in parts.keys() - _together(parts):
         parts[name].load_state_dict(state[name])
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint; if the process is killed meanwhile, no part of it is taken for one.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    gone = checkpoint.with_name(f"{checkpoint.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -207,9 +207,9 @@ def spaced_steps(step: int) -> Collection[int]:
 
     About 2 log2(step) remain, close together near `step`. Those that are kept later are all kept now.
     """
-    kept, power = set[int](), 1
+    steps, power = set[int](), 1
     while power <= step:
         last = step - step % power
-        kept |= {last, last - power}
+        steps |= {last, last - power}
         power *= 2
-    return kept
+    return steps

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 """Seconds between two looks at the folder while no learner has a batch."""
+_SERVERS_S = 5.0
+"""Minimum seconds between two looks at which learners the servers have."""
 _ENDLESS = 10**9
 """`total_steps` of a learner, whose learning rate is constant."""
 
@@ -124,6 +127,8 @@ class LearnersTrainer:
     """Signature of the files of the learners that had nothing to do at the last look."""
     _versions: dict[str, int] = field(default_factory=dict[str, int])
     """The newest version of each learner that was looked at."""
+    _serving_due: float = 0.0
+    """Time (monotonic, s) from which on the servers are looked at again."""
     _visiting: Trainer | None = None
     _task: asyncio.Task[Any] | None = None
 
@@ -314,6 +319,8 @@ class LearnersTrainer:
             _keep_rows(folder / file, number, step)
         for path in now.bad:
             _remove(path)
+        for path in (folder / "checkpoints").glob("step-*.old"):  # A trainer was killed while it removed one.
+            _remove(path)
         return True
 
     async def _remove(self, name: str) -> bool:
@@ -334,8 +341,9 @@ class LearnersTrainer:
 
     async def _serve_all(self) -> None:
         """Load the newest version of each learner on servers that lack it, as after a restart of either side."""
-        if not self.config.vllm_urls:
+        if not self.config.vllm_urls or time.monotonic() < self._serving_due:
             return
+        self._serving_due = time.monotonic() + _SERVERS_S
         pusher = WeightPusher(self.config, self.world)
         try:
             served = await pusher.served_learners()

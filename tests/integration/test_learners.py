@@ -25,6 +25,7 @@ from tests.support import commands
 from tests.support.gateway import Served, served
 from tests.support.places import MODEL
 from tests.support.plugin_client import ask, score
+from tests.support.scripted_judge import judge_server
 from tests.support.vllm import RootedServer
 from tests.support.waiting import until
 
@@ -74,6 +75,48 @@ def training(server: RootedServer, folder: Path, *flags: str) -> Generator[Any]:
         yield process
     finally:
         stop(process)
+
+
+HELD_OUT_TURNS = 13
+
+
+def hold_out(folder: Path, person: str) -> None:
+    """Write a held-out conversation with as many turns as the brake needs, as a gateway does."""
+    messages: list[dict[str, str]] = []
+    for number in range(HELD_OUT_TURNS):
+        messages += [{"role": "user", "content": f"Say {number}."}, {"role": "assistant", "content": "Hm."}]
+    row = {
+        "item_id": "s/0",
+        "session_id": "s",
+        "messages": [*messages, {"role": "user", "content": "Bad."}],
+        "tools": [],
+    }
+    (folder / "learners" / name_of(person) / "held_out.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def test_the_brake_evaluates_the_adapter_of_the_learner(rooted: RootedServer, tmp_path: Path) -> None:
+    flags = ("--env.opd_enabled", "false", "--env.learners.by", "header", "--env.group_size", "4")
+    with served(rooted.base_url, tmp_path, *flags) as gateway:
+        talk(gateway, "wordy", 0)
+        until(lambda: len(groups_of(tmp_path, "wordy")) == 1, 60)
+    hold_out(tmp_path, "wordy")
+    with judge_server(lambda body: ["\\boxed{1}"] * body.get("n", 1)) as judge:
+        command = (
+            f"agentic-opd evaluate --env.world replay --env.opd_enabled false --env.judge.base_url {judge} "
+            "--env.judge.model_name judge --env.prm_votes 1 --env.max_token_length 1024 --env.renderer.name qwen3"
+        )
+        brake = ("--learners.held_out_turns", str(HELD_OUT_TURNS), "--brake.command", command)
+        with training(rooted, tmp_path, *brake, "--total_steps", "1") as trainer:
+            assert trainer.wait(300) == 0, end_of(tmp_path / "train.log")
+    folder = tmp_path / "learners" / name_of("wordy")
+    rows = [json.loads(line) for line in (folder / "brake.jsonl").read_text().splitlines()]
+    assert [(row["version"], row["verdict"], row["tasks"]) for row in rows] == [
+        *((0, "good", HELD_OUT_TURNS), (1, "good", HELD_OUT_TURNS)),
+    ]
+    for version in (0, 1):
+        samples = (folder / "brake" / f"step-{version:06d}" / "samples.jsonl").read_text().splitlines()
+        assert {json.loads(sample)["weight_version"] for sample in samples} == {version}
+    assert read_standing(folder).scores[-1].version == 1
 
 
 def learners_of(server: RootedServer) -> dict[str, int]:
