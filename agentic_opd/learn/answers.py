@@ -1,13 +1,13 @@
 """Held-out turns -> the policy's answers to them, and the log-probabilities of the log's own answers (I/O)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import Task, TurnOutcome
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.evidence import turn_text
 from agentic_opd.learn.config import LearnConfig
 from agentic_opd.learn.figures import AnswerFigures, repeated_share
@@ -57,13 +57,12 @@ async def sample_answers(
     await file.fill("answers", {name: partial(answer, name) for name in turns}, _AT_ONCE)
 
 
-def figures_of(row: Mapping[str, Any], task: Task) -> AnswerFigures:
-    """Return what is counted of an answer's row."""
-    offered = {tool["function"]["name"] for tool in task.tools or ()}
+def figures_of(row: Mapping[str, Any], tool_names: Collection[str]) -> AnswerFigures:
+    """Return what is counted of an answer's row; `tool_names` are those of the tools that it may call."""
     calls = row["calls"]
     return AnswerFigures(
         is_calling=bool(calls),
-        calls_parse=bool(calls) and all(call["error"] is None and call["name"] in offered for call in calls),
+        calls_parse=bool(calls) and all(call["error"] is None and call["name"] in tool_names for call in calls),
         repetition=repeated_share(turn_text(row["message"])),
         tokens=row["tokens"],
     )

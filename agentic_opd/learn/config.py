@@ -23,13 +23,14 @@ class GuardConfig(Section):
         ge=0,
         le=1,
         description="Where the log has a call: largest fall of the share of answers that call, and whose calls all "
-        "parse and name an offered tool.",
+        "parse and name a tool that the log declares or has called.",
     )
     over_calling: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="Where the log has no call, and tools are offered: largest rise of the share of answers that call.",
+        description="Where the log has no call, and declares tools or has called some: largest rise of the share of "
+        "answers that call.",
     )
     repetition: float = Field(
         default=0.05,

@@ -23,7 +23,7 @@ class AnswerFigures:
     is_calling: bool
     """Whether it calls a tool, parsed or not."""
     calls_parse: bool
-    """Whether it calls, and all calls parse and name an offered tool."""
+    """Whether it calls, and all calls parse and name a tool that the log declares or has called."""
     repetition: float
     """Share of its sequences of four words that repeat an earlier one."""
     tokens: int
@@ -39,6 +39,7 @@ class AnswerPair:
 
     is_called_in_log: bool
     has_tools: bool
+    """Whether the log declares tools, or has called some up to this turn."""
     before: AnswerFigures
     after: AnswerFigures
 

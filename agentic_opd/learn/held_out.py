@@ -37,6 +37,13 @@ class HeldOutTurn:
     """The turn as a task of the world `replay`."""
     prompt: Prompt
 
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of the tools that the log declares, or that it calls up to this turn: few agents log the former."""
+        messages = (*self.logged.history, self.logged.answer)
+        calls = (call for message in messages for call in message.get("tool_calls") or ())
+        return frozenset(tool["function"]["name"] for tool in (*(self.task.tools or ()), *calls))
+
 
 def write_turns(plan: LearnPlan, by: PolicyDistiller) -> dict[str, Any]:
     """Choose the held-out turns that are evaluated, and write them; return their number and that of all.
@@ -71,12 +78,20 @@ def _row(name: str, turn: LoggedTurn, session: str) -> dict[str, Any]:
 
 
 def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
-    """Return the names of turns in the order in which they are evaluated: drawn by the seed, and those that a user
-    replied to before the others.
+    """Return the names of turns in the order in which they are evaluated.
+
+    They are drawn by the seed. Three that a user replied to, which show corrections, stand before each other turn;
+    most of the latter call a tool, and show whether calls still parse.
     """
     names = sorted(turns)
     Random(seed).shuffle(names)
-    return sorted(names, key=lambda name: not any(message["role"] == "user" for message in turns[name].reply))
+    is_users = {name: any(message["role"] == "user" for message in turns[name].reply) for name in names}
+    users = (name for name in names if is_users[name])
+    others = (name for name in names if not is_users[name])
+    ordered: list[str] = []
+    while batch := [*islice(users, 3), *islice(others, 1)]:
+        ordered += batch
+    return ordered
 
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]], by: PolicyDistiller) -> Prompt | None:

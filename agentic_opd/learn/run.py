@@ -257,8 +257,8 @@ class LearnRun:
                 "session": turn.session,
                 "grades": grades,
                 "is_called_in_log": bool(turn.logged.answer.get("tool_calls")),
-                "has_tools": bool(turn.task.tools),
-                "figures": [figures_of(row, turn.task).to_json() for row in (before, after)],
+                "has_tools": bool(turn.tool_names),
+                "figures": [figures_of(row, turn.tool_names).to_json() for row in (before, after)],
             }
             answers = (before["message"], after["message"])
             logged = turn.logged

@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, object] = {
     "env.judge.model_name": "person",
     "env.prm_votes": 1,
     "train.lr": 5e-4,
-    "train.groups_epochs": 2,
+    "train.groups_epochs": 1,
     "train.batch_size": 8,
     "train.micro_tokens": 1024,
     "train.loss": "{forward_kl: 1.0, teacher_temperature: 0.3}",

@@ -6,26 +6,38 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.types import Task
 from agentic_opd.env.config import default_settings
 from agentic_opd.learn.config import LearnConfig, train_defaults
-from agentic_opd.learn.held_out import drawn, session_of, write_turns
+from agentic_opd.learn.held_out import HeldOutTurn, drawn, session_of, write_turns
 from agentic_opd.learn.plan import LearnPlan
 from agentic_opd.logs.turns import LoggedTurn, replied_turns
-from agentic_opd.rollout.chat_format import ChatFormat
+from agentic_opd.rollout.chat_format import ChatFormat, Prompt
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill_file import Line, read_lines
 
 
-def test_the_turns_that_a_user_replied_to_come_first_and_the_seed_draws_the_others() -> None:
-    replies = {str(i): "user" if i in (3, 17) else "tool" for i in range(20)}
+def test_three_turns_that_a_user_replied_to_stand_before_each_other_turn_and_the_seed_draws_them() -> None:
+    roles = {str(number): "user" if number < 7 else "tool" for number in range(20)}
     turns = {
         name: LoggedTurn([{"role": role, "content": "x"} for role in ("user", "assistant", reply)], 1, ())
-        for name, reply in replies.items()
+        for name, reply in roles.items()
     }
     names = drawn(turns, 0)
-    assert {*names[:2]} == {"3", "17"}
+    assert [roles[name] for name in names[:9]] == [*["user"] * 3, "tool"] * 2 + ["user"]
     assert sorted(names) == sorted(turns)
     assert names == drawn(dict(reversed(turns.items())), 0) != drawn(turns, 1)
+
+
+def test_the_tools_of_a_turn_are_those_that_the_log_declares_or_has_called_so_far() -> None:
+    def called(name: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": "{}"}}]}
+
+    declared = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    user, result = {"role": "user", "content": "Go on."}, {"role": "tool", "content": "done"}
+    messages = [user, called("run"), result, called("write"), result, called("later"), result]
+    turn = HeldOutTurn("s", LoggedTurn(messages, 3, ()), Task("t", tools=[declared]), Prompt((1,), 0, 0))
+    assert turn.tool_names == {"look", "run", "write"}
 
 
 @pytest.mark.parametrize(
