@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from agentic_opd.training.trainer import Trainer
 
 
+_INTERRUPTED = "interrupted; a later run with --resume, or with learners.folder the same command, continues from the last checkpoint"
+
+
 def build_parser() -> SettingsParser:
     parser = SettingsParser(
         prog="agentic-opd train",
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(_run(open_trainer(config) if config.learners.folder is None else open_learners(config)))
         return EXIT_OK
 
-    return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")
+    return exit_code(train, interrupted=_INTERRUPTED)
 
 
 async def _run(trainer: "Trainer | LearnersTrainer") -> None:
