@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from agentic_opd.training.trainer import Trainer
 
 
-_INTERRUPTED = "interrupted; a later run with --resume, or with learners.folder the same command, continues from the last checkpoint"
+_INTERRUPTED = (
+    "interrupted; a later run with --resume (with learners.folder: the same command) goes on from the last checkpoint"
+)
 
 
 def build_parser() -> SettingsParser:

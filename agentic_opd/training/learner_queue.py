@@ -48,6 +48,10 @@ def read_start(folder: Path) -> LearnerStart | None:
         raise PlaceError(f"cannot read {str(path)!r}: {error}") from error
 
 
+class QueueChangedError(PlaceError):
+    """A line was deleted since the file was read: look again."""
+
+
 class _QueuedLine(NamedTuple):
     path: Path
     offset: int
@@ -118,6 +122,10 @@ class LearnerQueue:
         """Return the next batch, which counts as read; None while it has too few sequences.
 
         Lines that can't be trained on are left out.
+
+        Raises:
+            QueueChangedError: lines were deleted since this queue was made.
+            PlaceError: the file can't be read.
         """
         read, batch, digests, size = self._read, list[ScoredGroup](), list[str](), 0
         for digest, line in self._lines.items():
@@ -139,10 +147,15 @@ class LearnerQueue:
         self._left_out += self._trained.pop()
 
     def _group(self, digest: str, line: _QueuedLine) -> ScoredGroup | None:
-        with line.path.open("rb") as file:
-            data = os.pread(file.fileno(), line.size, line.offset)
+        try:
+            with line.path.open("rb") as file:
+                data = os.pread(file.fileno(), line.size, line.offset)
+        except FileNotFoundError as error:
+            raise QueueChangedError(f"{str(line.path)!r} is gone") from error
+        except OSError as error:
+            raise PlaceError(f"cannot read {str(line.path)!r}: {error.strerror or error}") from error
         if line_sha256(data) != digest:
-            raise PlaceError(f"{str(self._path)!r} was rewritten while it was read")
+            raise QueueChangedError(f"{str(line.path)!r} was rewritten")
         try:
             group = replace(read_group(read_json(data)), line_sha256=digest)
         except (ValueError, RecursionError, WireError, AlignmentError) as error:

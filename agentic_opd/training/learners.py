@@ -143,7 +143,7 @@ class LearnersTrainer:
         try:
             await self._serve_all()
             while not self.is_stopping and (limit is None or self.steps < limit):
-                if not await self._turn(limit):
+                if not await self.take_turns(limit):
                     await self._serve_all()
                     await asyncio.sleep(_LOOK_S)
             if self.is_stopping:
@@ -162,7 +162,7 @@ class LearnersTrainer:
             self._task.cancel()
         self.is_stopping = True
 
-    async def _turn(self, limit: int | None) -> bool:
+    async def take_turns(self, limit: int | None) -> bool:
         """Visit each learner that has something to do once; return whether there was one."""
         is_any = False
         for name in learner_names(self._root):
@@ -205,7 +205,11 @@ class LearnersTrainer:
         if now.good is not None:
             queue.resume(_ENDLESS, _source_of(now.good))
         self._versions[name] = now.step
-        groups = queue.next_batch()
+        try:
+            groups = queue.next_batch()
+        except QueueChangedError as error:
+            logger.info("%s is looked at again: %s", name, error)
+            return True
         if groups is None:
             if is_back and now.good is not None:
                 await self._serve(name)

@@ -19,7 +19,7 @@ from agentic_opd.training import trainer as trainer_module
 from agentic_opd.training.brake import Brake, Version
 from agentic_opd.training.checkpoint import checkpoints, load_checkpoint, read_progress
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.learner_queue import spaced_steps
+from agentic_opd.training.learner_queue import LearnerQueue, QueueChangedError, spaced_steps
 from agentic_opd.training.learners import LearnersTrainer, open_learners
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.learners import remove_files, remove_sessions
@@ -79,7 +79,7 @@ class Folder:
         trainer = open_learners(self.config(**changes))
 
         async def run() -> None:
-            while await trainer._turn(None):
+            while await trainer.take_turns(None):
                 pass
             await trainer.train_when.close()
 
@@ -318,6 +318,17 @@ def test_kept_checkpoints_are_few_and_those_needed_later_are_kept_now() -> None:
     assert {199, 198, 196, 192} <= kept
 
 
+def test_a_deletion_while_a_learner_is_read_is_seen(folders: Callable[[str], Folder]) -> None:
+    folder = folders("folder")
+    folder.talk("ann", "a1", "a2")
+    path = folder.root / "learners" / "ann"
+    for change in (lambda: folder.delete("ann", "a1"), lambda: remove_files(path)):
+        queue = LearnerQueue(path, 2, 1000)
+        change()
+        with pytest.raises(QueueChangedError):
+            queue.next_batch()
+
+
 def test_an_away_learner_is_not_opened(folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders("folder")
     folder.talk("ann", "a1")
@@ -333,11 +344,11 @@ def test_an_away_learner_is_not_opened(folders: Callable[[str], Folder], monkeyp
     monkeypatch.setattr(LearnersTrainer, "visit", visit)
 
     async def run() -> None:
-        while await trainer._turn(None):
+        while await trainer.take_turns(None):
             pass
         opened.clear()
         folder.talk("ben", "b2")
-        while await trainer._turn(None):
+        while await trainer.take_turns(None):
             pass
 
     asyncio.run(run())
