@@ -31,6 +31,7 @@ from agentic_opd.training.learner_queue import (
     START,
     LearnerQueue,
     LearnerStart,
+    QueueChangedError,
     Standing,
     read_start,
     spaced_steps,
