@@ -9,11 +9,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
+from typing import Protocol
 
 from agentic_opd.core.processes import end_of, end_with_parent
 
@@ -41,38 +42,12 @@ class ServerFailedError(Exception):
     """The server ended, or did not answer in time; the message ends with the end of its log."""
 
 
-@contextmanager
-def local_server(
-    model: Path | str,
-    *options: str,
-    log: Path,
-    launcher: Sequence[str] = LAUNCHER,
-    variables: dict[str, str] | None = None,
-    cwd: Path | None = None,
-    port: int | None = None,
-    timeout_s: float = 600.0,
-) -> Generator[LocalServer]:
-    """Serve `model` while the body runs. The server also ends when the thread that started it does.
+class RunCommand(Protocol):
+    """Runs a command while its block runs, its output in `log`; `child_process` is one."""
 
-    Args:
-        model: A checkpoint directory, or a name on the hub.
-        options: Options of `scripts/serve_vllm`, the port excepted.
-        log: File that the server's output goes to.
-        launcher: Command that starts the server.
-        variables: Environment variables on top of this process's own.
-        cwd: Directory that the server runs in.
-        port: Port that it listens on; None for a free one.
-        timeout_s: Seconds that the start may take.
-
-    Raises:
-        ServerFailedError: it did not start.
-    """
-    port = port or free_port()
-    command = [*launcher, str(model), "--port", str(port), *options]
-    with child_process(command, log, variables, cwd) as process:
-        base_url = f"http://127.0.0.1:{port}"
-        seconds = _wait_until_healthy(process, base_url, log, timeout_s)
-        yield LocalServer(base_url, str(model), log, seconds, process)
+    def __call__(
+        self, command: Sequence[str], log: Path, variables: dict[str, str] | None, cwd: Path | None
+    ) -> "AbstractContextManager[subprocess.Popen[bytes]]": ...
 
 
 @contextmanager
@@ -101,6 +76,42 @@ def child_process(
         yield process
     finally:
         stop(process)
+
+
+@contextmanager
+def local_server(
+    model: Path | str,
+    *options: str,
+    log: Path,
+    launcher: Sequence[str] = LAUNCHER,
+    variables: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    port: int | None = None,
+    timeout_s: float = 600.0,
+    run: RunCommand = child_process,
+) -> Generator[LocalServer]:
+    """Serve `model` while the body runs. The server also ends when the thread that started it does.
+
+    Args:
+        model: A checkpoint directory, or a name on the hub.
+        options: Options of `scripts/serve_vllm`, the port excepted.
+        log: File that the server's output goes to.
+        launcher: Command that starts the server.
+        variables: Environment variables on top of this process's own.
+        cwd: Directory that the server runs in.
+        port: Port that it listens on; None for a free one.
+        timeout_s: Seconds that the start may take.
+        run: Starts the process.
+
+    Raises:
+        ServerFailedError: it did not start.
+    """
+    port = port or free_port()
+    command = [*launcher, str(model), "--port", str(port), *options]
+    with run(command, log, variables, cwd) as process:
+        base_url = f"http://127.0.0.1:{port}"
+        seconds = _wait_until_healthy(process, base_url, log, timeout_s)
+        yield LocalServer(base_url, str(model), log, seconds, process)
 
 
 def free_port() -> int:

@@ -1,10 +1,11 @@
 """What is started once and used by many: vLLM servers, a run of the demo, a browser; and in which order all runs."""
 
 import os
+import signal
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,21 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
-from xdist.scheduler import LoadScopeScheduling
 
 from agentic_opd.core.processes import end_of
 from tests.support import commands, session
 from tests.support.browser import Report, chromium, opened
 from tests.support.environment import command, read_lines
 from tests.support.fake_plugin import FakePlugin, fake_plugin
+from tests.support.forks import GROUP
 from tests.support.machine import part_of_machine
 from tests.support.places import MODEL, ROOT
 from tests.support.recording_proxy import recording_proxy
 from tests.support.report_facts import Scored, scored_tokens
-from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, shared_server
+from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, forked_server, shared_server
 
 FIRST = {
     "learn": ("test_learn",),
@@ -54,12 +55,11 @@ LAST = {
     "report_hostile": ("test_report_hostile",),
     "report_use": ("test_report_use",),
     "report": ("test_report", "test_report_compare"),
-    "measured": ("test_bodies", "test_report_size", "test_memory_use"),
 }
-"""Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
+"""Modules that share what is expensive run in one fork, one after the other; any other module is a group by itself.
 
-First come the groups that take longest, so that no worker waits long at the end; last those with tests marked `alone`,
-so that these wait for short tests only.
+First come the groups that take longest, so that no fork waits long at the end. Tests marked `alone` are the last group,
+whatever their modules: before it, the forks would wait for each other at each of them.
 """
 PLACES = {
     module: (place, i, name)
@@ -69,57 +69,65 @@ PLACES = {
 }
 
 
-def place_of(path: Path) -> tuple[int, int, str]:
-    """The place of the module's group, and the group's name."""
-    return PLACES.get(path.stem, (1, 0, path.stem))
+def place_of(item: pytest.Item) -> tuple[int, int, str]:
+    """The place of the test's group, and the group's name."""
+    if item.get_closest_marker("alone") is not None:
+        return 3, 0, "alone"
+    return PLACES.get(item.path.stem, (1, 0, item.path.stem))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by group; within a group they keep their order, which may be shuffled."""
-    items.sort(key=lambda item: place_of(item.path)[:2])
-
-
-class GroupScheduling(LoadScopeScheduling):
-    """Gives each worker the next group when it has finished one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return place_of(Path(nodeid.partition("::")[0]))[2]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
-    """pytest-xdist's own groups (`--dist loadgroup`) are marks on tests, which it loses with pytest 9."""
-    return GroupScheduling(config, log)
+    for item in items:
+        item.stash[GROUP] = place_of(item)[2]
+    items.sort(key=lambda item: place_of(item)[:2])
 
 
 SESSION = pytest.StashKey[session.Session]()
+AHEAD = pytest.StashKey[int]()
+"""The process that starts what nearly all tests wait for."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if session.VARIABLE not in os.environ:  # Else this is a worker of xdist.
-        config.stash[SESSION] = session.Session()
+    config.stash[SESSION] = session.Session()
+    if config.getoption("forks") and all(Path(argument).is_dir() for argument in config.args):
+        config.stash[AHEAD] = start_ahead()
+
+
+def start_ahead() -> int:
+    """Start the shared processes in a fork, while this one collects the tests; returns the fork's id."""
+    if (pid := os.fork()) != 0:
+        return pid
+    try:
+        commands.warm("env")
+        shared_server()
+        commands.warm("vllm")
+    finally:
+        os._exit(0)  # Whoever needs what could not be started tries again, and says why.
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if AHEAD in config.stash:
+        os.kill(config.stash[AHEAD], signal.SIGKILL)
+        os.waitpid(config.stash[AHEAD], 0)
     if SESSION in config.stash:
         config.stash[SESSION].close()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: Any) -> None:
-    """Say when a worker of xdist goes on from a module: a log that is read while it grows shows where it is."""
-    if (node := getattr(report, "node", None)) is None:
+    """Say when a fork goes on from a module: a log that is read while it grows shows where it is."""
+    if (fork := getattr(report, "fork", None)) is None:
         return
-    worker, module = node.gateway.id, report.nodeid.partition("::")[0]
-    before = UNDER_WAY.get(worker)
+    module = report.nodeid.partition("::")[0]
+    before = UNDER_WAY.get(fork)
     if before is None or before.module != module:
         if before is not None:
-            print(
-                f"\n{worker} {before.module}: {before.tests} tests, {time.monotonic() - before.began:.0f} s", flush=True
-            )
-        UNDER_WAY[worker] = Module(module, time.monotonic())
-    UNDER_WAY[worker].tests += report.when == "call"
+            seconds = time.monotonic() - before.began
+            print(f"\nfork {fork} {before.module}: {before.tests} tests, {seconds:.0f} s", flush=True)
+        UNDER_WAY[fork] = Module(module, time.monotonic())
+    UNDER_WAY[fork].tests += report.when == "call"
 
 
 @dataclass
@@ -129,8 +137,8 @@ class Module:
     tests: int = 0
 
 
-UNDER_WAY: dict[str, Module] = {}
-"""What each worker runs."""
+UNDER_WAY: dict[int, Module] = {}
+"""What each fork runs."""
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -143,7 +151,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that measures time has the machine to itself, where there are other workers (they share a cache)."""
+    """A test that measures time has the machine to itself, where there are other forks (they share a cache)."""
     cache = getattr(item.config, "cache", None)
     alone = item.get_closest_marker("alone") is not None
     with part_of_machine(cache.mkdir("machine"), alone=alone) if cache else nullcontext():
@@ -156,22 +164,16 @@ def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
     if not (ROOT / MODEL / "config.json").exists():
         pytest.skip(f"{MODEL} is no checkpoint; scripts/demo_policy/train makes the demo policy")
 
-    @contextmanager
-    def start(*options: str, port: int | None = None, **variables: str) -> Generator[LocalServer]:
+    def start(*options: str, port: int | None = None, **variables: str) -> AbstractContextManager[LocalServer]:
         log = tmp_path_factory.mktemp("vllm") / "server.log"
-        launcher = (str(ROOT / "scripts" / "serve_vllm"),)
-        with local_server(
-            MODEL, *options, log=log, launcher=launcher, variables=variables, cwd=ROOT, port=port
-        ) as server:
-            session.log_start(" ".join(["vLLM", *options]), server.start_seconds)
-            yield server
+        return forked_server(MODEL, *options, log=log, variables=variables, port=port)
 
     return start
 
 
 @pytest.fixture(scope="session")
 def vllm_server() -> SharedServer:
-    """The server that most tests of all workers share: the demo policy as it is, no API key, no weights root."""
+    """The server that most tests of all forks share: the demo policy as it is, no API key, no weights root."""
     if not (ROOT / MODEL / "config.json").exists():
         pytest.skip(f"{MODEL} is no checkpoint; scripts/demo_policy/train makes the demo policy")
     return shared_server()

@@ -178,7 +178,7 @@ def test_an_episode_keeps_its_version_and_each_turn_says_which(adapted: Adapted,
 
     moved = {version: write_moved(adapted.root / f"v{version}", version, std=0.002) for version in range(100, 108)}
     out = tmp_path / "groups.jsonl"
-    flags = ("--config", "configs/demo.yaml", "--env.max_concurrent_groups", "2")
+    flags = ("--config", "configs/demo.yaml", "--env.max_concurrent_groups", "2", "--env.group_size", "2")
     load(adapted, 100)
     with (tmp_path / "log").open("wb") as log:
         running = commands.start(*process_command(adapted.server.base_url, out, *flags), stdout=log, stderr=log)

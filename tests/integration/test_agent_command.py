@@ -26,7 +26,7 @@ AGENT = (
 def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with recording_proxy(vllm_server.base_url) as proxy:
-        done = process(proxy.url, out, *AGENT, "--env.total_steps", "3")
+        done = process(proxy.url, out, *AGENT, "--env.total_steps", "3", "--env.group_size", "2")
         sampled = seen(proxy)
     assert done.returncode == 0, done
     groups = read_lines(out)
@@ -35,7 +35,7 @@ def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: 
     sequences = [
         (tokens, mask) for group in groups for tokens, mask in zip(group["tokens"], group["masks"], strict=True)
     ]
-    assert len(sequences) == 12
+    assert len(sequences) == 6
     for tokens, mask in sequences:
         turns = [(prompt, ids) for prompt, (ids,) in sampled if tokens[: len(prompt) + len(ids)] == prompt + ids]
         assert {len(prompt + ids) for prompt, ids in turns} >= {len(tokens)}, "it ends with a turn that was sampled"
@@ -110,14 +110,14 @@ def test_it_is_evaluated(vllm_server: Any, tmp_path: Path) -> None:
 
 
 def test_it_is_served(fake_server: FakePlugin, tmp_path: Path) -> None:
-    url = fake_server.base_url
-    with trajectory_api(tmp_path / "api.log") as api, serving(api.url, url, tmp_path, *AGENT) as env:
+    url, few = fake_server.base_url, ("--env.group_size", "2", "--env.max_concurrent_groups", "1")
+    with trajectory_api(tmp_path / "api.log") as api, serving(api.url, url, tmp_path, *AGENT, *few) as env:
         env.wait_for("waiting for a trainer")
-        api.register_trainer(batch_size=4, num_steps=2)
+        api.register_trainer(batch_size=2, num_steps=2)
         batch = api.batch()
         api.batch()
         assert env.process.wait(120) == 0, env.said()
-    assert sum(len(group["tokens"]) for group in batch) == 4
+    assert sum(len(group["tokens"]) for group in batch) == 2
     assert all(group["overrides"][0]["program"]["exit_code"] is not None for group in batch)
 
 

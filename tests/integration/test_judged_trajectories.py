@@ -150,7 +150,7 @@ def test_a_session_is_judged_at_its_end(vllm_server: LocalServer, tmp_path: Path
     more = {"role": "user", "content": "It fails for 15: it must be FizzBuzz."}
     with (
         judge_server(judge) as url,
-        served(vllm_server.base_url, tmp_path, *SCOPE, "--env.judge.base_url", url, real=True) as gateway,
+        served(vllm_server.base_url, tmp_path, *SCOPE, "--env.judge.base_url", url) as gateway,
     ):
         first = gateway.chat(user, session="s", max_tokens=12)
         message = first.choices[0].message.model_dump()
@@ -173,7 +173,6 @@ def test_an_open_session_is_judged_in_parts(vllm_server: LocalServer, tmp_path: 
             vllm_server.base_url,
             tmp_path,
             *(*SCOPE, "--env.judge_every_turns", "2", "--env.judge.base_url", url),
-            real=True,
         ) as gateway,
     ):
         num_sampled = 0

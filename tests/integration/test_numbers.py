@@ -77,18 +77,19 @@ def check_rows(group: dict[str, Any], forward: Forward) -> int:
     return checked
 
 
-@pytest.mark.parametrize("placement", ["end", "last_user"])
-def test_real_rollouts(vllm_server: Any, forward: Forward, tmp_path: Path, placement: str) -> None:
+@pytest.mark.parametrize(("placement", "group_size"), [("end", 2), ("last_user", 1)])
+def test_real_rollouts(vllm_server: Any, forward: Forward, tmp_path: Path, placement: str, group_size: int) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         env = make_env(
-            vllm_server, judge, group_size=2, hint={"placement": placement}, data_path_to_save_groups=str(out)
+            *(vllm_server, judge),
+            **{"group_size": group_size, "hint": {"placement": placement}, "data_path_to_save_groups": str(out)},
         )
         summary = asyncio.run(env.process_manager())
     assert summary.complete
     groups = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(groups) == 8
-    assert sum(check_rows(group, forward) for group in groups) >= 16
+    assert sum(check_rows(group, forward) for group in groups) >= 8 * group_size
     for group in groups:
         assert group["group_overrides"]["opd"]["noise_floor"] < TOLERANCE
 

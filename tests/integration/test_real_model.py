@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 
 from agentic_opd.cli.validate import validate
 from agentic_opd.training.config import TrainerConfig
@@ -23,10 +23,11 @@ from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import world_class
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
+from tests.support import commands
 from tests.support.environment import read_lines
 from tests.support.gateway import served
 from tests.support.places import ROOT
-from tests.support.vllm import Forward
+from tests.support.vllm import Forward, forked_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -50,21 +51,18 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     assert made.returncode == 0, made.stderr
     root = tmp_path_factory.mktemp("real")
     options = ("--max-model-len", "2048", "--weights-root", str(root), "--max-lora-rank", "8")
-    launcher = (str(ROOT / "scripts/serve_vllm"),)
-    with local_server(MODEL, *options, log=root / "vllm.log", launcher=launcher, cwd=ROOT) as server:
+    with forked_server(MODEL, *options, log=root / "vllm.log") as server:
         yield Real(server, root)
 
 
 def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Forward, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    argv = [ROOT / ".venv/bin/python", "-m", "agentic_opd.env", "process", "--config", "configs/real.yaml"]
-    argv += ["--openai.base_url", f"{real.server.base_url}/v1", "--env.data_path_to_save_groups", out]
-    argv += ["--env.total_steps", "4"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    flags = ("--openai.base_url", f"{real.server.base_url}/v1", "--env.data_path_to_save_groups", str(out))
+    done = commands.run("agentic_opd.env", "process", "--config", "configs/real.yaml", *flags, "--env.total_steps", "3")
+    assert done.returncode == 0, done
     groups = [ScoredGroup.from_wire(line) for line in read_lines(out)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert [turn.outcome.value for rollout in rollouts for turn in rollout.turns or ()] == ["scored"] * 16
+    assert [turn.outcome.value for rollout in rollouts for turn in rollout.turns or ()] == ["scored"] * 12
     assert any(message.get("tool_calls") for one in rollouts for message in (one.messages or ())[-2:])
     assert validate(out).violations == 0
     for rollout in rollouts[:2]:

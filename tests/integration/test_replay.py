@@ -45,7 +45,7 @@ async def _continuations(demo: DemoRun, url: str) -> list[tuple[Recording, int, 
         await env.setup()
         hint: Any = tuple(env.tokenizer.encode(HINT, add_special_tokens=False))
         continued: list[tuple[Recording, int, list[Continuation]]] = []
-        for fields in demo.groups[:4]:
+        for fields in demo.groups[:3]:
             episode = env.recorded_episodes(ScoredGroup.from_wire(fields))[0]
             assert isinstance(episode, RecordedEpisode)
             recording = episode.recording

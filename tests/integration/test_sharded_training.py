@@ -4,8 +4,6 @@ Two by default; `--all` has four too, which save what two and one go on from.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,10 @@ import pytest
 import torch
 
 from agentic_opd.training.model import load_model
-from tests.support.places import ROOT
 from tests.support.tiny_model import save_tiny_model
-from tests.support.training import make_config
+from tests.support.training import make_config, run_together
 
 RELATIVE = 1e-5
-SCRIPT = str(ROOT / "tests/support/sharded_training.py")
 LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
 ONE_STEP: dict[str, dict[str, Any]] = {
     "packed": {},
@@ -56,12 +52,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     out = folder / f"{processes}.pt"
-    start = [sys.executable]
-    if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    given = json.dumps({name: LOSS | settings for name, settings in runs.items()})
-    done = subprocess.run([*start, SCRIPT, str(out), given], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
+    settings = json.dumps({name: LOSS | changes for name, changes in runs.items()})
+    log = folder / f"{processes}.log"
+    run_together("tests.support.sharded_training", str(out), settings, processes=processes, log=log)
     return torch.load(out)
 
 

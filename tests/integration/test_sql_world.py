@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 
-from tests.support import commands, session
+from tests.support import commands
 from tests.support.environment import command, process, read_lines, validate
 from tests.support.places import ROOT
 from tests.support.plugin_client import ask
 from tests.support.sandboxes import processes_with
+from tests.support.vllm import forked_server
 
 pytestmark = pytest.mark.vllm
 
@@ -22,9 +23,7 @@ CONFIG = str(ROOT / "configs" / "sql.yaml")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     log = tmp_path_factory.mktemp("sql") / "vllm.log"
-    key = {"VLLM_API_KEY": KEY}
-    with local_server(POLICY, "--max-model-len", "2048", log=log, cwd=ROOT, variables=key) as server:
-        session.log_start("vLLM with the SQL policy and a key", server.start_seconds)
+    with forked_server(POLICY, "--max-model-len", "2048", log=log, variables={"VLLM_API_KEY": KEY}) as server:
         yield server
 
 

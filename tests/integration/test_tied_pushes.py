@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.local_server import LocalServer, local_server
+from bench.local_server import LocalServer
 
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.training.config import TrainerConfig
@@ -15,9 +15,9 @@ from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import tied_names
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
-from tests.support.places import ROOT
 from tests.support.plugin_client import ask, score
 from tests.support.tiny_model import save_tiny_model
+from tests.support.vllm import forked_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -35,8 +35,7 @@ def server(folder: Path) -> Iterator[LocalServer]:
     root, log = folder / "weights", folder / "vllm.log"
     root.mkdir()
     options = ("--weights-root", str(root), "--weight-transfer", "gloo", "--", "--dtype", "bfloat16")
-    launcher = (str(ROOT / "scripts" / "serve_vllm"),)
-    with local_server(save_tiny_model(folder / "tiny"), *options, log=log, launcher=launcher, cwd=ROOT) as server:
+    with forked_server(save_tiny_model(folder / "tiny"), *options, log=log) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from tests.support import commands
 from tests.support.environment import serving
 from tests.support.fake_plugin import FakePlugin
 from tests.support.scripted_judge import POSITIVE, judge_server
-from tests.support.training import metrics, trainer
+from tests.support.training import metrics, run_together, trainer
 from tests.support.trajectory import trajectory_api
 from tests.support.vllm import RootedServer
 from tests.support.waiting import until
@@ -43,9 +43,8 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
             *("--env.judge.base_url", judge, "--env.judge.model_name", "judge"),
         ),
     ):
-        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)
-        done = commands.run(*argv, real=True)
-        assert done.returncode == 0, done
+        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}")
+        run_together(*argv, processes=2, log=tmp_path / "trainer.log")
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
         assert [row["step"] for row in rows] == [1, 2, 3]

@@ -153,7 +153,7 @@ class OftenPushed(Pushes):
         return super().judged(body)
 
 
-@pytest.mark.parametrize("pushes", [6, pytest.param(20, marks=pytest.mark.all)])
+@pytest.mark.parametrize("pushes", [4, pytest.param(20, marks=pytest.mark.all)])
 def test_pushes_under_serve_are_not_in_the_gap(
     rooted: RootedServer, forward: Forward, tmp_path: Path, pushes: int
 ) -> None:

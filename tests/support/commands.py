@@ -128,8 +128,13 @@ def _readable(connection: socket.socket, timeout: float | None) -> bool:
 
 def _connect(kind: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(session.once(f"warm-{kind}", lambda: _start(kind)))
+    connection.connect(warm(kind))
     return connection
+
+
+def warm(kind: str) -> str:
+    """The socket of this session's process that forks commands of this kind; the first who asks starts it."""
+    return session.once(f"warm-{kind}", lambda: _start(kind))
 
 
 def _start(kind: str) -> str:

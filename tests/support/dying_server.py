@@ -1,13 +1,15 @@
-"""A server of the plugin's routes, in its own process, that is killed in the middle of a load of weights, or lives.
-
-python -m tests.support.dying_server PORT dies|lives
-"""
+"""A server of the plugin's routes, in its own process, that is killed in the middle of a load of weights, or lives."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
-import sys
+import warnings
 from argparse import Namespace
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,5 +75,22 @@ async def serve(port: int, *, dies: bool) -> None:
     await uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning")).serve()
 
 
-if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), dies=sys.argv[2] == "dies"))
+@contextmanager
+def dying_server(port: int, log: Path, *, dies: bool) -> Generator[BaseProcess]:
+    """The server while the block runs, in a fork of this process, which has imported vLLM; its output is in `log`."""
+
+    def run() -> None:
+        with log.open("wb") as output:
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
+        asyncio.run(serve(port, dies=dies))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of each fork of a process with threads.
+        process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()

@@ -1,8 +1,8 @@
 """`--forks N` runs the collected tests in N forks of this process.
 
-pytest-xdist starts its workers anew, and each imports torch, transformers and vLLM again: a third of the time of the
-unit tests. A fork has them. The forks take modules from one pipe, so that the fixtures of a module are made once, and
-send the reports of their tests to this process, which prints them.
+Workers that are started anew would import torch, transformers and vLLM again: a third of the time of the unit tests.
+A fork has them. The forks take modules from one pipe, so that the fixtures of a module are made once, and send the
+reports of their tests to this process, which prints them; `report.fork` is the fork's number.
 """
 
 import os
@@ -17,19 +17,25 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.processes import end_with_parent
+
 _SIZE = struct.Struct("!I")
 MOST = 60
 """A module with more tests is several pieces of work."""
+GROUP = pytest.StashKey[str]()
+"""Of an item: tests of one group are one piece of work, whatever their modules."""
 
 
 class Fork:
-    """A worker, seen from the process that prints."""
+    """A fork, seen from the process that prints."""
 
     def __init__(self, session: pytest.Session, number: int, work: int) -> None:
+        self.number = number
         self.reports, answers = os.pipe()
         self.pid = os.fork()
         self.data = b""
         if self.pid == 0:
+            end_with_parent()
             reporter = Reporter(session.config, answers)
             try:
                 os.close(self.reports)
@@ -76,9 +82,13 @@ class Reporter:
 
 
 def pieces(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
-    """The items by module, at most `MOST` in one piece."""
-    modules = [list(module) for _, module in groupby(items, key=lambda item: item.path)]
-    return [module[at : at + MOST] for module in modules for at in range(0, len(module), MOST)]
+    """The items by group; by module where they have none, and at most `MOST` in one piece."""
+    found: list[list[pytest.Item]] = []
+    for group, members in groupby(items, key=lambda item: item.stash.get(GROUP, None) or item.path):
+        tests = list(members)
+        most = len(tests) if isinstance(group, str) else MOST
+        found += [tests[start : start + most] for start in range(0, len(tests), most)]
+    return found
 
 
 def run(session: pytest.Session, number: int, work: int, reporter: Reporter) -> None:
@@ -144,6 +154,7 @@ def follow(session: pytest.Session, forks: Sequence[Fork]) -> None:
                     hook.pytest_runtest_logstart(nodeid=value, location=missing[value])
                     continue
                 report = hook.pytest_report_from_serializable(config=session.config, data=value)
+                report.fork = alive[ready].number
                 hook.pytest_runtest_logreport(report=report)
                 if report.when == "teardown":
                     hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=missing.pop(report.nodeid))

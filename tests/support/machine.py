@@ -1,4 +1,4 @@
-"""The machine, which the workers of a test session share."""
+"""The machine, which the forks of a test session share."""
 
 import fcntl
 from collections.abc import Generator
@@ -11,7 +11,7 @@ def part_of_machine(folder: Path, *, alone: bool) -> Generator[None]:
     """Wait for a place on the machine and hold it while the block runs.
 
     Args:
-        folder: Where the locks lie that all workers share.
+        folder: Where the locks lie that all forks share.
         alone: Whether nobody else may run meanwhile. Whoever waits for that keeps those that come later out.
     """
     with (folder / "door").open("w") as door, (folder / "machine").open("w") as machine:

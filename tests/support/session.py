@@ -1,6 +1,6 @@
-"""What all workers of a test session share: a folder, services that run until its end, and a log of their starts.
+"""What all forks of a test session share: a folder, services that run until its end, and a log of their starts.
 
-The session's first process (pytest's controller, or pytest itself) makes the folder and names it in OPD_TEST_SESSION.
+The session's first process makes the folder and names it in OPD_TEST_SESSION.
 A service ends when that process does, killed or not: its keeper waits for the end of a pipe that only it holds.
 """
 
@@ -67,7 +67,7 @@ def keep(command: Sequence[str], log: Path, variables: dict[str, str] | None = N
 
 def log_start(what: str, seconds: float) -> None:
     """Remember that a server was started, and which test asked for it."""
-    by = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (setup)").removesuffix(" (call)")
+    by = os.environ.get("PYTEST_CURRENT_TEST", "all tests").removesuffix(" (setup)").removesuffix(" (call)")
     line = json.dumps({"what": what, "seconds": round(seconds, 1), "by": by, "at": time.time()})
     with (folder() / "starts.jsonl").open("a") as file:
         file.write(line + "\n")

@@ -1,6 +1,6 @@
-"""What torchrun starts in the tests: steps of the trainer on a batch that every process makes for itself.
+"""One of several processes in the tests: steps of the trainer on a batch that every process makes for itself.
 
-    torchrun --nproc-per-node 2 tests/support/sharded_training.py OUT '{"NAME": {SETTING: VALUE}}'
+    torchrun --nproc-per-node 2 -m tests.support.sharded_training OUT '{"NAME": {SETTING: VALUE}}'
 
 The first process writes to OUT, for each name, what `trained` gives.
 """
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2] / "scripts")]
 
 
 def trained(settings: dict[str, Any]) -> dict[str, Any]:

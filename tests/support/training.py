@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench.local_server import free_port
 from demo_policy import POLICY_DIR
 
 from agentic_opd.atropos.trainer import TrainerClient
@@ -14,6 +16,7 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.sources import registration
 from agentic_opd.wire.group import ScoredGroup
 
+from . import commands
 from .environment import read_lines
 from .places import ROOT
 
@@ -29,6 +32,22 @@ def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str, processes:
         *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1"),
         *("--epochs_per_batch=1", "--minibatches=1", *changes),
     ]
+
+
+def run_together(module: str, *arguments: str, processes: int, log: Path) -> None:
+    """Run `python -m MODULE ARGUMENTS` in forks, each with the variables that torchrun sets; all must succeed."""
+    variables = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with log.open("w") as output, ExitStack() as stack:
+        more: dict[str, Any] = {"stdout": output, "stderr": output, "kind": "train", **variables}
+        started = [
+            stack.enter_context(commands.start(module, *arguments, **more, RANK=str(rank), LOCAL_RANK=str(rank)))
+            for rank in range(processes)
+        ]
+        try:
+            assert [process.wait(900) for process in started] == [0] * processes, log.read_text()[-3000:]
+        finally:
+            for process in started:
+                process.kill()
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

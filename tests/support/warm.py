@@ -8,6 +8,7 @@ import atexit
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import runpy
 import selectors
@@ -23,14 +24,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .places import MODEL
+
 _ENV = (
-    *("agentic_opd.env.opd", "agentic_opd.env.command", "agentic_opd.cli.main", "agentic_opd.up.command"),
+    *("agentic_opd.env", "agentic_opd.env.opd", "agentic_opd.env.command", "agentic_opd.cli.main"),
+    *("agentic_opd.up.command", "agentic_opd.cli.doctor.command", "agentic_opd.cli.validate"),
+    *("agentic_opd.cli.distill", "agentic_opd.report.command", "checks.tasks", "agentic_opd.worlds.choose"),
     *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.sessions_command"),
-    *("agentic_opd.cli.doctor.command", "agentic_opd.cli.validate", "agentic_opd.cli.distill"),
-    *("agentic_opd.report.command", "checks.tasks", "agentic_opd.worlds.choose"),
     *("atroposlib.api.server", "atroposlib.cli.run_api", "uvicorn", "uvloop", "wandb", "openai", "pyarrow"),
 )
 _TRAIN = ("torch", "transformers", "peft", "safetensors.torch", "agentic_opd.training.trainer")
+_API_SERVER = "vllm.entrypoints.openai.api_server"
+_VLLM = (_API_SERVER, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "agentic_opd.serving.plugin")
 
 
 class Request:
@@ -85,6 +90,26 @@ def forget_exits() -> None:
     weakref.finalize._registry.clear()
     weakref.finalize._registered_with_atexit = False
     atexit.register(logging.shutdown)
+
+
+def exec_in_place() -> None:
+    """Have `os.execve` of vLLM's API server run it in this process, which has imported it.
+
+    `scripts/serve_vllm` ends with that call. The engine, which vLLM starts anew on CPUs, is forked.
+    """
+    execve, get_context = os.execve, multiprocessing.get_context
+
+    def run_server(path: str, argv: list[str], env: dict[str, str]) -> None:
+        if argv[1:3] != ["-m", _API_SERVER]:
+            execve(path, argv, env)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = argv[2:]
+        sys.modules.pop(_API_SERVER, None)
+        runpy.run_module(_API_SERVER, run_name="__main__", alter_sys=True)
+
+    os.execve = run_server
+    multiprocessing.get_context = lambda method=None: get_context("fork" if method == "spawn" else method)
 
 
 def serve(path: str) -> Request:
@@ -178,11 +203,22 @@ def end(asked: Request) -> None:
     os._exit(code & 0xFF)
 
 
-if __name__ == "__main__":
-    for name in _TRAIN if sys.argv[2] == "train" else ("agentic_opd.env", *_ENV):
+def import_all(kind: str) -> None:
+    """Import what commands of this kind need."""
+    if kind == "vllm":
+        from agentic_opd.serving.launch import environment, parse_args
+
+        import_module("setproctitle").getproctitle()  # It looks for the variables of this process's start.
+        os.environ.update(environment(parse_args([MODEL]), os.environ, cpu=True))  # Some are read by imports.
+        exec_in_place()
+    for name in {"env": _ENV, "train": _TRAIN, "vllm": _VLLM}[kind]:
         module = import_module(name)
         if name == "agentic_opd.env":
             module.AgenticOPDEnv  # noqa: B018 - keeps torch out, as in a process of its own
+
+
+if __name__ == "__main__":
+    import_all(sys.argv[2])
     gc.collect()
     gc.freeze()
     end(serve(sys.argv[1]))

@@ -47,7 +47,7 @@ CHAT_TEMPLATE = (
 @cache
 def make_tokenizer() -> Any:
     """A byte-level BPE with Qwen3's special tokens and a chat template that only appends."""
-    from transformers import PreTrainedTokenizerFast  # A second that xdist's first process need not wait for.
+    from transformers import PreTrainedTokenizerFast  # It takes a second, and few tests need it.
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

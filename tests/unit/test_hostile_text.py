@@ -290,6 +290,8 @@ def regexes() -> dict[str, Regex]:
 
 def of_source(path: Path, source: str, uses: dict[str, set[str]]) -> Iterator[tuple[str, Regex]]:
     """Yield the regexes of a file. Operations that are unknown may be any."""
+    if re.search(r"\bre\b", source) is None:
+        return  # Most files: reading their trees would take seconds.
     folder = next(folder for folder in PACKAGES if path.is_relative_to(folder))
     module, nodes = ".".join(path.relative_to(folder).with_suffix("").parts), [*ast.walk(ast.parse(source))]
     names: dict[ast.expr, str] = {}

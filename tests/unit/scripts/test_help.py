@@ -54,7 +54,7 @@ def problems_of(checkout: Path, program: Path) -> list[str]:
     variables = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(checkout),
-        "PYTHONPYCACHEPREFIX": str(checkout.parent / "bytecode"),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPROFILEIMPORTTIME": "1",
         "HOME": str(checkout / "home"),
         "TMPDIR": str(checkout / "tmp"),

@@ -6,14 +6,13 @@ The killed one ends itself by SIGKILL when the load has begun; see `tests.suppor
 import asyncio
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from bench.local_server import child_process, free_port
+from bench.local_server import free_port
 
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.http import JsonClient
@@ -22,7 +21,6 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import WeightPusher
-from tests.support.places import ROOT
 from tests.support.tiny_model import save_tiny_model
 
 pytest.importorskip("vllm", reason="the plugin runs inside vLLM, which is not installed")
@@ -40,13 +38,15 @@ class Servers(NamedTuple):
 
 @pytest.fixture
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    from tests.support.dying_server import dying_server  # It imports vLLM.
+
     monkeypatch.setenv("AGENTIC_OPD_WEIGHTS_ROOT", str(tmp_path))
     with ExitStack() as stack:
         urls, processes = list[str](), list[Any]()
         for role in ("dies", "lives"):
             port = free_port()
-            command = [sys.executable, "-m", "tests.support.dying_server", str(port), role]
-            processes.append(stack.enter_context(child_process(command, tmp_path / f"{role}.log", cwd=ROOT)))
+            server = dying_server(port, tmp_path / f"{role}.log", dies=role == "dies")
+            processes.append(stack.enter_context(server))
             urls.append(f"http://127.0.0.1:{port}")
         asyncio.run(answering(urls))
         yield Servers(*urls, processes[0])
@@ -84,7 +84,8 @@ def test_the_trainer_and_the_other_server_go_on(way: str, servers: Servers, tmp_
     problem = "left while it was sent version 1" if way == "gloo" else re.escape(servers.dying)
     with pytest.raises(ServerUnreachableError, match=problem):
         asyncio.run(push([servers.dying, servers.living], 1))
-    assert servers.process.wait() == -signal.SIGKILL
+    servers.process.join()
+    assert servers.process.exitcode == -signal.SIGKILL
     if way == "gloo":
         assert asyncio.run(version_of(servers.living)) == 0  # Whole, and the old ones.
     asyncio.run(push([servers.living], 2))  # Waits until the living server has ended the first push.
