@@ -85,6 +85,9 @@ class TrainerClient:
             )
         self._is_known = total_steps == self._trainer.num_steps
 
+    def return_to(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; the API has given the batches since then."""
+
     async def register(self, step: int) -> None:
         """Register this trainer, which is at `step`. The first request for a batch opens the API to environments.
 

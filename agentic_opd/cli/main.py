@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "measure the policy on the held-out tasks",
     "gateway": "serve the policy to any agent in OpenAI's and Anthropic's protocols, and record conversations as "
     "groups (extra [gateway])",
+    "learners": "list or delete the learners of a gateway, each with an adapter of its own",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
@@ -31,6 +32,7 @@ COMMANDS = {
 _MODULES = {
     "up": "agentic_opd.up.command",
     "gateway": "agentic_opd.gateway.command",
+    "learners": "agentic_opd.cli.learners",
     "train": "agentic_opd.training.command",
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",

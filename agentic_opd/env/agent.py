@@ -414,6 +414,8 @@ class AgentEnv(BaseEnv):
     async def policy_versions(self) -> list[int]:
         """Return the weight versions of the policy's servers, without servers that do not report one."""
         infos = await gather_all(fetch_info(server.client) for server in self.servers)
+        if (learner := self.config.eval.learner) is not None:
+            return [info.learners.get(learner, 0) for info in infos]
         return [info.weight_version for info in infos if info.weight_version is not None]
 
     def _need_training_tasks(self) -> None:

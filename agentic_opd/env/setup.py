@@ -125,6 +125,8 @@ async def check_session(setup: Setup) -> Note:
 async def check_servers(setup: Setup) -> Note:
     """Connect to the servers, and check that they serve the models that the settings name."""
     setup.clients = await gather_all(map(PluginClient.connected, setup.connections))
+    if (learner := setup.config.eval.learner) is not None:
+        setup.clients = [client.of_learner(learner) for client in setup.clients]
     named = zip(setup.clients, setup.model_names, strict=True) if setup.model_names else ()
     for client, name in named:
         if name != UNNAMED_MODEL:

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RendererConfig, RolloutConfig
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY, Url
+from agentic_opd.settings.fields import FIRST, GATEWAY, RUN_ONLY, Section, Url
 from agentic_opd.worlds.config import WorldConfig
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
@@ -20,6 +20,35 @@ KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 """An origin as browsers send it."""
+
+
+class LearnersConfig(Section):
+    """Whether clients teach one policy, or each learner one of its own."""
+
+    setting_group: ClassVar = GATEWAY
+
+    by: Annotated[Literal["nothing", "key", "header"], FIRST, RUN_ONLY] = Field(
+        default="nothing",
+        description="What names the learner of a session, who has an adapter of its own beside the base weights: key "
+        "(each API key), header (X-Learner, within the key), or nothing: all teach one policy.",
+    )
+    folder: Annotated[Path | None, RUN_ONLY] = Field(
+        default=None,
+        description="Folder of the learners, which the trainer reads (learners.folder there). Unset: learners beside "
+        "the groups.",
+    )
+    start: Annotated[str | None, RUN_ONLY] = Field(
+        default=None,
+        description="Learner whose adapter answers a new learner until that has one; the trainer's learners.start must "
+        "be the same. Unset: the base weights answer.",
+    )
+    held_out: Annotated[float, RUN_ONLY] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of each learner's sessions that nothing is trained on, for the brake of this learner. A "
+        "hash of the session's id selects them.",
+    )
 
 
 class GatewayConfig(DistillConfig):
@@ -34,6 +63,7 @@ class GatewayConfig(DistillConfig):
     """Command of each setting that other commands have; these come with a task."""
 
     renderer: RendererConfig = RendererConfig()
+    learners: LearnersConfig = LearnersConfig()
 
     tokenizer_name: Annotated[str, FIRST] = Field(
         default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
@@ -133,6 +163,33 @@ class GatewayConfig(DistillConfig):
     @property
     def journal(self) -> Path:
         return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
+
+    @property
+    def learners_folder(self) -> Path:
+        return self.learners.folder or self.data_path_to_save_groups.with_name("learners")
+
+    @model_validator(mode="after")
+    def _check_learners(self) -> "GatewayConfig":
+        if self.learners.by == "nothing":
+            return self
+        if self.upstream is not None or self.rollout_server_url is not None:
+            raise ValueError(
+                "learners.by: each learner's groups are files for `agentic-opd train --learners.folder`; leave "
+                "upstream and rollout_server_url out"
+            )
+        if self.opd_enabled and self.teacher.weights != "frozen" and self.teacher.base_url is None:
+            raise ValueError(
+                "learners.by: the base weights are the teacher of all learners: set teacher.weights to frozen, or "
+                "teacher.base_url"
+            )
+        if self.hint.control in ("other", "same_task"):
+            raise ValueError(
+                "learners.by: a control is a hint of another session, maybe of another person: leave hint.control at "
+                "none or neutral"
+            )
+        if self.teacher.support != "teacher":
+            raise ValueError("learners.by: rows hold the teacher's tokens: leave teacher.support at teacher")
+        return self
 
     @model_validator(mode="after")
     def _check_sources(self) -> "GatewayConfig":

@@ -103,7 +103,7 @@ class Exchange:
         session = placed.session
         with session.answering(placed.turn_before):
             yield placed
-            server = self._sampler.servers[session.row.server]
+            server = self._sampler.server_of(session.row)
             context, sampling = self._limits.context(server.info.max_model_len), self._limits.sampling(request.sampling)
             prompted = await self._sampler.prompted(request, placed.chat, server, context, placed)
             if placed.is_rewritten or prompted.is_rewritten:

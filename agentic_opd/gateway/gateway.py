@@ -15,7 +15,7 @@ from renderers import Renderer
 from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.attachments.files import ImageFolder
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.errors import OPDError, OutputError
+from agentic_opd.core.errors import OPDError, OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Message, StopReason
 from agentic_opd.distill.alarms import live_teacher
@@ -28,6 +28,8 @@ from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState, SessionStatus
+from agentic_opd.gateway.learners import LearnerFiles
+from agentic_opd.gateway.learners import learner_of as learner_name
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
@@ -71,17 +73,23 @@ class Gateway:
         journal: Journal,
         writer: GroupWriter,
         telemetry: Telemetry,
+        learners: LearnerFiles | None = None,
     ) -> None:
-        """Restore the open and the closed sessions from the journal, and start closing idle sessions."""
+        """Restore the open and the closed sessions from the journal, and start closing idle sessions.
+
+        `learners` are those of `writer`; None: all clients teach one policy.
+        """
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
         self.journal, self.changes = journal, writer.changes
-        self._journal, self._writer = journal, writer
+        self._journal, self._writer, self._learners = journal, writer, learners
         num_keys = len({key.get_secret_value() for key in config.api_keys})
         self._sessions = Sessions([server.url for server in servers], config.max_open_sessions, num_keys or 1)
         telemetry.open.set_function(lambda: len(self._sessions))
         self._images = ImageFolder.beside(config.data_path_to_save_groups)
-        self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images)
+        learner_of = partial(learner_name, config=config.learners)
+        else_learner = config.learners.start
+        self._sampler = Sampler(servers, renderer, tokenizer, telemetry, self._images, learner_of, else_learner)
         first_turn_id = journal.last_turn_id() + 1
         self._exchange = Exchange(
             self._sessions, self._sampler, ServerLimits(), journal.add_turn, journal.answer_paths, first_turn_id
@@ -151,9 +159,14 @@ class Gateway:
                 )
                 delivery = Delivery(config.rollout_server_url, env, journal, telemetry)
                 undo.push_async_callback(delivery.close)
-            writer = GroupWriter(config, distiller, file, journal, telemetry, delivery)
+            learners = None
+            if config.learners.by != "nothing":
+                check_adapters(connected)
+                learners = LearnerFiles(config.learners, config.learners_folder, settings)
+                undo.callback(learners.close)
+            writer = GroupWriter(config, distiller, file, journal, telemetry, delivery, learners)
             undo.push_async_callback(writer.close)
-            gateway = cls(config, connected, renderer, tokenizer, journal, writer, telemetry)
+            gateway = cls(config, connected, renderer, tokenizer, journal, writer, telemetry, learners)
             gateway._undo = undo.pop_all()
             return gateway
 
@@ -444,6 +457,85 @@ class Gateway:
         self.changes.tell(row)
         return row.session_id
 
+    async def delete(self, owner: str, name: str) -> str:
+        """Delete a session of a learner and its sub-agents' sessions, and all that was learned from them.
+
+        Without learners this is `delete_ended`. Its rows in the journal and its groups go now, and the servers forget the learner's adapters. The trainer goes
+        back to the last version that was not trained on these groups, and trains on the remaining ones again.
+
+        Returns:
+            The session's id.
+
+        Raises:
+            ClientError: 400, the client has no learner; 404, the client has no such session; 409, it is being ended,
+                or its group is being made.
+            OutputError, ServerError: a file could not be written, or a server did not forget the learner; ask again.
+        """
+        if self._learners is None:
+            return await self.delete_ended(owner, name)
+        learner = self._learner(owner)
+        session = self._sessions.named(owner, name)
+        row = (
+            session.row if session is not None else await self._journal.run(partial(self._journal.latest, owner, name))
+        )
+        if row is None:
+            raise unknown_session()
+        await self._delete(owner, learner, await self._journal.run(partial(self._journal.with_parts, row.session_id)))
+        self.changes.tell(row)
+        return row.session_id
+
+    async def delete_learner(self, owner: str) -> str:
+        """Delete all sessions of a learner and every version of its adapter; otherwise as `delete`.
+
+        Returns:
+            The learner's name.
+        """
+        learner = self._learner(owner)
+        await self._delete(owner, learner, await self._journal.run(partial(self._journal.of_owner, owner)), is_all=True)
+        return learner
+
+    def _learner(self, owner: str) -> str:
+        learner = None if self._learners is None else self._learners.of(owner)
+        if learner is None:
+            raise ClientError(
+                400,
+                "you teach no learner of this gateway (env.learners.by), and weights that all share forget no session",
+                code="no_learners",
+            )
+        return learner
+
+    async def _delete(self, owner: str, learner: str, session_ids: Sequence[str], *, is_all: bool = False) -> None:
+        assert self._learners is not None
+        opened = [session for session in self._sessions if session.row.owner == owner]
+        opened = opened if is_all else [session for session in opened if session.session_id in session_ids]
+        names = [*dict.fromkeys((*session_ids, *(session.session_id for session in opened)))]
+        if any(session.is_ending for session in opened) or any(map(self._writer.is_in_the_making, names)):
+            raise ClientError(
+                409,
+                "the session is being ended, or its group is being made: delete it when its state is written",
+                "session_id",
+                "session_busy",
+            )
+        for session in opened:
+            session.is_ending = True
+        await asyncio.gather(*(session.quiet.wait() for session in opened))
+        for session in opened:
+            for judging in session.judged.values():
+                judging.cancel()
+            self._sessions.remove(session)
+        await to_its_end(self._deleted(learner, names, is_all))
+
+    async def _deleted(self, learner: str, session_ids: Sequence[str], is_all: bool) -> None:
+        """Remove the groups first: a deletion that is interrupted can be asked for again by the session's name."""
+        assert self._learners is not None
+        group_ids = await self._journal.run(partial(self._journal.group_ids, session_ids))
+        if is_all:
+            await asyncio.to_thread(self._learners.remove_all, learner)
+        else:
+            await asyncio.to_thread(self._learners.remove, learner, group_ids, session_ids)
+        await asyncio.gather(*(server.forget_learner(learner) for server in self._sampler.servers.values()))
+        await self._journal.run(lambda: self._journal.delete(*session_ids))
+
     async def _close(
         self,
         session: OpenSession,
@@ -534,6 +626,15 @@ def _group_made() -> ClientError:
         "now"
     )
     return ClientError(409, message, "turn", "group_made")
+
+
+def check_adapters(servers: Sequence[PluginClient]) -> None:
+    """Refuse servers that take no adapters, with ServerMismatchError: a learner has one."""
+    if without := [server.url for server in servers if not server.info.max_adapters]:
+        raise ServerMismatchError(
+            f"learners have adapters, and {' and '.join(without)} takes none: start it with scripts/serve_vllm "
+            "--max-lora-rank N"
+        )
 
 
 async def _connected(http: JsonClient, tokenizer: Any, images: ImageFolder) -> PluginClient:

@@ -14,12 +14,19 @@ class GatewaySession:
     """A session of a gateway: give `base_url` and `api_key` to any OpenAI client, then call `end`."""
 
     def __init__(
-        self, gateway_url: str, api_key: str = "none", name: str | None = None, group: str | None = None
+        self,
+        gateway_url: str,
+        api_key: str = "none",
+        name: str | None = None,
+        group: str | None = None,
+        learner: str | None = None,
     ) -> None:
         """Name the session, by default with a fresh name; the gateway opens it at its first request.
 
         Sessions that end with one `group`, such as the name of a task, form groups of the gateway's `env.group_size`.
+        Where a header names the learner (`env.learners.by`), give `headers` to the client too.
         """
+        self.headers = {} if learner is None else {"X-Learner": learner}
         self.name, self.api_key, self.group = name or uuid.uuid4().hex, api_key, group
         self._url = f"{gateway_url.rstrip('/').removesuffix('/v1')}/sessions/{quote(self.name, safe='')}"
         self.base_url = f"{self._url}/v1"
@@ -34,7 +41,7 @@ class GatewaySession:
         """
         values = {"reward": reward, "feedback": feedback, "group": self.group}
         body = {name: value for name, value in values.items() if value is not None}
-        headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json", **self.headers}
         try:
             with urlopen(Request(f"{self._url}/end", json.dumps(body).encode(), headers), timeout=timeout_s):
                 pass

@@ -30,6 +30,7 @@ from agentic_opd.gateway.changes import Changes
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState
+from agentic_opd.gateway.learners import LearnerFiles
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
 from agentic_opd.gateway.under_way import Waiting
@@ -93,10 +94,17 @@ class GroupWriter:
         journal: Journal,
         telemetry: Telemetry,
         delivery: Delivery | None = None,
+        learners: LearnerFiles | None = None,
     ) -> None:
-        """Start without sessions. Without a distiller groups hold no targets; without a delivery they are not sent."""
+        """Start without sessions. Without a distiller groups hold no targets; without a delivery they are not sent.
+
+        With `learners` the groups of each learner have a file of their own.
+        """
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
+        self._learners = learners
+        self._in_the_making = Counter[str]()
+        """Number of groups that are being made of each session, by its id."""
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)
         self._gatherings: dict[str, _Gathering] = {}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -147,7 +155,7 @@ class GroupWriter:
         turn, config = path[-1], self._config
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
         is_early = config.judge_at_once and config.judge.judges_early
-        if self._distiller is None or not is_early or not is_learned:
+        if self._distiller is None or not is_early or not is_learned or self._is_held_out(session):
             return None
         recording = Recording(session.session_id, (answered(path, new),))
         judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))
@@ -234,7 +242,14 @@ class GroupWriter:
         task = asyncio.create_task(self._finish(closed))
         self._under_way.add(task)
         self._telemetry.waiting.set(len(self._under_way))
-        task.add_done_callback(self._ended)
+        names = [session.row.session_id for session in closed]
+        self._in_the_making.update(names)
+        task.add_done_callback(partial(self._ended, names))
+
+    def is_in_the_making(self, session_id: str) -> bool:
+        """Return whether a group of the session is being made, or waits for further sessions."""
+        waiting = any(session_id in gathering.members for gathering in self._gatherings.values())
+        return waiting or self._in_the_making[session_id] > 0
 
     async def close(self) -> None:
         """Stop; unwritten groups are built by the next gateway, from the journal."""
@@ -256,8 +271,10 @@ class GroupWriter:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("a turn is judged when its session has ended: %s", error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, session_ids: Sequence[str], task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
+        self._in_the_making.subtract(session_ids)
+        self._in_the_making = +self._in_the_making
         self._telemetry.waiting.set(len(self._under_way))
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a session stays without its group until the gateway is started again: %s", error)
@@ -267,10 +284,14 @@ class GroupWriter:
             ids, part = [session.row.session_id for session in closed], closed[0].part
             state, problem = SessionState.WRITTEN, None
             try:
-                group = await self._stored_or_built_group(closed)
+                group = None
+                if self._is_held_out(closed[0].row):
+                    await self._hold_out(closed)
+                else:
+                    group = await self._stored_or_built_group(closed)
                 if group is None:
                     state = SessionState.EMPTY
-                elif group.item_id not in self._file.finished:
+                elif group.learner is not None or group.item_id not in self._file.finished:
                     await self._stored(partial(self._write, group))
             except (ServerError, AlignmentError) as error:
                 self._keep_unchanged(closed)
@@ -402,11 +423,38 @@ class GroupWriter:
             weight_version=min(versions, default=None),
             group_id=first.ending.group_id,
             session_id=None if is_named else names[0],
+            learner=self._learners and self._learners.of(first.row.owner),
             distillation=distillation,
         )
 
+    def _is_held_out(self, session: SessionRow) -> bool:
+        learners = self._learners
+        if learners is None or learners.of(session.owner) is None:
+            return False
+        return learners.is_held_out(session.session_id)
+
+    async def _hold_out(self, closed: Sequence[Closed]) -> None:
+        """Write the conversations of sessions that are not trained on; those of parts come with their sessions."""
+        self._keep_unchanged(closed)
+        learner = self._learners and self._learners.of(closed[0].row.owner)
+        if self._learners is None or learner is None or closed[0].part is not None:
+            return
+        rows: list[dict[str, Any]] = []
+        for session in closed:
+            session_id, tree = session.row.session_id, session.tree
+            if tree is None:
+                tree = TurnTree.of(await self._journal.run(partial(self._journal.turns, session_id)))
+            for number, branch in enumerate(await self._branches(session)):
+                names = {"item_id": f"{session_id}/{number}", "session_id": session_id}
+                messages = [dict(message) for message in branch.trace.messages]
+                rows.append({**names, "messages": messages, "tools": list(tree.turns[branch.turn_ids[-1]].tools)})
+        await self._stored(partial(self._learners.hold_out, learner, rows))
+
     async def _write(self, group: ScoredGroup) -> None:
-        await self._file.write(group)
+        if self._learners is not None and group.learner is not None:
+            await self._learners.write(group.learner, group)
+        else:
+            await self._file.write(group)
         if group.distillation is not None:
             for outcome, count in group.distillation.outcomes.items():
                 self._telemetry.outcomes.labels(outcome).inc(count)

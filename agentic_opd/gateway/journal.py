@@ -118,7 +118,7 @@ class Ending:
 class SessionRow:
     session_id: str
     owner: str
-    """Digest of the client's key."""
+    """Digest of the client's key; with learners named by a header followed by a slash and the name."""
     name: str | None
     """The client's name of the session; None: unnamed."""
     server: str
@@ -421,6 +421,23 @@ class Journal:
             return await asyncio.to_thread(lambda: ScoredGroup.from_wire(read_json(zlib.decompress(row[0]))))
         except (ValueError, zlib.error, WireError) as error:
             raise OutputError(f"{str(self.path)!r} holds a group {group_id} that can't be read") from error
+
+    def group_ids(self, session_ids: Iterable[str]) -> set[str]:
+        """Return the ids of the groups of ended sessions, and of parts of sessions."""
+        query = (
+            "SELECT group_id FROM sessions WHERE session_id = ? UNION SELECT group_id FROM parts WHERE session_id = ?"
+        )
+        rows = (row for name in session_ids for row in self._db.execute(query, (name, name)))
+        return {group_id for (group_id,) in rows if group_id is not None}
+
+    def with_parts(self, session_id: str) -> list[str]:
+        """Return a session's id, and those of its sub-agents' sessions."""
+        rows = self._db.execute("SELECT session_id FROM sessions WHERE parent = ?", (session_id,))
+        return [session_id, *(part for (child,) in rows for part in self.with_parts(child))]
+
+    def of_owner(self, owner: str) -> list[str]:
+        """Return the ids of all sessions of an owner."""
+        return [name for (name,) in self._db.execute("SELECT session_id FROM sessions WHERE owner = ?", (owner,))]
 
     def unsent_groups(self) -> list[str]:
         """Return the ids of the groups in the file that are not marked as sent, oldest first."""

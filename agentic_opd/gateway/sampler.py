@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from copy import deepcopy
@@ -22,6 +22,7 @@ from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import CallForm, answer_or_calls, answer_schema, call_form, call_grammar
 from agentic_opd.gateway.images import image_tokens
+from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import GRAMMAR, ChatInput, Request, Sampling
 from agentic_opd.gateway.sessions import Placed
 from agentic_opd.gateway.telemetry import Telemetry
@@ -82,16 +83,28 @@ class Sampler:
         tokenizer: Any,
         telemetry: Telemetry,
         images: ImageFolder | None = None,
+        learner_of: Callable[[str], str | None] = lambda owner: None,
+        else_learner: str | None = None,
     ) -> None:
-        """Start without prompts; `images` stores the pictures of requests (None: pictures are refused)."""
+        """Start without prompts; `images` stores the pictures of requests (None: pictures are refused).
+
+        `learner_of` names the learner of an owner, whose adapter samples; None: the policy of all. The adapter of
+        `else_learner` samples for learners without one.
+        """
         self.servers = {server.url: server for server in servers}
         self.telemetry = telemetry
+        self._learner_of, self._else_learner = learner_of, else_learner
         self._images = images
         self._chat_formats = _ChatFormats(renderer, tokenizer)
         self._thread = ThreadPoolExecutor(1, "rendering")
         self._thread_chat_formats: _ChatFormats | None = None
         self._streams = 0
         """Number of open answers to streaming clients."""
+
+    def server_of(self, session: SessionRow) -> PluginClient:
+        """Return the server of a session, with the weights of the session's learner."""
+        server, learner = self.servers[session.server], self._learner_of(session.owner)
+        return server if learner is None else server.of_learner(learner, self._else_learner)
 
     def close(self) -> None:
         """Stop the rendering thread without waiting for requests that it still renders."""

@@ -131,7 +131,8 @@ class Sessions(Generic[TurnT]):
         self._servers, self._max_open, self._num_keys = servers, max_open, num_keys
         self._share = max(1, max_open // (2 * num_keys))
         """Number of sessions that each key can always open."""
-        self._of_owner = Counter[str]()
+        self._of_key = Counter[str]()
+        """Number of open sessions by the digest of the key, which all learners of a key share."""
         self._by_id: dict[str, OpenSession[TurnT]] = {}
         self._on_server = Counter[str]()
         self._by_name: dict[tuple[str, str], OpenSession[TurnT]] = {}
@@ -329,8 +330,9 @@ class Sessions(Generic[TurnT]):
 
     def _check_room(self, owner: str) -> None:
         """Raise ClientError (429) if a client can't open another session."""
-        num_owned, used = self._of_owner[owner], len(self._by_id)
-        used_by_others = sum(min(count, self._share) for key, count in self._of_owner.items() if key != owner)
+        owner_key, used = owner.partition("/")[0], len(self._by_id)
+        num_owned = self._of_key[owner_key]
+        used_by_others = sum(min(count, self._share) for key, count in self._of_key.items() if key != owner_key)
         reserved = max(0, self._share * (self._num_keys - 1) - used_by_others)
         if used >= self._max_open:
             why = f"{used} sessions are open"
@@ -354,7 +356,7 @@ class Sessions(Generic[TurnT]):
         session.grouped.update(grouped)
         self._by_id[row.session_id] = session
         self._on_server[row.server] += 1
-        self._of_owner[row.owner] += 1
+        self._of_key[row.owner.partition("/")[0]] += 1
         if row.name is not None:
             self._by_name[row.owner, row.name] = session
         for turn in turns:
@@ -377,7 +379,7 @@ class Sessions(Generic[TurnT]):
     def remove(self, session: OpenSession[TurnT]) -> None:
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
-            self._of_owner[session.row.owner] -= 1
+            self._of_key[session.row.owner.partition("/")[0]] -= 1
         owner = session.row.owner
         name = (owner, session.row.name or "")
         if self._by_name.get(name) is session:

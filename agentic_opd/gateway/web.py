@@ -32,7 +32,8 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.keys import digest_of_key, discard, owner_of
+from agentic_opd.gateway.keys import digest_of_key, discard
+from agentic_opd.gateway.learners import LearnerOwner
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
 from agentic_opd.gateway.protocols.responses import OpenAIResponses, input_items, stored_response
@@ -97,7 +98,7 @@ def make_app(gateway: Gateway) -> Starlette:
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,
-        partial(owner_of, keys=keys),
+        LearnerOwner(keys, gateway.config.learners),
         max_body_bytes=gateway.config.max_body_bytes,
         max_choices=gateway.config.max_choices,
     )
@@ -122,6 +123,7 @@ def make_app(gateway: Gateway) -> Starlette:
         app.add_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     app.add_route(_SESSION, chat.guarded(routes.session), methods=["GET"])
     app.add_route(_SESSION, chat.guarded(routes.delete), methods=["DELETE"])
+    app.add_route("/learner", chat.guarded(routes.delete_learner), methods=["DELETE"])
     if gateway.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -315,10 +317,14 @@ class _Routes:
         return JSONResponse({"object": "list", "data": page, **ends, "has_more": start + query.limit < len(items)})
 
     async def delete(self, http: HttpRequest, owner: str) -> Response:
-        """Answer `DELETE /sessions/{name}`: delete an ended session from the journal."""
+        """Answer `DELETE /sessions/{name}`: an ended session; with learners, also all that was learned from it."""
         name = http.path_params["name"]
-        session_id = await self._gateway.delete_ended(owner, name)
+        session_id = await self._gateway.delete(owner, name)
         return JSONResponse({"session_id": name, "id": session_id, "deleted": True})
+
+    async def delete_learner(self, http: HttpRequest, owner: str) -> Response:
+        """Answer `DELETE /learner`: the client's own learner with all sessions and versions."""
+        return JSONResponse({"learner": await self._gateway.delete_learner(owner), "deleted": True})
 
     async def session(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,6 +60,10 @@ class PluginClient:
     info: ServerInfo
     read_by: ReadBy = "policy"
     max_concurrent: int = 32
+    learner: str | None = None
+    """Learner whose adapters sample, score and are loaded; None: those of the policy of all."""
+    else_learner: str | None = None
+    """Learner whose adapters `learner` has while it has none."""
     attached: AttachmentSender = field(init=False, repr=False)
     """What it was sent for prompts that name attachments."""
     _scoring: asyncio.Semaphore = field(init=False, repr=False)
@@ -95,11 +99,22 @@ class PluginClient:
     async def close(self) -> None:
         await self.http.close()
 
-    def _preferring(self, weight_version: int | None) -> dict[str, int]:
-        """Return the field that asks for a version of the weights, if the server keeps several."""
+    def of_learner(self, learner: str, else_learner: str | None = None) -> Self:
+        """Return a client of this server's adapters of a learner; it shares the connection."""
+        client = replace(self, learner=learner, else_learner=else_learner)
+        client.attached = self.attached
+        return client
+
+    @property
+    def _of_learner(self) -> dict[str, str]:
+        return {} if self.learner is None else {"learner": self.learner}
+
+    def _preferring(self, weight_version: int | None) -> dict[str, int | str]:
+        """Return the fields that ask for a learner, and for a version of the weights if the server keeps several."""
+        of_start = {} if self.else_learner is None else {"else_learner": self.else_learner}
         if weight_version is None or not self.info.max_adapters:
-            return {}
-        return {"prefer_weight_version": weight_version}
+            return {**self._of_learner, **of_start}
+        return {"prefer_weight_version": weight_version, **self._of_learner, **of_start}
 
     # ------------------------------------------------------------------------------------------------------- checks
 
@@ -352,8 +367,17 @@ class PluginClient:
 
     async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
         """Load a LoRA adapter as `version` of the policy, or as the teacher's; otherwise as `load_weights`."""
-        body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
+        body = {"path": str(folder), "version": version, "as_teacher": as_teacher, **self._of_learner}
         await self.http.post("/v1/opd/load_adapter", body)
+
+    async def forget_learner(self, learner: str) -> None:
+        """Unload a learner's adapters: the learner has the base weights then.
+
+        Raises:
+            ServerRequestError: the server refuses the request.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
+        await self.http.post("/v1/opd/forget_learner", {"learner": learner})
 
     async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
         """Join the process group of the weight transfer with the ranks from `rank_offset` on."""

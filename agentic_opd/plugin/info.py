@@ -32,6 +32,8 @@ class ServerInfo:
     max_adapters: int = 0
     """Maximum number of LoRA adapters kept at a time; 0 if the server takes none."""
     max_lora_rank: int = 0
+    learners: dict[str, int] = Field(default_factory=dict[str, int])
+    """The newest version of each learner that has an adapter there."""
     weight_transfer: str | None = None
     """Backend by which the server receives weights over a process group; None if it does not."""
     workers: int = 1

@@ -18,6 +18,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
+from agentic_opd.serving.adapters import Learner
 from agentic_opd.serving.engine import PluginState, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.errors import RouteError
 from agentic_opd.serving.images import ImageRef, ImageRefs
@@ -85,6 +86,10 @@ class RoutedBody(Body, frozen=True):
     stream: bool | None = None
     prefer_weight_version: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Version of the adapter to sample with, if it is still loaded; otherwise the newest one samples."""
+    learner: Learner | None = None
+    """The learner whose adapters these are; null: those of the policy of all."""
+    else_learner: Learner | None = None
+    """The learner whose adapters a learner without any has."""
 
 
 GenerateBody = msgspec.defstruct(
@@ -153,16 +158,16 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
             raise RouteError("prompt_logprobs", "prompt logprobs do not come in a stream")
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = bool(params.stop)  # In a stream only stop strings need the text.
-        return _streamed(state, prompt, params, body.prefer_weight_version)
-    with state.adapters.reading(body.prefer_weight_version) as weights:
+        return _streamed(state, prompt, params, body)
+    with state.adapters.reading(body.prefer_weight_version, "policy", body.learner, body.else_learner) as weights:
         output = await final_output(state.engine, prompt, params, weights.adapter)
     return answer(output, params, weights.version)
 
 
 async def _streamed(
-    state: PluginState, prompt: EngineInput, params: SamplingParams, preferred: int | None
+    state: PluginState, prompt: EngineInput, params: SamplingParams, body: RoutedBody
 ) -> AsyncGenerator[SampledTokens]:
-    with state.adapters.reading(preferred) as weights:
+    with state.adapters.reading(body.prefer_weight_version, "policy", body.learner, body.else_learner) as weights:
         async with aclosing(outputs(state.engine, prompt, params, weights.adapter)) as every:
             async for output in every:
                 for completion in output.outputs:

@@ -14,7 +14,7 @@ from agentic_opd import __version__
 from agentic_opd.serving.engine import PluginState, as_version
 from agentic_opd.serving.generate import generate
 from agentic_opd.serving.images import ImageAnswer
-from agentic_opd.serving.reload import load_adapter, reload_weights
+from agentic_opd.serving.reload import forget_learner, load_adapter, reload_weights
 from agentic_opd.serving.score import score
 from agentic_opd.serving.transfer import join_transfer, receive_weights, transfer_of, workers_of
 from agentic_opd.serving.web import guarded
@@ -33,6 +33,7 @@ class OPDEndpointPlugin:
         app.add_api_route("/v1/opd/images", guarded(hold_image, "application/octet-stream"), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
         app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter, computes=True), methods=["POST"])
+        app.add_api_route("/v1/opd/forget_learner", guarded(forget_learner), methods=["POST"])
         app.add_api_route("/v1/opd/join_transfer", guarded(join_transfer), methods=["POST"])
         app.add_api_route("/v1/opd/receive_weights", guarded(receive_weights), methods=["POST"])
         app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
@@ -48,7 +49,7 @@ async def hold_image(state: PluginState, raw: bytes) -> ImageAnswer:
     return await state.images.hold(state.engine, raw)
 
 
-async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | list[str] | None]:
+async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | list[str] | dict[str, int] | None]:
     """Return the served model's properties, the server's limits, and the versions of the packages."""
     newest = state.adapters.newest
     return {
@@ -62,6 +63,7 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | list[st
         "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
         "max_adapters": state.adapters.max_loaded,
         "max_lora_rank": state.adapters.max_rank,
+        "learners": state.adapters.newest_of_learners,
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
         "workers": workers_of(state),
         "dtype": state.dtype,

@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentic_opd.serving import telemetry
+from agentic_opd.serving.adapters import Learner
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, as_version
 from agentic_opd.serving.errors import RouteError, is_out_of_memory
 from agentic_opd.serving.web import Body, read_body, shortened
@@ -60,6 +61,14 @@ class AdapterBody(Body, frozen=True):
     path: Annotated[str, Meta(min_length=1)]
     version: Version
     as_teacher: bool = False
+    learner: Learner | None = None
+    """The learner of whom this is a version; null: the policy of all."""
+
+
+class ForgottenBody(Body, frozen=True):
+    """The body of `POST /v1/opd/forget_learner`."""
+
+    learner: Learner
 
 
 async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -71,6 +80,8 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
     body = await read_body(state, raw, AdapterBody)
     folder = allowed_checkpoint(body.path, state.weights_root)
     await asyncio.to_thread(check_adapter, folder, state)
+    if body.as_teacher and body.learner is not None:
+        raise RouteError("as_teacher", "a learner has no teacher of its own: the base weights are the teacher")
     if body.as_teacher and state.adapters.max_loaded < 2:
         message = "this server keeps one adapter, the policy's: restart it with scripts/serve_vllm --max-adapters 3"
         raise RouteError("as_teacher", message, 409)
@@ -78,12 +89,21 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
     return {"weight_version": await asyncio.shield(load)}
 
 
+async def forget_learner(state: PluginState, raw: bytes) -> dict[str, list[int]]:
+    """Unload the adapters of a learner, who then has the base weights; return their versions."""
+    body = await read_body(state, raw, ForgottenBody)
+    return {"versions": await state.adapters.forget_learner(cast(AsyncLLM, state.engine), body.learner)}
+
+
 async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> int:
     engine = cast(AsyncLLM, state.engine)  # `EngineClient` lacks `remove_lora`.
     async with state.reload_lock:
         check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
         try:
-            await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+            if body.learner is None:
+                await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+            else:
+                await state.adapters.load_of_learner(engine, folder, body.version, body.learner)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -95,7 +115,7 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
                 409,
                 "out_of_memory",
             ) from error
-    if not body.as_teacher:
+    if not body.as_teacher and body.learner is None:
         telemetry.loaded(body.version)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version

@@ -28,7 +28,7 @@ from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from agentic_opd.serving.adapters import Reader
+from agentic_opd.serving.adapters import Learner, Reader
 from agentic_opd.serving.engine import PluginState, as_version, final_output, last_rows, weight_version
 from agentic_opd.serving.engine_process import MOST_CACHED
 from agentic_opd.serving.errors import RouteError
@@ -66,6 +66,10 @@ class ScoreBody(Body, frozen=True):
     prefer_weight_version: Version | None = None
     """Version of the adapter to score with, if it is still loaded; otherwise the newest one scores."""
     read_by: Reader = "policy"
+    learner: Learner | None = None
+    """The learner whose adapters these are; null: those of the policy of all."""
+    else_learner: Learner | None = None
+    """The learner whose adapters a learner without any has."""
 
     def are_scored(self, version: int) -> list[bool]:
         """Return for each sequence whether weights of this version should score it."""
@@ -118,7 +122,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
         raise RouteError("sequences", f"the body holds too many objects: at most {MAX_SEQUENCES} sequences are scored")
     body = await read_body(state, raw, ScoreBody)
     check_limits(body, state)
-    with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
+    with state.adapters.reading(body.prefer_weight_version, body.read_by, body.learner, body.else_learner) as weights:
         if weights.version is not None:
             scored = await score_all(state, body, body.are_scored(weights.version), weights.adapter)
             return {"weight_version": weights.version, "results": [rows and rows.result for rows in scored]}

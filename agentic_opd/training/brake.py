@@ -105,13 +105,13 @@ class Brake:
     Only the trainer's first process uses it.
     """
 
-    def __init__(self, config: TrainerConfig) -> None:
-        """Read the verdicts of the run that is resumed, if any.
+    def __init__(self, config: TrainerConfig, arguments: Sequence[str] = ()) -> None:
+        """Read the verdicts of the run that is resumed, if any. `arguments` are added to the command.
 
         Raises:
             PlaceError: the file of verdicts can't be read.
         """
-        self._config, self._settings = config, config.brake
+        self._config, self._settings, self._arguments = config, config.brake, arguments
         self.path, self._folder = config.output_dir / "brake.jsonl", config.output_dir / "brake"
         self._process: Process | None = None
         self._is_interrupted = False
@@ -208,7 +208,7 @@ class Brake:
             words[:1] = [sys.executable, "-m", "agentic_opd"]
         urls = ",".join(f"{url.rstrip('/').removesuffix('/v1')}/v1" for url in self._config.vllm_urls)
         output = ("--env.data_dir_to_save_evals", str(folder), "--env.overwrite", "true")
-        return [*words, "--openai.base_url", urls, *output]
+        return [*words, "--openai.base_url", urls, *output, *self._arguments]
 
     def interrupt(self) -> bool:
         """End the evaluation under way; return whether there was one."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -61,9 +61,9 @@ def save_checkpoint(
             (fresh / "step.json").write_text(json.dumps({**progress._asdict(), **mappings}) + "\n")
             shutil.rmtree(target, ignore_errors=True)
             fresh.rename(target)
-            for old in _saved(folder)[:-_CHECKPOINTS]:
+            for old in checkpoints(folder)[:-_CHECKPOINTS]:
                 if step_of(old) not in good_steps:
-                    shutil.rmtree(old, ignore_errors=True)
+                    remove_checkpoint(old)
         world.share(None)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch reports a full disk by any of the three.
         raise OutputError(f"cannot write {str(target)!r}: {error}") from error
@@ -77,7 +77,7 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext, 
         PlaceError: there is no such checkpoint.
         OutputError: the checkpoint can't be read, or does not match the parts.
     """
-    saved = [path for path in _saved(folder) if step in (None, step_of(path))]
+    saved = [path for path in checkpoints(folder) if step in (None, step_of(path))]
     if not saved:
         name = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise PlaceError(f"there is no {name} in {str(folder)!r} to resume from; start anew with overwrite=true")
@@ -87,9 +87,14 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext, 
             load(state, checkpoint_id=saved[-1], no_dist=world.size == 1)
         _restore(parts, state)
         torch.set_rng_state(state["random"])
-        return Resumed(**json.loads((saved[-1] / "step.json").read_text()))
+        return read_progress(saved[-1])
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, CheckpointException) as error:
         raise OutputError(f"{str(saved[-1])!r} can't be resumed from: {error}") from error
+
+
+def read_progress(checkpoint: Path) -> Resumed:
+    """Return the progress of a checkpoint; raises OSError, ValueError or TypeError if it can't be read."""
+    return Resumed(**json.loads((checkpoint / "step.json").read_text()))
 
 
 @contextmanager
@@ -104,7 +109,9 @@ def _state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of each part; model and optimizer by parameter names that do not depend on the sharding."""
     state = {name: part.state_dict() for name, part in parts.items() if name not in _together(parts)}
     if _together(parts):
-        state["model"], state["optimizer"] = get_state_dict(parts["model"], parts["optimizer"])
+        # Frozen weights are those of the model that the run starts from.
+        options = StateDictOptions(ignore_frozen_params=True)
+        state["model"], state["optimizer"] = get_state_dict(parts["model"], parts["optimizer"], options=options)
     return state
 
 
@@ -121,12 +128,26 @@ def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
             parts["optimizer"],
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=StateDictOptions(ignore_frozen_params=True, strict=False),
         )
     for name in parts.keys() - _together(parts):
         parts[name].load_state_dict(state[name])
 
 
-def _saved(folder: Path) -> list[Path]:
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint; if the process is killed meanwhile, no part of it is taken for one.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    gone = checkpoint.with_name(f"{checkpoint.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in `folder`, the newest last."""
     return sorted(folder.glob("step-??????"))
 
 

@@ -14,7 +14,13 @@ from agentic_opd.settings.flags import SettingsParser, add_settings, parse
 from agentic_opd.training.config import DEFAULTS, TrainerConfig, read_config
 
 if TYPE_CHECKING:
+    from agentic_opd.training.learners import LearnersTrainer
     from agentic_opd.training.trainer import Trainer
+
+
+_INTERRUPTED = (
+    "interrupted; a later run with --resume (with learners.folder: the same command) goes on from the last checkpoint"
+)
 
 
 def build_parser() -> SettingsParser:
@@ -50,17 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     def train() -> int:
         config = read_config(arguments)
         try:
+            from agentic_opd.training.learners import open_learners
             from agentic_opd.training.trainer import open_trainer
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error}. The trainer needs the extra: pip install 'agentic-opd[train]'") from error
 
-        asyncio.run(_run(open_trainer(config)))
+        asyncio.run(_run(open_trainer(config) if config.learners.folder is None else open_learners(config)))
         return EXIT_OK
 
-    return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")
+    return exit_code(train, interrupted=_INTERRUPTED)
 
 
-async def _run(trainer: "Trainer") -> None:
+async def _run(trainer: "Trainer | LearnersTrainer") -> None:
     running = asyncio.create_task(trainer.run())
     await asyncio.sleep(0)
     for number in (signal.SIGINT, signal.SIGTERM):

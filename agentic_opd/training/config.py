@@ -331,6 +331,30 @@ class BrakeConfig(BaseModel):
         return command
 
 
+class LearnerTrainingConfig(BaseModel):
+    """Settings of a trainer of several learners, each with an adapter of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    setting_group: ClassVar = SettingGroup(3, "learners", "Learners")
+
+    folder: Annotated[Path | None, FIRST] = Field(
+        default=None,
+        description="Folder of a gateway's learners (its env.learners.folder), whose adapters are trained in turn, in "
+        "place of one policy. It takes their groups from there and keeps their versions there. Unset: one policy.",
+    )
+    start: str | None = Field(
+        default=None,
+        description="Learner from whose newest version new learners start, with its optimizer. Its sessions are then "
+        "in their weights too, and a deletion there reaches them. Unset: they start from the base weights.",
+    )
+    held_out_turns: int = Field(
+        default=16,
+        ge=1,
+        description="Number of held-out turns on which a learner's brake evaluates; until a learner has as many, it is "
+        "not evaluated.",
+    )
+
+
 class TrainerConfig(BaseModel):
     """Settings of a training run, except those of the loss's parts (`LossConfig`) and of the brake."""
 
@@ -504,6 +528,10 @@ class TrainerConfig(BaseModel):
 
     brake: BrakeConfig = Field(default_factory=BrakeConfig, description="The brake on live learning.")
 
+    learners: LearnerTrainingConfig = Field(
+        default_factory=LearnerTrainingConfig, description="A gateway's learners, each with an adapter of its own."
+    )
+
     measure_start: bool = Field(
         default=False,
         description="Log kl_to_start without loss.start_kl too, at the cost of loss.start_kl.",
@@ -573,16 +601,23 @@ class TrainerConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _serve_no_files(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("groups"):
-            return {"vllm_urls": [], **cast(dict[str, Any], values)}
-        return values
+    def _default_together(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        settings, learners = cast(dict[str, Any], values), values.get("learners")
+        if settings.get("groups"):
+            return {"vllm_urls": [], **settings}
+        if isinstance(learners, dict) and learners.get("folder"):
+            return {"lr_schedule": "constant", **settings}
+        return settings
 
     @model_validator(mode="after")
     def _check_together(self) -> "TrainerConfig":
         # Files determine how many steps there are; `open_source` compares them.
         if self.warmup_steps >= self.total_steps and not self.groups:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
+        if self.learners.folder is not None:
+            self._check_learners()
         is_whole_average = self.ema_decay is not None and self.lora_rank is None
         if is_whole_average != bool(self.teacher_urls):
             raise ValueError(
@@ -594,6 +629,24 @@ class TrainerConfig(BaseModel):
         if self.brake.command is not None and not self.vllm_urls:
             raise ValueError("brake.command evaluates the policy that vllm_urls serve: name both, or neither")
         return self
+
+    def _check_learners(self) -> None:
+        """Raise ValueError for settings that a trainer of several learners does not have."""
+        if self.lora_rank is None:
+            raise ValueError("learners.folder trains adapters: set lora_rank")
+        if self.lr_schedule != "constant":
+            raise ValueError("a learner has no last step: leave lr_schedule unset, or constant")
+        wrong = {
+            "groups": bool(self.groups),
+            "ema_decay": self.ema_decay is not None,
+            "use_wandb": self.use_wandb,
+            "resume": self.resume,
+            "overwrite": self.overwrite,
+        }
+        if named := [name for name, is_set in wrong.items() if is_set]:
+            raise ValueError(
+                f"learners.folder goes on where it was, with groups of its own: leave out {', '.join(named)}"
+            )
 
 
 _RECIPE = (

@@ -119,6 +119,11 @@ TRAINER_METRICS = (
     ),
     Metric("too_long", "groups", "groups of the files that are left out: a sequence is longer than `max_token_len`"),
     Metric(
+        "left_out",
+        "groups",
+        "a learner's groups that were read and are not in its weights: too long, unreadable, or rolled back",
+    ),
+    Metric(
         "lost_batches",
         "batches",
         "batches that the API counts but whose response never arrived, since the start; each is a step without an "

@@ -27,7 +27,10 @@ class MetricsLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log and write the metrics of a step; those that are not finite are left out of the file."""
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in _IN_LOG if name in metrics)
-        logger.info("step %d of %d: %s", step, self._config.total_steps, line)
+        if self._config.learners.folder is None:
+            logger.info("step %d of %d: %s", step, self._config.total_steps, line)
+        else:
+            logger.info("%s, step %d: %s", self._config.output_dir.name, step, line)
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
             logger.warning("step %d: %s is not a number, and is left out", step, ", ".join(wrong))
             metrics = {name: value for name, value in metrics.items() if name not in wrong}

@@ -105,9 +105,12 @@ class WeightPusher:
     pushed, as checkpoints or, with `weight_transfer`, from memory.
     """
 
-    def __init__(self, config: TrainerConfig, world: DistContext) -> None:
-        """Create a client for each server; no request is sent yet."""
-        self._config, self._world = config, world
+    def __init__(self, config: TrainerConfig, world: DistContext, learner: str | None = None) -> None:
+        """Create a client for each server; no request is sent yet.
+
+        With a `learner` its adapters are pushed, beside those of others.
+        """
+        self._config, self._world, self._learner = config, world, learner
         self._push_limit = config.pushes_kept
         self._rounding = Rounding()
         self._has_warned = self._has_said_merged = False
@@ -166,7 +169,8 @@ class WeightPusher:
 
     async def _servers(self) -> list[PluginClient]:
         """Return clients with the servers' current properties."""
-        return await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
+        servers = await gather_all(PluginClient.connected(http, may_be_broken=True) for http in self._connections)
+        return servers if self._learner is None else [server.of_learner(self._learner) for server in servers]
 
     async def _push_adapters(
         self,
@@ -259,6 +263,9 @@ class WeightPusher:
             adapters = max(server.info.max_adapters for server in servers)
             self._push_limit = max(self._config.pushes_kept, 1 + adapters)
             return True
+        if self._learner is not None:
+            how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
+            raise ConfigError(f"learners have adapters: {how}")
         how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
         if self._config.ema_decay is not None:
             raise ConfigError(f"ema_decay needs servers that take adapters: {how}")
@@ -295,6 +302,19 @@ class WeightPusher:
                     "usual there, set probe_tolerance"
                 )
         return max(noises, key=lambda noise: noise.largest)
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter that was pushed before, on all servers; raises ServerError."""
+        await gather_all(server.load_adapter(folder, version) for server in await self._servers())
+
+    async def forget_learner(self) -> None:
+        """Make all servers forget the learner's adapters; raises ServerError."""
+        assert self._learner is not None
+        await gather_all(server.forget_learner(self._learner) for server in await self._servers())
+
+    async def served_learners(self) -> list[dict[str, int]]:
+        """Return the newest version of each learner that a server has, of each server; raises ServerError."""
+        return [server.info.learners for server in await self._servers()]
 
     async def close(self) -> None:
         """Leave the weight transfer's process group, and close pooled connections."""

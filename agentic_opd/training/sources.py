@@ -61,6 +61,13 @@ class BatchSource(Protocol):
         """
         ...
 
+    def return_to(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint with this `state`, whose weights replace later ones that the brake found bad.
+
+        The batches since then are not given again.
+        """
+        ...
+
     async def register(self, step: int) -> None:
         """Prepare for the first request, which is for the batch of `step`."""
         ...
@@ -223,6 +230,9 @@ class GroupFiles:
     def resume(self, total_steps: int, state: Mapping[str, Any]) -> None:
         _compare(self.state, state)
 
+    def return_to(self, state: Mapping[str, Any]) -> None:
+        pass  # The position is the step, which grows.
+
     async def register(self, step: int) -> None:
         pass
 
@@ -361,6 +371,9 @@ class _FollowingSource:
 
     def resume(self, total_steps: int, state: Mapping[str, Any]) -> None:
         _compare(self.state, state)
+
+    def return_to(self, state: Mapping[str, Any]) -> None:
+        pass  # The position is the step, which grows.
 
     async def register(self, step: int) -> None:
         pass

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +50,11 @@ class RunState:
     is_stopping: bool = False
     task: asyncio.Task[Any] | None = None
     """The task of `Trainer.run`."""
+
+
+def no_history(step: int) -> Collection[int]:
+    """Keep no earlier step."""
+    return ()
 
 
 def open_trainer(config: TrainerConfig) -> "Trainer":
@@ -129,6 +134,8 @@ class Trainer:
     teacher_pusher: WeightPusher
     """Pushes the moving average of whole weights."""
     log: MetricsLog
+    history: Callable[[int], Collection[int]] = no_history
+    """Returns the steps, up to this one, whose checkpoints are kept beside the last ones and the brake's."""
 
     async def run(self) -> None:
         """Train until the last step, and write the final float32 weights to `output_dir/final`.
@@ -156,11 +163,11 @@ class Trainer:
                 groups = await self.world.share_when(self._requested_batch() if self.world.is_first else None)
                 if groups is None:
                     if state.step > 0:
-                        await self._save()
+                        await self.save()
                     raise asyncio.CancelledError
                 await self._step(groups)
                 if state.step % config.save_every == 0 or state.step == config.total_steps:
-                    await self._save()
+                    await self.save()
                 state.is_busy = False
             weights = await asyncio.to_thread(self.world.gather, model.state_dict())
             if self.world.is_first:
@@ -168,32 +175,28 @@ class Trainer:
                 await asyncio.to_thread(save_weights, model, config.model, final, state=weights)
                 await self.receipts.add_files(state.step, "final", final)
         finally:
-            self.log.close()
             await self.train_when.close()
-            await self.source.close()
-            await self.pusher.close()
-            await self.teacher_pusher.close()
+            await self.close()
+
+    async def _begin_receipts(self) -> None:
+        if not self.world.is_first:
+            return
+        if self.resumed_receipt is None:
+            await self.receipts.begin()
+        else:
+            step = self.state.step
+            checkpoint = checkpoint_folder(_checkpoints(self.config), step)
+            await self.receipts.resume(step, self.resumed_receipt, checkpoint)
 
     async def _begin(self) -> None:
         """Push the weights, evaluate them if they are not known to be good, and prepare the source of batches."""
-        if self.world.is_first:
-            if self.resumed_receipt is None:
-                await self.receipts.begin()
-            else:
-                step = self.state.step
-                checkpoint = checkpoint_folder(_checkpoints(self.config), step)
-                await self.receipts.resume(step, self.resumed_receipt, checkpoint)
+        await self._begin_receipts()
         if (begun := self.world.share(self.brake.rolling)) is not None:
             await self._roll_back(begun)
         else:
             await self.push(None)
         if self.brake.is_on and not self.world.share(self.state.step in self.brake.numbers):
-            self.state.is_busy = True
-            evaluation = await self._evaluate()
-            if self.world.is_first and evaluation.metrics:
-                self.log.write(self.state.step, evaluation.metrics)
-            await self._act_on(evaluation)
-            self.state.is_busy = False
+            await self.evaluate()
         if self.world.is_first:
             await self.source.register(self.state.step)
 
@@ -226,7 +229,7 @@ class Trainer:
         if falls:
             metrics["brake_fall"] = -min(fall.standard_errors for fall in falls)
         if not self.brake.is_bad(falls):  # Before the verdict is recorded, which promises the checkpoint.
-            await self._save({version.number, *self.brake.numbers})
+            await self.save({version.number, *self.brake.numbers})
         roll = self.brake.note(version, falls, metrics["brake_s"]) if self.world.is_first else None
         self.state.pushes = 0
         return _Evaluation(metrics, self.world.share(roll))
@@ -254,7 +257,7 @@ class Trainer:
         """Roll back and raise RolledBackError if the served weights were found bad; save and end if interrupted."""
         if evaluation.is_interrupted:
             if self.state.step > 0:
-                await self._save()
+                await self.save()
             raise asyncio.CancelledError
         if (roll := evaluation.roll) is None:
             return
@@ -273,11 +276,13 @@ class Trainer:
         """
         logger.error("version %d is bad: back to version %d", *roll)
         state, learner = self.state, self.learner
-        await asyncio.to_thread(load_checkpoint, _checkpoints(self.config), learner.parts, self.world, roll.to)
+        folder = _checkpoints(self.config)
+        saved = await asyncio.to_thread(load_checkpoint, folder, learner.parts, self.world, roll.to)
+        self.source.return_to(saved.source)
         state.step = max(roll.bad, state.step) + 1
         if self.world.is_first:
             self.receipts.return_to(roll.to)
-        await self._save()
+        await self.save()
         if self.world.is_first:
             self.brake.finish(roll, state.step)
         await self.push(None)
@@ -297,6 +302,44 @@ class Trainer:
         self.state.is_busy = True  # The others may have the batch before a stop: they would wait in its step.
         return groups
 
+    async def learn(self, groups: Sequence[ScoredGroup]) -> None:
+        """Train one step on these groups, and save a checkpoint, as a visit of a trainer of several learners does.
+
+        Raises:
+            RolledBackError: the brake found the new weights bad; an earlier version is served again.
+            Exception: see `run`.
+        """
+        self.state.is_busy = True
+        try:
+            await self._step(groups)
+            await self.save()
+        finally:
+            self.state.is_busy = False
+
+    async def begin(self, *, is_served: bool) -> None:
+        """Continue the receipts and an interrupted roll-back; push the weights unless they are served."""
+        await self._begin_receipts()
+        if (begun := self.brake.rolling) is not None:
+            await self._roll_back(begun)
+        elif not is_served:
+            await self.push(None)
+
+    async def evaluate(self) -> None:
+        """Evaluate the served weights, and act on the verdict; raises as `run`."""
+        self.state.is_busy = True
+        evaluation = await self._evaluate()
+        if self.world.is_first and evaluation.metrics:
+            self.log.write(self.state.step, evaluation.metrics)
+        await self._act_on(evaluation)
+        self.state.is_busy = False
+
+    async def close(self) -> None:
+        """Close files and connections; `train_when` stays open."""
+        self.log.close()
+        await self.source.close()
+        await self.pusher.close()
+        await self.teacher_pusher.close()
+
     def stop(self) -> None:
         """Stop `run`: after the current step if one is running, else at once. A second call interrupts the step too.
 
@@ -314,13 +357,13 @@ class Trainer:
             state.task.cancel()
         state.is_stopping = True
 
-    async def _save(self, versions: Collection[int] | None = None) -> None:
+    async def save(self, versions: Collection[int] | None = None) -> None:
         """Save a checkpoint if this step has none; those of `versions` are kept, by default the brake's good ones."""
         state, config = self.state, self.config
         if state.saved_step < state.step:
             receipt = self.receipts.draft(state.step) if self.world.is_first else {}
             progress = Resumed(state.step, config.total_steps, config.recipe, self.source.state, receipt)
-            versions = self.brake.numbers if versions is None else versions
+            versions = {*(self.brake.numbers if versions is None else versions), *self.history(state.step)}
             folder = _checkpoints(config)
             target = await asyncio.to_thread(
                 save_checkpoint, folder, progress, self.learner.parts, self.world, versions

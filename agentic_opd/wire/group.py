@@ -598,6 +598,8 @@ class ScoredGroup:
     """Id assigned by `serve` and the gateway, so that a group sent twice is recognised."""
     session_id: str | None = None
     """Id of the conversation, if a gateway recorded the group."""
+    learner: str | None = None
+    """The learner whose policy sampled the group, if a gateway serves learners."""
     distillation: GroupDistillation | None = None
     rollout_scores: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
     """Scores of all rollouts of the full group, one per rollout, if this group is a part of a larger one."""
@@ -802,7 +804,7 @@ _RESULT = "stop_reason turns tool_calls tool_errors reward verification opd sess
 _SEQUENCE_OVERRIDES = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
 _GROUP_OVERRIDES = _Entries(
     ScoredGroup,
-    "item_id task_id opd weight_version group_id session_id rollout_scores turn_scores no_verdicts",
+    "item_id task_id opd weight_version group_id session_id learner rollout_scores turn_scores no_verdicts",
 )
 _TURN = TypeAdapter(TurnRecord)
 _SEQUENCE_OPD = TypeAdapter(_SequenceOpd)

@@ -30,6 +30,10 @@ class EvalConfig(Section):
     temperature: Annotated[float, RUN_ONLY] = Field(
         default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
     )
+    learner: Annotated[str | None, RUN_ONLY] = Field(
+        default=None,
+        description="Learner of a gateway whose adapter `evaluate` samples from. Unset: the policy of all.",
+    )
     dataset_name: str | None = Field(
         default=None,
         description="Dataset for evaluation, in the form of world.dataset_name; with it, no tasks are held out.",

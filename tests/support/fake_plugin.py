@@ -172,7 +172,7 @@ class FakePlugin:
             "vocab_size": VOCAB,
             "max_body_bytes": 2**22,
         }
-        adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None}
+        adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None, "learners": {}}
         return web.json_response(info | caps | adapters | {"weight_version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:

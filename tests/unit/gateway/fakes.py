@@ -21,6 +21,7 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.groups import GroupWriter
 from agentic_opd.gateway.journal import Journal
+from agentic_opd.gateway.learners import LearnerFiles
 from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.web import make_app
@@ -197,11 +198,14 @@ async def gateway_before(
         )
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
-        writer = GroupWriter(config, distiller, file, journal, telemetry)
+        learners = None
+        if config.learners.by != "nothing":
+            learners = LearnerFiles(config.learners, config.learners_folder, line_settings(config))
+        writer = GroupWriter(config, distiller, file, journal, telemetry, learners=learners)
         renderer = renderer or load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
         policy = PluginClient(client, info)
         policy.attached.files = ImageFolder.beside(groups_path)
-        gateway = Gateway(config, [policy], renderer, vllm.tokenizer, journal, writer, telemetry)
+        gateway = Gateway(config, [policy], renderer, vllm.tokenizer, journal, writer, telemetry, learners)
         web_server = WebServer(make_app(gateway))
         web_server.config.port = 0
         serving = asyncio.create_task(web_server.serve())
@@ -222,6 +226,8 @@ async def gateway_before(
                 listening.close()
             await writer.close()
             await gateway.close()
+            if learners is not None:
+                learners.close()
             file.close()
             journal.close()
             await client.close()

@@ -183,3 +183,36 @@ def test_a_server_of_one_adapter_has_no_room_for_a_teachers(root: Path) -> None:
     body = {"path": adapter(root, "mean"), "version": 1, "as_teacher": True}
     reply = client_of(engine).post("/v1/opd/load_adapter", json=body)
     assert (reply.status_code, reply.json()["error"]["field"]) == (409, "as_teacher")
+
+
+def test_learners_have_versions_beside_each_other_and_the_base(root: Path) -> None:
+    engine = engine_of()
+    client = client_of(engine)
+
+    def load(learner: str, version: int) -> Any:
+        body = {"path": adapter(root, f"{learner}{version}"), "version": version, "learner": learner}
+        return client.post("/v1/opd/load_adapter", json=body)
+
+    def read(learner: str | None, path: str = "/generate", **more: Any) -> tuple[int, str | None]:
+        body = {**(SCORE if path == "/v1/opd/score" else {"prompt": [1], "max_tokens": 1}), "learner": learner, **more}
+        answer = client.post(path, json=body).json()
+        return answer["weight_version"], engine.read_by[-1]
+
+    for learner, versions in (("ann", (1, 2, 3)), ("ben", (7,))):
+        for version in versions:
+            assert load(learner, version).json() == {"weight_version": version}
+    for path in ("/generate", "/v1/opd/score"):
+        assert read("ann", path) == (3, "ann3")
+        assert read("ann", path, prefer_weight_version=2) == (2, "ann2")
+        assert read("ann", path, prefer_weight_version=1) == (3, "ann3"), "two versions are kept"
+        assert read("ben", path, prefer_weight_version=2) == (7, "ben7"), "it is another learner's"
+        assert read("new", path) == (0, None)
+        assert read(None, path) == (0, None)
+    assert client.get("/v1/opd/info").json()["learners"] == {"ann": 3, "ben": 7}
+    assert client.post("/v1/opd/forget_learner", json={"learner": "ann"}).json() == {"versions": [2, 3]}
+    assert read("ann") == (0, None)
+    assert client.post("/v1/opd/forget_learner", json={"learner": "ann"}).json() == {"versions": []}
+    refused = client.post(
+        "/v1/opd/load_adapter", json={"path": "ben7", "version": 1, "learner": "b", "as_teacher": True}
+    )
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "as_teacher")

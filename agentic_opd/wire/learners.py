@@ -1,0 +1,167 @@
+"""The folders of learners, one for each policy that a gateway's clients teach (I/O).
+
+    LEARNERS/NAME/groups.jsonl     the learner's scored groups, in order, each on a line     (the gateway appends)
+    LEARNERS/NAME/held_out.jsonl   conversations of sessions that are not trained on         (the gateway appends)
+    LEARNERS/NAME/checkpoints, receipts, metrics.jsonl                                       (the trainer writes)
+    LEARNERS/NAME/brake.jsonl      evaluations: version, mean, tasks, verdict, time          (the trainer writes)
+
+A learner's weights follow from its groups: a trainer that has trained on a line which is gone goes back to the last
+version before it. So a deletion is the removal of lines.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentic_opd.core.errors import OutputError, PlaceError
+from agentic_opd.core.files import check_regular
+from agentic_opd.core.text import read_json
+from agentic_opd.wire.files import whole_lines
+
+GROUPS, HELD_OUT = "groups.jsonl", "held_out.jsonl"
+LEARNER_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
+"""Names of learners, which are names of folders on every file system."""
+
+
+def learner_names(root: Path) -> list[str]:
+    """Return the names of the learners that have groups or versions in `root`; empty if there is no such folder."""
+    if not root.is_dir():
+        return []
+    return sorted(
+        folder.name
+        for folder in root.iterdir()
+        if LEARNER_NAME.fullmatch(folder.name) and ((folder / GROUPS).exists() or (folder / "checkpoints").exists())
+    )
+
+
+def remove_sessions(folder: Path, group_ids: Collection[str], session_ids: Collection[str]) -> int:
+    """Remove from a learner's files the groups with these ids or of these sessions; return the number of lines.
+
+    A group of several sessions goes as a whole. A file that loses a line is replaced, so that a reader sees it as it
+    was or as it is then.
+
+    Raises:
+        OutputError: a file can't be read or written.
+    """
+
+    def is_of_them(line: bytes) -> bool:
+        names = names_of(line)
+        return not names.isdisjoint(group_ids) or not names.isdisjoint(session_ids)
+
+    return sum(_filtered(folder / name, is_of_them) for name in (GROUPS, HELD_OUT))
+
+
+def remove_files(folder: Path) -> None:
+    """Remove all that a gateway has written for a learner.
+
+    Raises:
+        OutputError: a file can't be removed.
+    """
+    for name in (GROUPS, HELD_OUT, Path(GROUPS).with_suffix(".run.json").name):
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot remove {str(folder / name)!r}: {error.strerror or error}") from error
+
+
+def names_of(line: bytes) -> set[str]:
+    """Return the ids in a line of groups or of held-out conversations: of the group, of its item and its sessions."""
+    try:
+        row: Any = read_json(line)
+    except (ValueError, RecursionError):
+        return set()
+    if not isinstance(row, dict):
+        return set()
+    of_sequences = row.get("overrides")
+    entries: Iterable[Any] = (
+        row,
+        row.get("group_overrides"),
+        *(of_sequences if isinstance(of_sequences, list) else ()),
+    )
+    names: list[Any] = [
+        entry.get(name)
+        for entry in entries
+        if isinstance(entry, dict)
+        for name in ("group_id", "item_id", "session_id")
+    ]
+    return {name for name in names if isinstance(name, str)}
+
+
+class HeldOutScore(NamedTuple):
+    """An evaluation of a version by the brake: a line of `brake.jsonl`."""
+
+    version: int
+    score: float
+    """Mean over the tasks, 0 to 1."""
+    n: int
+    """Number of tasks, which are held-out turns."""
+    rolled_back: bool
+    """Whether an earlier version took its place."""
+    time: float
+    """Seconds since 1970."""
+
+
+class LearnerStanding(NamedTuple):
+    """A learner, as its folder shows it."""
+
+    name: str
+    sessions: int
+    """Number of sessions with groups."""
+    groups: int
+    waiting: int
+    """Number of groups that no version was trained on yet."""
+    version: int
+    """The newest version with a checkpoint; 0: the base weights."""
+    scores: list[HeldOutScore]
+    """Evaluations of the versions that are there, the oldest first."""
+    size_bytes: int
+    """Size of all files in the folder."""
+
+
+def read_standing(folder: Path) -> LearnerStanding:
+    """Return a learner's standing, which another process may be changing.
+
+    Raises:
+        PlaceError: a file can't be read.
+    """
+    try:
+        lines = [names_of(line) for line, _ in whole_lines(folder / GROUPS)] if (folder / GROUPS).exists() else []
+        saved = sorted((folder / "checkpoints").glob("step-??????"))
+        source: Any = read_json((saved[-1] / "step.json").read_text())["source"] if saved else {}
+        read = sum(map(len, source.get("trained", ()))) + len(source.get("left_out", ()))
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        rows: list[Any] = []
+        if (folder / "brake.jsonl").exists():
+            rows = [read_json(line) for line, _ in whole_lines(folder / "brake.jsonl")]
+        scores = [
+            HeldOutScore(row["version"], row["mean"], row["tasks"], row["verdict"] == "bad", row["time"])
+            for row in rows
+            if "mean" in row
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlaceError(f"the learner {folder.name} can't be read: {error}") from error
+    sessions = {frozenset(names) for names in lines}
+    version = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    return LearnerStanding(folder.name, len(sessions), len(lines), max(0, len(lines) - read), version, scores, size)
+
+
+def _filtered(path: Path, is_removed: Callable[[bytes], bool]) -> int:
+    """Replace a file by one without some of its lines; return their number."""
+    if not path.exists():
+        return 0
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        check_regular(path)
+        lines = [line for line, _ in whole_lines(path)]
+        rest = [line for line in lines if not is_removed(line)]
+        if len(rest) < len(lines):
+            with fresh.open("wb") as file:
+                file.writelines(rest)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot rewrite {str(path)!r}: {error.strerror or error}") from error
+    return len(lines) - len(rest)
