@@ -460,8 +460,9 @@ class Gateway:
     async def delete(self, owner: str, name: str) -> str:
         """Delete a session of a learner and its sub-agents' sessions, and all that was learned from them.
 
-        Without learners this is `delete_ended`. Its rows in the journal and its groups go now, and the servers forget the learner's adapters. The trainer goes
-        back to the last version that was not trained on these groups, and trains on the remaining ones again.
+        Without learners this is `delete_ended`. Else its rows in the journal and its groups go now, and the servers
+        forget the learner's adapters. The trainer goes back to the last version that was not trained on these groups,
+        and trains on the remaining ones again.
 
         Returns:
             The session's id.

@@ -526,7 +526,7 @@ class Journal:
         query = "SELECT state, count(*) FROM sessions WHERE owner = ? GROUP BY state"
         return {SessionState(state): number for state, number in self._db.execute(query, (owner,))}
 
-    def group_ids(self, session: SessionRow) -> list[str]:
+    def group_ids_in_order(self, session: SessionRow) -> list[str]:
         """Return the ids of the groups that hold turns of a session: its parts', then its own."""
         query = "SELECT group_id FROM parts WHERE session_id = ? ORDER BY rowid"
         parts = [group_id for (group_id,) in self._db.execute(query, (session.session_id,))]

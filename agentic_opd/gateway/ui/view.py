@@ -91,7 +91,7 @@ async def session_view(source: Source, row: SessionRow, page: int | None) -> Ses
     if turns is None:
         turns = await journal.run(partial(journal.spoken_turns, row))
     feedback = await journal.run(partial(journal.feedback, row.session_id))
-    groups = [await journal.group(group_id) for group_id in await journal.run(partial(journal.group_ids, row))]
+    groups = [await journal.group(group_id) for group_id in await journal.run(partial(journal.group_ids_in_order, row))]
     rollouts = [rollout for group in groups if group is not None for rollout in _rollouts_of(group, row)]
     pages = max(1, -(-len(turns) // TURNS_A_PAGE))
     page = min(max(page or pages, 1), pages)

@@ -178,7 +178,7 @@ def test_a_list_of_sessions_reads_no_turn_and_no_group(tmp_path: Path) -> None:
     journal._db.set_authorizer(None)
     row = journal.latest("owner", "session-3")
     assert row is not None
-    assert journal.group_ids(row) == ["of a part", "whole"]
+    assert journal.group_ids_in_order(row) == ["of a part", "whole"]
     journal.delete("session-3")
     assert journal.corrections("owner", 9) == [Corrections(1.5, 0.5)] * 2
     assert journal._db.execute("SELECT group_id FROM corrections").fetchall() == [("pair",)]

@@ -87,7 +87,9 @@ async def test_without_learners_no_field_is_written(vllm: ScriptedVllm, tmp_path
         assert "learner" not in group["group_overrides"]
         assert not any("learner" in body for body in vllm.asked)
         assert not (tmp_path / "learners").exists()
-        refused = await running.http.delete(f"{running.url}/sessions/one")
+        deleted = await running.http.delete(f"{running.url}/sessions/one")
+        assert deleted.json()["deleted"]
+        refused = await running.http.delete(f"{running.url}/learner")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_learners")
 
 
