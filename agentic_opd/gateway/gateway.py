@@ -28,7 +28,7 @@ from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState, SessionStatus
-from agentic_opd.gateway.learners import LearnerFiles
+from agentic_opd.gateway.learners import LearnerFiles, no_learner
 from agentic_opd.gateway.learners import learner_of as learner_name
 from agentic_opd.gateway.request import Request
 from agentic_opd.gateway.sampler import Prompted, Sampler
@@ -81,6 +81,7 @@ class Gateway:
         """
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
+        self.learner_folder = no_learner if learners is None else learners.folder_of
         self.journal, self.changes = journal, writer.changes
         self._journal, self._writer, self._learners = journal, writer, learners
         num_keys = len({key.get_secret_value() for key in config.api_keys})

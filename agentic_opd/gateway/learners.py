@@ -56,6 +56,11 @@ class LearnerOwner:
         return f"{owner}/{name}"
 
 
+def no_learner(owner: str) -> Path | None:
+    """Return None, as `LearnerFiles.folder_of` does for an owner without a learner."""
+    return None
+
+
 def learner_of(owner: str, config: LearnersConfig) -> str | None:
     """Return the learner of an owner; None: the policy of all, also of a session from before learners were named."""
     digest, _, name = owner.partition("/")
@@ -77,6 +82,11 @@ class LearnerFiles:
     def of(self, owner: str) -> str | None:
         """Return the learner of an owner."""
         return learner_of(owner, self._config)
+
+    def folder_of(self, owner: str) -> Path | None:
+        """Return the folder of an owner's learner."""
+        learner = self.of(owner)
+        return None if learner is None else self.folder / learner
 
     def is_held_out(self, session_id: str) -> bool:
         """Return whether a session is for the evaluation of its learner; a hash of its id decides."""

@@ -111,6 +111,7 @@ def make_app(gateway: Gateway) -> Starlette:
         gateway.telemetry,
         tokenizer=gateway.tokenizer,
         trainer_dir=gateway.config.trainer_dir,
+        learner_folder=gateway.learner_folder,
     )
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])

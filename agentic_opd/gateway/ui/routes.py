@@ -20,6 +20,7 @@ from agentic_opd.core.text import json_line
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow, turn_as_json
 from agentic_opd.gateway.keys import check_host, is_accepted
+from agentic_opd.gateway.learners import no_learner
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback
 from agentic_opd.gateway.ui.access import Login, Logins, is_from_page, is_token_of
@@ -60,6 +61,7 @@ def page_routes(
     *,
     tokenizer: Any | None = None,
     trainer_dir: Path | None = None,
+    learner_folder: Callable[[str], Path | None] = no_learner,
 ) -> list[Route]:
     """Return the routes of `/ui` and all paths below it.
 
@@ -70,8 +72,10 @@ def page_routes(
         telemetry: The gateway's metrics.
         tokenizer: The policy's; None: the answers have no tokens.
         trainer_dir: Output folder of the trainer, for the curve of held-out scores.
+        learner_folder: Returns the folder of the learner that an owner of sessions teaches, for its curve; None: the
+            owner teaches the policy of all.
     """
-    page = _Page(source, keys, owner_of_key, telemetry, tokenizer, trainer_dir)
+    page = _Page(source, keys, owner_of_key, telemetry, tokenizer, trainer_dir, learner_folder)
     session = "/ui/sessions/{session_id}"
     return [
         Route("/ui", page.guarded(page.sessions)),
@@ -96,9 +100,10 @@ class _Page:
         telemetry: Telemetry,
         tokenizer: Any | None,
         trainer_dir: Path | None,
+        learner_folder: Callable[[str], Path | None],
     ) -> None:
         self._source, self._keys, self._owner_of_key, self._telemetry = source, keys, owner_of_key, telemetry
-        self._tokenizer, self._trainer_dir = tokenizer, trainer_dir
+        self._tokenizer, self._trainer_dir, self._learner_folder = tokenizer, trainer_dir, learner_folder
         self._logins, self._rendering = Logins(), asyncio.Lock()
         self._texts: TokenTexts | None = None
 
@@ -173,19 +178,19 @@ class _Page:
         first = (page - 1) * SESSIONS_A_PAGE
         rows = await journal.run(partial(journal.listed, login.owner, first, SESSIONS_A_PAGE))
         corrections = await journal.run(partial(journal.corrections, login.owner, _CURVE_SESSIONS))
-        curves, problem = await asyncio.to_thread(self._score_curves)
+        curves, problem = await asyncio.to_thread(self._score_curves, login.owner)
         if corrections:
             curves.append(correction_curve("", corrections))
         listing = Listing(rows, page, pages, states, self._source.waiting, curves, problem)
         return self._answer(listing_page(self._shell(login), listing))
 
-    def _score_curves(self) -> tuple[list[str], str | None]:
-        """Return a curve for each learner, and why there is none although the trainer's folder is set."""
-        file = None if self._trainer_dir is None else self._trainer_dir / BRAKE_FILE
-        if file is None or not file.exists():
-            return [], None
+    def _score_curves(self, owner: str) -> tuple[list[str], str | None]:
+        """Return the curves of the policy of all and of the owner's learner, and why one can't be drawn."""
+        learner = self._learner_folder(owner)
+        folders = {"": self._trainer_dir} | ({learner.name: learner} if learner is not None else {})
+        files = {name: folder / BRAKE_FILE for name, folder in folders.items() if folder is not None}
         try:
-            by_learner = {"": evaluations(file)}
+            by_learner = {name: evaluations(file) for name, file in files.items() if file.exists()}
         except PlaceError as error:
             return [], str(error)
         return [score_curve(name, rows) for name, rows in by_learner.items()], None

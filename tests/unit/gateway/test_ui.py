@@ -15,8 +15,10 @@ import pytest
 
 from agentic_opd.core.types import Message
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import SessionState
+from agentic_opd.gateway.keys import digest_of_key
+from agentic_opd.gateway.learners import learner_of
 from agentic_opd.gateway.ui import view
 from agentic_opd.gateway.ui.routes import SESSIONS_A_PAGE
 from tests.unit.distill.fakes import POSITIVE
@@ -406,3 +408,21 @@ def test_the_trainers_evaluations_are_a_curve(tokenizer: Any, tmp_path: Path) ->
             assert "holds no verdicts" in (await visitor.get()).text
 
     run(tmp_path, ScriptedVllm(tokenizer), talk, trainer_dir=file.parent)
+
+
+def test_the_evaluations_of_a_keys_learner_are_a_curve_with_its_name(tokenizer: Any, tmp_path: Path) -> None:
+    config = LearnersConfig(by="key")
+    learner = learner_of(digest_of_key(KEY), config)
+    assert learner is not None
+    file = tmp_path / "learners" / learner / "brake.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"version": 3, "verdict": "good", "mean": 0.25, "tasks": 8}) + "\n")
+
+    async def talk(at: Running) -> None:
+        async with Visitor(at) as visitor:
+            await visitor.sign_in()
+            page = (await visitor.get()).text
+            assert learner in page
+            assert "version 3: 0.250 over 8 tasks" in page
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, learners=config)
