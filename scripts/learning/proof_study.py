@@ -292,7 +292,8 @@ def fault_hints(name: str, turn: FileTurn) -> Sequence[str]:
         question = sql_questions().get(turn.recording.name)
         wrong = [mistake_of(question.query, text) for text in texts] if question else []
         return next((mistake.hints for mistake in wrong if mistake is not None), ())
-    variants = load_variants()[turn.recording.name.removeprefix("builtin/")]
+    if (variants := load_variants().get(turn.recording.name.removeprefix("builtin/"))) is None:
+        return ()  # No fault of function calls was taught.
     fits = (fault.hints for fault in variants.faults for text in texts if fault.solution.strip() == text.strip())
     return next(fits, ())
 
