@@ -58,7 +58,9 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield backend
 
 
-also_remote = pytest.mark.parametrize("backend", [*BACKENDS, "remote"], indirect=True)
+REMOTE = pytest.param("remote", marks=pytest.mark.all)
+"""An engine behind a socket. On a busy machine `podman --remote` now and then loses what a command wrote."""
+also_remote = pytest.mark.parametrize("backend", [*BACKENDS, REMOTE], indirect=True)
 """What an engine behind a socket can fail for a reason of its own: streams, exit codes, and ends of connections."""
 
 

@@ -55,7 +55,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         weightless = {f"loss/{part}" for part in PARTS if part != "forward_kl"} | {"contrast_mean", "loss/start_kl"}
         weightless |= {f"weight/{part}" for part in (*PARTS, "start_kl")} | {"kl_to_start"}
         weightless |= {"brake_score", "brake_fall", "brake_s", "rolled_back", "too_long"}
-        weightless |= {"greedy_tokens", "truncated_tokens", "unknown_temperature_tokens"}
+        weightless |= {"greedy_tokens", "truncated_tokens", "unknown_temperature_tokens", "left_out"}
         assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2

@@ -39,7 +39,7 @@ function detailContent(data, at) {
   return [
     el('div', { class: 'detail-head' }, el('code', null, spelled(data.text(at)).slice(0, 300)),
       el('button', { type: 'button', 'aria-label': 'Close', onclick: () => closeDetail() }, '×')),
-    el('p', { class: 'note' }, `id ${data.id(at)}, position ${position}`, data.link === null ? null : [', ', el('a', { href: data.link(position) }, 'link to this token')]),
+    el('p', { class: 'note' }, `id ${data.id(at)}, position ${position}${data.link === null ? '' : ', '}`, data.link === null ? null : el('a', { href: data.link(position) }, 'link to this token')),
     el('dl', { class: 'numbers', id: 'detail-numbers' },
       probabilityRow('student', data.student[at]),
       gap === null || !data.baseline ? null : probabilityRow('no hint', data.baselineLogprob(at)),
