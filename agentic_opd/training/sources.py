@@ -397,6 +397,11 @@ def _compare(state: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
             "groups: the checkpoint's run took its batches from the trajectory API. Leave out groups to continue it, "
             "or start another run in another output_dir, with model set to the folder of its weights."
         )
+    if "files" not in earlier:
+        raise ConfigError(
+            "groups: the checkpoint is a learner's, whose groups are in its own folder. Continue it with "
+            "learners.folder, or start another run in another output_dir."
+        )
     names, earlier_names = ([path for path, _ in files] for files in (state["files"], earlier["files"]))
     if len(names) != len(earlier_names):
         raise PlaceError(f"groups: the checkpoint's run trained on {earlier_names}, and this run names {names}")

@@ -172,6 +172,8 @@ def test_only_the_run_of_the_same_groups_is_resumed(tmp_path: Path) -> None:
             source.resume(3, state)
     with opened(config) as source, pytest.raises(ConfigError, match="took its batches from the trajectory API"):
         source.resume(3, {})
+    with opened(config) as source, pytest.raises(ConfigError, match="the checkpoint is a learner's"):
+        source.resume(3, {"trained": [], "left_out": []})
     with pytest.raises(ConfigError, match=r"trained on the files .*groups.jsonl"):
         TrainerClient(config.api_url, registration(config)).resume(3, state)
     with path.open("a") as file:
