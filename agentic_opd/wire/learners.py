@@ -66,7 +66,7 @@ def remove_files(folder: Path) -> None:
             raise OutputError(f"cannot remove {str(folder / name)!r}: {error.strerror or error}") from error
 
 
-def names_of(line: bytes) -> set[str]:
+def names_of(line: bytes, fields: Collection[str] = ("group_id", "item_id", "session_id")) -> set[str]:
     """Return the ids in a line of groups or of held-out conversations: of the group, of its item and its sessions."""
     try:
         row: Any = read_json(line)
@@ -80,12 +80,7 @@ def names_of(line: bytes) -> set[str]:
         row.get("group_overrides"),
         *(of_sequences if isinstance(of_sequences, list) else ()),
     )
-    names: list[Any] = [
-        entry.get(name)
-        for entry in entries
-        if isinstance(entry, dict)
-        for name in ("group_id", "item_id", "session_id")
-    ]
+    names: list[Any] = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in fields]
     return {name for name in names if isinstance(name, str)}
 
 
@@ -127,7 +122,7 @@ def read_standing(folder: Path) -> LearnerStanding:
         PlaceError: a file can't be read.
     """
     try:
-        lines = [names_of(line) for line, _ in whole_lines(folder / GROUPS)] if (folder / GROUPS).exists() else []
+        lines = [line for line, _ in whole_lines(folder / GROUPS)] if (folder / GROUPS).exists() else []
         saved = sorted((folder / "checkpoints").glob("step-??????"))
         source: Any = read_json((saved[-1] / "step.json").read_text())["source"] if saved else {}
         read = sum(map(len, source.get("trained", ()))) + len(source.get("left_out", ()))
@@ -142,7 +137,7 @@ def read_standing(folder: Path) -> LearnerStanding:
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlaceError(f"the learner {folder.name} can't be read: {error}") from error
-    sessions = {frozenset(names) for names in lines}
+    sessions = {name for line in lines for name in names_of(line, ("session_id",))}
     version = int(saved[-1].name.removeprefix("step-")) if saved else 0
     return LearnerStanding(folder.name, len(sessions), len(lines), max(0, len(lines) - read), version, scores, size)
 

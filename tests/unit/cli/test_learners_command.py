@@ -12,6 +12,7 @@ from agentic_opd.gateway.config import LearnersConfig
 from agentic_opd.gateway.journal import Journal, SessionRow, SessionState
 from agentic_opd.gateway.keys import digest_of_key
 from agentic_opd.gateway.learners import learner_of
+from agentic_opd.wire.learners import read_standing
 from tests.support.groups import group
 
 OWNER = digest_of_key("ann-secret")
@@ -45,6 +46,13 @@ def folder(tmp_path: Path) -> Path:
         )
     journal.close()
     return folder
+
+
+def test_groups_of_parts_of_one_session_are_one_session(folder: Path) -> None:
+    with (folder / NAME / "groups.jsonl").open("ab") as file:
+        file.write(json_line(replace(group(item_id="part"), group_id="part", session_id="two").to_wire()))
+    standing = read_standing(folder / NAME)
+    assert (standing.sessions, standing.groups) == (2, 3)
 
 
 def test_it_lists_each_learner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
