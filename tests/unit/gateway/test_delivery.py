@@ -23,7 +23,8 @@ def test_sessions_of_one_name_form_groups(tokenizer: Any, tmp_path: Path) -> Non
         await talked(at, "alone", None, 1.0)
         return await at.groups()
 
-    first, second, alone = checked(run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2))
+    written = checked(run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2))
+    first, second, alone = sorted(written, key=lambda group: group["scores"])
     assert [group["scores"] for group in (first, second, alone)] == [[0.0, 0.1], [0.2, 0.3], [1.0]]
     assert [one["session_id"] for one in first["overrides"]] == ["s0", "s1"]
     assert first["group_overrides"]["item_id"] == first["group_overrides"]["group_id"]

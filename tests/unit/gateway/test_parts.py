@@ -134,6 +134,7 @@ def test_turns_of_an_open_session_become_groups_and_none_is_judged_or_scored_twi
             in_time = await running.groups()
             assert (await running.http.get(f"{running.url}/sessions/s")).json()["state"] == "open"
             await client.say(3)
+            await running.groups()
             await running.end("s", reward=0.5)
             return in_time, await running.groups(), await running.metric('parts_total{state="written"}')
 
@@ -268,8 +269,10 @@ def test_only_parts_that_failed_are_judged(tokenizer: Any, tmp_path: Path) -> No
             await client.say(2)
             await client.rate(2, reward=1.0)
             await client.say(2)
+            await running.groups()
             await client.rate(4, reward=-1.0)
             await client.say()
+            await running.groups()
             await running.end("s")
             return await running.groups()
 
