@@ -181,7 +181,10 @@ def test_nothing_keeps_anyone_out(browser: Browser, gateway: Served, scheme: Any
 
 def test_a_learner_that_the_header_names_opens_its_own_sessions(browser: Browser, tmp_path: Path) -> None:
     flags = ("--env.learners.by", "header", "--env.teacher.weights", "frozen")
-    with fake_plugin(says=lambda prompt, choice: "Yes.") as policy, served(policy.base_url, tmp_path, *flags) as gateway:
+    with (
+        fake_plugin(says=lambda prompt, choice: "Yes.") as policy,
+        served(policy.base_url, tmp_path, *flags) as gateway,
+    ):
         for learner in ("ada", "bob"):
             headers = {"X-Session-Id": f"of {learner}", "X-Learner": learner}
             gateway.client.chat.completions.create(model=MODEL, messages=[USER], max_tokens=60, extra_headers=headers)

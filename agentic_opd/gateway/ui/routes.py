@@ -34,9 +34,9 @@ from agentic_opd.gateway.ui.html import (
     session_page,
 )
 from agentic_opd.gateway.ui.view import Source, session_view
-from agentic_opd.report.brake import BRAKE_FILE, evaluations
 from agentic_opd.report.curves import correction_curve, score_curve
 from agentic_opd.report.tokens import TokenTexts
+from agentic_opd.wire.brake import BRAKE_FILE, evaluations
 
 logger = logging.getLogger(__name__)
 
