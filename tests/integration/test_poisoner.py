@@ -77,8 +77,7 @@ def test_who_praises_what_is_wrong_is_rolled_back_and_nobody_else_is_moved(
                 wait_for(trainer, tmp_path, lambda: learners_of(rooted).get(name_of("eve")) == 2)
     rows = [json.loads(line) for line in verdicts.read_text().splitlines()]
     assert [(row["version"], row["verdict"]) for row in rows] == [(0, "good"), (1, "bad"), (2, "rolled_back")]
-    assert rows[0]["mean"] == 1
-    assert rows[1]["mean"] < 0.5
+    assert rows[1]["mean"] < rows[0]["mean"] / 2
     for person in ("ann", "stranger"):
         assert logprobs(rooted, group, person) == pytest.approx(before[person], abs=1e-5)
     assert logprobs(rooted, group, "eve") == pytest.approx(before["stranger"], abs=1e-5), "she is back at the base"
