@@ -8,8 +8,8 @@ of all episodes (do they give the recorded results?); continuations with and wit
 without a hint from each turn of a failed episode, as `agentic-opd prove` does; and continuations of turns with a known
 fault, with a planted hint: the one that fits it, one of another task, and one that says nothing. `function calls` needs
 SmolLM2-135M and BFCL's questions (configs/functions.yaml says how to get them). Started again, it goes on.
-`results.json` is written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
-is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
+`results.json` is written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of
+the page; nothing is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
