@@ -53,7 +53,7 @@ class Visitor:
     """A browser without a script."""
 
     def __init__(self, running: Running) -> None:
-        self.url, self._http = running.url, httpx.AsyncClient(timeout=20)
+        self.url, self._http = running.url, httpx.AsyncClient(timeout=60)
 
     async def __aenter__(self) -> "Visitor":
         return self
