@@ -15,11 +15,9 @@ from agentic_opd.distill import pace as pace_module
 from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.pace import Pace, StalledError
-
 from tests.support.virtual_time import run_in_virtual_time
 
 from .fakes import served
-
 
 InVirtualTime = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 

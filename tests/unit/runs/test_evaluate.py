@@ -180,7 +180,7 @@ def test_a_dead_server_ends_it_and_what_was_finished_is_kept(tmp_path: Path) -> 
         if task.task_id == "a":
             return make_episode(task)
         samples = tmp_path / "samples.jsonl"
-        while not samples.exists() or not samples.read_text():  # noqa: ASYNC110, ASYNC240
+        while not samples.exists() or not samples.read_text():  # noqa: ASYNC110
             await asyncio.sleep(0)
         raise ServerUnreachableError("gone")
 
