@@ -34,7 +34,7 @@ def in_sandbox(use: Callable[[Sandbox], Awaitable[T]], limits: Limits | None = N
     return asyncio.run(main())
 
 
-def run_all(*commands: str, timeout_s: float = 10.0, limits: Limits | None = None) -> list[CommandResult]:
+def run_all(*commands: str, timeout_s: float = 60.0, limits: Limits | None = None) -> list[CommandResult]:
     """Run the commands one after the other in one sandbox."""
 
     async def use(sandbox: Sandbox) -> list[CommandResult]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.gateway.journal import SessionState
+
 from .fakes import MORE, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
 
@@ -91,7 +93,12 @@ def test_a_group_waits_for_a_session_that_is_being_closed(tokenizer: Any, tmp_pa
 
         await until(is_sampling)
         ending = asyncio.create_task(at.end("b"))
-        await asyncio.sleep(0.1)
+        (session,) = [row for row in at.gateway.journal.sessions(SessionState.OPEN) if row.name == "b"]
+
+        async def is_being_closed() -> bool:
+            return at.gateway._writer.is_in_the_making(session.session_id)
+
+        await until(is_being_closed)
         await at.end("a")
         await asyncio.sleep(0.5)
         assert at.groups_path.read_text() == ""

@@ -126,19 +126,20 @@ def test_a_full_disk_stops_the_run() -> None:
 
 
 def test_cancellation_ends_in_a_summary() -> None:
-    async def collect(item: TaskItem) -> FinishedGroup:
-        if item.item_id == "b#0":
-            await asyncio.sleep(60)
-        return finished(item)
-
     async def main() -> tuple[RunSummary, list[str]]:
-        written: list[str] = []
+        written, is_waiting = list[str](), asyncio.Event()
+
+        async def collect(item: TaskItem) -> FinishedGroup:
+            if item.item_id == "b#0":
+                is_waiting.set()
+                await asyncio.sleep(60)
+            return finished(item)
 
         async def write(group: FinishedGroup) -> None:
             written.append(letter(group))
 
         running = asyncio.create_task(run_items(ITEMS, collect, write, set(), 1, Recorder()))
-        await asyncio.sleep(0.05)
+        await is_waiting.wait()
         running.cancel()
         return await running, written
 
