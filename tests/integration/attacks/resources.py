@@ -21,6 +21,7 @@ def f(x):
 """,
         _HURT,
         timeout_s=1.0,
+        most_s=5.0,
     ),
     "a fork bomb of a shell": Attack(
         "import subprocess\ng = f\n"
