@@ -39,7 +39,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     saving = {f"save {name}": {**one, "steps": 3, **saves[name]} for name, one in kinds.items()}
     resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
     is_all = pytestconfig.getoption("--all")
-    straight = {f"straight {name}": {**one, "steps": 6} | ({} if is_all else saves[name]) for name, one in kinds.items()}
+    straight = {
+        f"straight {name}": {**one, "steps": 6, **({} if is_all else saves[name])} for name, one in kinds.items()
+    }
     bf16 = {"bf16": {"steps": 4, "lr": 3e-4, "precision": "bf16"}}
     bf16 |= {"bf16 adapters": {"steps": 8, "lr": 3e-3, "precision": "bf16", "lora_rank": 4}}
     start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}

@@ -33,7 +33,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
     from agentic_opd.training.distributed import join_processes
-    from agentic_opd.training.model import MovingAverage, load_model, tied_names
+    from agentic_opd.training.model import MovingAverage, tied_names
     from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
     from agentic_opd.training.rounding import as_sent
