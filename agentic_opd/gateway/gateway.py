@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
@@ -57,6 +58,10 @@ _NO_NEXT_STATE = (
 )
 _MOST_LOOKED_AT = 16
 """Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
+MOST_FEEDBACK = 100
+"""Number of times that a client can give feedback for one turn: each is a question to the judge."""
+_MOST_COUNTED = 4096
+"""Number of turns, those with the latest feedback, whose feedback is counted."""
 _VERSION_S = 2.0
 """Seconds that a policy server may take to name its weights for the metrics."""
 
@@ -105,6 +110,7 @@ class Gateway:
             Closed(self._with_server(row), grouped=journal.grouped_turns(row.session_id))
             for row in journal.sessions(SessionState.CLOSED)
         )
+        self._feedback_counts = OrderedDict[TurnKey, int]()
         self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
@@ -368,10 +374,12 @@ class Gateway:
         Feedback for a turn that has some changes it, see `Feedback.changed`.
 
         Raises:
-            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already.
+            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already;
+                429, the turn has got too much feedback.
             OutputError: the feedback could not be written to the journal.
         """
         key = await self._rated(owner, name, turn)
+        self._count_feedback(key)
         session = self._sessions.named(owner, key.session_id)
         is_closed = session is None and not self._writer.is_changeable(*key)
         if is_closed or (session is not None and key.turn_id in session.grouped):
@@ -390,6 +398,21 @@ class Gateway:
         session.used = time.monotonic()
         self._judge(session, self._sessions.path(key), reply_to(session.tree, session.tree.turns[key.turn_id]))
         return key.turn_id
+
+    def _count_feedback(self, key: TurnKey) -> None:
+        """Count feedback for a turn; raises ClientError (429) at the limit."""
+        count = self._feedback_counts.get(key, 0)
+        if count >= MOST_FEEDBACK:
+            raise ClientError(
+                429,
+                f"this turn has got feedback {MOST_FEEDBACK} times, and takes no more; the last one counts",
+                "turn",
+                "too_much_feedback",
+            )
+        self._feedback_counts[key] = count + 1
+        self._feedback_counts.move_to_end(key)
+        if len(self._feedback_counts) > _MOST_COUNTED:
+            self._feedback_counts.popitem(last=False)
 
     async def _rated(self, owner: str, name: str | None, turn: str) -> TurnKey:
         """Return the turn that a client names by its answer's id, or by its own id in a session."""

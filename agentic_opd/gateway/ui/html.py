@@ -86,8 +86,11 @@ def document(title: str, body: str, shell: Shell) -> str:
     """Return a whole page."""
     bar = ""
     if shell.login is not None:
+        name = shell.login.learner
+        learner = "" if name is None else f'<span class="note">learner {shown_html(name)}</span>'
         bar = (
             '<nav aria-label="Views"><a href="/ui">Sessions</a></nav>'
+            f"{learner}"
             '<span id="live" class="note" role="status"></span>'
             '<button type="button" id="theme" hidden>Dark</button>'
             f'<form method="post" action="/ui/logout">{_form_token(shell.login)}<button>Sign out</button></form>'
@@ -105,20 +108,25 @@ def document(title: str, body: str, shell: Shell) -> str:
     )
 
 
-def login_page(shell: Shell, problem: str | None, *, has_keys: bool) -> str:
-    """Return the form that asks for a key."""
+def login_page(shell: Shell, problem: str | None, *, has_keys: bool, has_named_learners: bool) -> str:
+    """Return the form that asks for a key, and for a learner where clients name theirs."""
     intro = (
         "The page shows the sessions of the key that opens it."
         if has_keys
         else "This gateway has no keys of its own: enter the key that your agent sends, or nothing if it sends none. "
         "The page shows the sessions of that key."
     )
+    learner = ""
+    if has_named_learners:
+        intro += " Sessions belong to a learner: enter the name that your agent sends in X-Learner."
+        learner = '<label>Learner <input name="learner" autocomplete="username" required></label>'
     error = "" if problem is None else f'<p class="error" role="alert">{escape(problem)}</p>'
     return document(
         "Sign in",
         '<form class="login" method="post" action="/ui/login"><h1>Sign in</h1>'
         f'<p class="note">{intro}</p>{error}'
         '<label>Key <input type="password" name="key" autocomplete="current-password" autofocus></label>'
+        f"{learner}"
         "<button>Sign in</button></form>",
         shell,
     )

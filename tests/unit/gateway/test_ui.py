@@ -18,7 +18,7 @@ from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import SessionState
 from agentic_opd.gateway.keys import digest_of_key
-from agentic_opd.gateway.learners import learner_of
+from agentic_opd.gateway.learners import HEADER, learner_of
 from agentic_opd.gateway.ui import view
 from agentic_opd.gateway.ui.routes import SESSIONS_A_PAGE
 from tests.unit.distill.fakes import POSITIVE
@@ -68,8 +68,8 @@ class Visitor:
         headers = {"Origin": self.url, "Sec-Fetch-Site": "same-origin", **headers}
         return await self._http.post(f"{self.url}{path}", data=fields, headers=headers)
 
-    async def sign_in(self, key: str = KEY) -> httpx.Response:
-        return await self.post("/ui/login", {"key": key})
+    async def sign_in(self, key: str = KEY, **fields: str) -> httpx.Response:
+        return await self.post("/ui/login", {"key": key, **fields})
 
     async def session_page(self, name: str) -> tuple[str, str]:
         """The path and the HTML of a session's page, found in the list by its name."""
@@ -213,6 +213,28 @@ def test_without_keys_a_page_is_opened_by_the_key_that_the_agent_sends(tokenizer
             assert ">mine<" not in page
 
     run(tmp_path, ScriptedVllm(tokenizer), talk, api_keys=())
+
+
+def test_where_clients_name_their_learner_a_visitor_names_it_too(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        for learner in ("ada", "bob"):
+            await at.say(USER, key=KEY, session_id=f"of-{learner}", headers={HEADER: learner})
+        async with Visitor(at) as visitor:
+            assert 'name="learner"' in (await visitor.get()).text
+            for wrong in ("", "Ada!", "x" * 65):
+                refused = await visitor.sign_in(learner=wrong)
+                assert refused.status_code == 400
+                assert "names its learner in X-Learner" in refused.text
+            assert (await visitor.sign_in("no key", learner="ada")).status_code == 401
+            await visitor.sign_in(learner="ada")
+            page = (await visitor.get()).text
+            assert "learner ada" in page
+            assert ">of-ada<" in page
+            assert ">of-bob<" not in page
+            await visitor.sign_in(OTHER_KEY, learner="ada")
+            assert ">of-ada<" not in (await visitor.get()).text, "a name belongs to its key"
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, learners=LearnersConfig(by="header"))
 
 
 def test_feedback_reaches_the_turn_and_its_group(tokenizer: Any, tmp_path: Path) -> None:
