@@ -168,8 +168,8 @@ def descendants() -> list[int]:
 
 
 def left_behind(known: set[int]) -> list[str]:
-    """Processes that are below this one and not `known`, or carry MARK, half a minute after the end at the latest."""
-    deadline = time.monotonic() + 30
+    """Processes that are below this one and not `known`, or carry MARK, a minute after the end at the latest."""
+    deadline = time.monotonic() + 60
     while True:
         found = [f"{pid}: {_command_of(pid)}" for pid in descendants() if pid not in known]
         found += [f"{path}" for path in Path("/proc").glob("[0-9]*") if MARK in _command_of(int(path.name))]
