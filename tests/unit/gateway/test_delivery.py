@@ -54,7 +54,7 @@ def test_sessions_that_are_closed_at_the_same_time_share_a_group(tokenizer: Any,
 
 @pytest.fixture
 def sessions_that_never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`session_idle_s` is how long a group waits; on a busy machine a session may be idle that long between requests."""
+    """`session_idle_s` is how long a group waits. On a busy machine a session may do nothing for that time too."""
 
     async def leave_open(gateway: Gateway, idle_s: float) -> None:
         pass
