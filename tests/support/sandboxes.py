@@ -63,7 +63,7 @@ def processes_with(marker: str) -> list[str]:
 
 def gone(marker: str) -> bool:
     """Whether no process of `marker` is left, after half a minute at most: it would run for hours."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while processes_with(marker):
         if time.monotonic() > deadline:
             return False

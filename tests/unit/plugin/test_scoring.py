@@ -276,7 +276,7 @@ def test_requests_under_way_are_bounded() -> None:
         under_way[0] += 1
         under_way[1] = max(under_way)
         await pairs.wait()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # Were more allowed, they would come now.
         under_way[0] -= 1
         return web.json_response(plugin(await request.json()))
 

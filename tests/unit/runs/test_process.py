@@ -77,13 +77,14 @@ def test_finished_items_are_not_repeated() -> None:
 
 
 def test_concurrency_is_bounded_and_used() -> None:
-    active, most = 0, 0
+    active, most, three = 0, 0, asyncio.Barrier(3)
 
     async def collect(item: TaskItem) -> FinishedGroup:
         nonlocal active, most
         active += 1
         most = max(most, active)
-        await asyncio.sleep(0.01)
+        await three.wait()
+        await asyncio.sleep(0.01)  # Were more allowed, they would begin now.
         active -= 1
         return finished(item)
 
