@@ -12,6 +12,7 @@ from tests.support.browser import PATIENCE_S, Report
 from tests.support.fake_plugin import fake_plugin
 from tests.support.gateway import Served, served
 from tests.support.places import MODEL
+from tests.support.recording_proxy import recording_proxy
 from tests.support.scripted_judge import HINT
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>\" autofocus onfocus=x <!--"
@@ -180,17 +181,18 @@ def test_nothing_keeps_anyone_out(browser: Browser, gateway: Served, scheme: Any
 
 
 def test_a_learner_that_the_header_names_opens_its_own_sessions(browser: Browser, tmp_path: Path) -> None:
-    flags = ("--env.learners.by", "header", "--env.teacher.weights", "frozen")
-    with (
-        fake_plugin(says=lambda prompt, choice: "Yes.") as policy,
-        served(policy.base_url, tmp_path, *flags) as gateway,
-    ):
-        for learner in ("ada", "bob"):
-            headers = {"X-Session-Id": f"of {learner}", "X-Learner": learner}
-            gateway.client.chat.completions.create(model=MODEL, messages=[USER], max_tokens=60, extra_headers=headers)
-        with visiting(browser, gateway, learner="ada") as report:
-            page = report.page
-            assert report.texts("header .note")[0] == "learner ada"
-            assert report.texts("tbody a") == ["of ada"]
-            open_session(page, "of ada")
-            assert page.locator(".turn").count() == 1
+    flags = ("--env.learners.by", "header", "--env.opd_enabled", "false")
+    with fake_plugin() as policy, recording_proxy(policy.base_url) as proxy:
+        proxy.info = {"max_adapters": 2, "max_lora_rank": 8}
+        with served(proxy.url, tmp_path, *flags) as gateway:
+            for learner in ("ada", "bob"):
+                headers = {"X-Session-Id": f"of {learner}", "X-Learner": learner}
+                gateway.client.chat.completions.create(
+                    model=MODEL, messages=[USER], max_tokens=60, extra_headers=headers
+                )
+            with visiting(browser, gateway, learner="ada") as report:
+                page = report.page
+                assert report.texts("header .note")[0] == "learner ada"
+                assert report.texts("tbody a") == ["of ada"]
+                open_session(page, "of ada")
+                assert page.locator(".turn").count() == 1
