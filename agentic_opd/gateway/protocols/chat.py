@@ -275,9 +275,9 @@ class _ChatReply(Reply):
         if delta or (piece.tokens and shows_tokens):
             yield self._chunk(piece.index, delta, piece.tokens)
         if isinstance(event, Finished):
-            calls = event.message.get("tool_calls") or ()
-            if calls:
-                yield self._chunk(event.index, {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+            for position, call in enumerate(event.message.get("tool_calls") or ()):
+                # One call a chunk, as OpenAI and vLLM send them: some clients read the first of a chunk only.
+                yield self._chunk(event.index, {"tool_calls": [{"index": position, **call}]})
             yield self._chunk(event.index, {}, finish_reason=event.finish_reason)
 
     def closing(self) -> str:
