@@ -234,7 +234,7 @@ class Sampler:
         parameters, tools, choice = {**sampling.parameters}, request.chat.tools, request.tool_choice
         parameters["stop_token_ids"] = [*chat_format.stop_token_ids, *parameters.get("stop_token_ids", ())]
         grammar = parameters.get(GRAMMAR)
-        if tools and grammar is None and (choice.is_forced or not choice.is_parallel):
+        if tools and grammar is None and choice.is_constrained:
             parameters[GRAMMAR] = {"structural_tag": call_grammar(self._chat_formats.call_form, tools, choice)}
         elif tools and choice.is_forced:
             raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
