@@ -8,9 +8,9 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
-QUIET_GROUPS = 8
-"""Number of consecutive groups without a scored row that triggers the warning; with a working judge and policy, some
-turn in so many groups gets a hint."""
+QUIET_GROUPS, QUIET_TURNS = 8, 48
+"""Numbers of consecutive groups without a scored row, and of their turns, that trigger the warning together; with a
+working judge and policy, some turn of so many gets a hint. A group may be one short conversation without a mistake."""
 
 ADVICE = {
     TurnOutcome.NO_NEXT_STATE: "nothing answers the turns: no tool result, no user, no verdict. Does the policy call "
@@ -36,10 +36,11 @@ ADVICE = {
 
 
 class InactivityWatch:
-    """Returns a warning when the last `quiet_groups` groups had no scored row, once until a row is scored again."""
+    """Returns a warning when the latest groups and turns had no scored row, once until a row is scored again."""
 
-    def __init__(self, quiet_groups: int = QUIET_GROUPS) -> None:
-        self._groups: deque[list[TurnRecord]] = deque(maxlen=quiet_groups)
+    def __init__(self, quiet_groups: int = QUIET_GROUPS, quiet_turns: int = QUIET_TURNS) -> None:
+        self._quiet_groups, self._quiet_turns = quiet_groups, quiet_turns
+        self._groups = deque[list[TurnRecord]]()
         self._was_said = self._has_scored = False
 
     def saw(self, records: Sequence[TurnRecord]) -> str | None:
@@ -49,7 +50,11 @@ class InactivityWatch:
             self._was_said, self._has_scored = False, True
             return None
         self._groups.append(list(records))
-        return self._warning() if len(self._groups) == self._groups.maxlen else None
+        num_turns = sum(map(len, self._groups))
+        while len(self._groups) > self._quiet_groups and num_turns - len(self._groups[0]) >= self._quiet_turns:
+            num_turns -= len(self._groups.popleft())
+        is_quiet = len(self._groups) >= self._quiet_groups and num_turns >= self._quiet_turns
+        return self._warning() if is_quiet else None
 
     def at_end(self) -> str | None:
         """Return the warning for a run without any scored row, unless `saw` has returned it."""

@@ -13,7 +13,7 @@ from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import Message
 from agentic_opd.distill.evidence import message_text, turn_text
 from agentic_opd.learn.figures import CORRECTED_BELOW, Guard, LearnResult
-from agentic_opd.report.page import content_hash, static_text
+from agentic_opd.report.page import content_hash, plain_style
 
 _PAIRS = 10
 _MOST_CHARS = 3000
@@ -80,7 +80,7 @@ def shown_pairs(pairs: Sequence[ShownPair], seed: int) -> list[ShownPair]:
 
 def report_page(model: str, result: LearnResult, pairs: Sequence[ShownPair]) -> str:
     """Return the page."""
-    style = static_text("report.css") + _STYLE
+    style = plain_style() + _STYLE
     policy = f"default-src 'none'; style-src '{content_hash(style)}'; base-uri 'none'; form-action 'none'"
     return "\n".join(
         [

@@ -189,6 +189,7 @@ class Brake:
             self._process = None
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         if self._is_interrupted:
             return None
         if code != EXIT_OK:

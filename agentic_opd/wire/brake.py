@@ -51,6 +51,8 @@ def read_verdicts(file: Path) -> list[dict[str, Any]]:
         raise PlaceError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise no_verdicts(file, error) from error
+    if any(not isinstance(row, dict) for row in rows):
+        raise no_verdicts(file, ValueError("a line is no object"))
     return rows
 
 

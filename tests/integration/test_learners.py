@@ -113,7 +113,7 @@ def test_two_people_with_opposite_wishes_each_teach_an_adapter(rooted: RootedSer
         until(lambda: all(len(groups_of(tmp_path, person)) == GROUPS for person in PEOPLE), 60)
 
         with training(rooted, tmp_path) as trainer:
-            wait_for(trainer, tmp_path, lambda: 1 in learners_of(rooted).values())
+            wait_for(trainer, tmp_path, lambda: max(learners_of(rooted).values(), default=0) >= 1)
             trainer.send_signal(signal.SIGKILL)
             trainer.wait()
         with training(rooted, tmp_path) as trainer:

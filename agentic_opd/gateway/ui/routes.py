@@ -48,6 +48,8 @@ _MOST_TEXT = 10_000
 """Characters of a feedback's text."""
 _BEAT_S = 15.0
 """Seconds between two lines of a quiet event stream, by which both sides notice that the other has gone."""
+_BETWEEN_S = 0.5
+"""Seconds between two events: an answer that is being written changes with each token."""
 _REWARDS = {"1": 1.0, "-1": -1.0, "": None}
 
 Handler = Callable[[HttpRequest, Login], Awaitable[Response]]
@@ -270,6 +272,7 @@ class _Page:
                 else:
                     if session_ids:
                         yield f"event: changed\ndata: {json_line({'sessions': session_ids}).decode().strip()}\n\n"
+                        await asyncio.sleep(_BETWEEN_S)
 
 
 class _Events(StreamingResponse):

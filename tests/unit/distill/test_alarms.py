@@ -22,7 +22,7 @@ def records(*outcomes: Out, error: str | None = None) -> list[TurnRecord]:
 
 
 def test_a_silence_is_named_once_and_again_after_it_was_broken() -> None:
-    watch = InactivityWatch(quiet_groups=3)
+    watch = InactivityWatch(quiet_groups=3, quiet_turns=9)
     silent = records(Out.JUDGE_ERROR, Out.JUDGE_ERROR, Out.NO_NEXT_STATE, error="HTTP 500")
     said = [watch.saw(silent) for _ in range(5)]
     assert [warning is not None for warning in said] == [False, False, True, False, False]
@@ -36,17 +36,24 @@ def test_a_silence_is_named_once_and_again_after_it_was_broken() -> None:
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Out if outcome is not Out.SCORED])
 def test_each_cause_has_its_own_advice(outcome: Out) -> None:
-    warning = InactivityWatch(quiet_groups=1).saw(records(outcome))
+    warning = InactivityWatch(quiet_groups=1, quiet_turns=1).saw(records(outcome))
     assert ADVICE[outcome] in (warning or "")
     assert sum(advice in (warning or "") for advice in ADVICE.values()) == 1
 
 
+def test_short_conversations_without_a_mistake_are_no_silence() -> None:
+    watch = InactivityWatch(quiet_groups=2, quiet_turns=6)
+    short = [watch.saw(records(Out.VOTE_FAILED)) for _ in range(5)]
+    assert short == [None] * 5
+    assert "no token was scored in the last 6 group(s)" in (watch.saw(records(Out.VOTE_FAILED)) or "")
+
+
 def test_a_short_run_that_scored_nothing_is_told_so_at_its_end() -> None:
-    watch = InactivityWatch(quiet_groups=8)
+    watch = InactivityWatch()
     watch.saw(records(Out.VOTE_FAILED))
     assert "the last 1 group(s)" in (watch.at_end() or "")
     assert watch.at_end() is None
-    scored = InactivityWatch(quiet_groups=8)
+    scored = InactivityWatch()
     scored.saw(records(Out.SCORED))
     scored.saw(records(Out.VOTE_FAILED))
     assert scored.at_end() is None

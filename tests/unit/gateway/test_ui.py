@@ -23,7 +23,7 @@ from agentic_opd.gateway.ui import view
 from agentic_opd.gateway.ui.routes import SESSIONS_A_PAGE
 from tests.unit.distill.fakes import POSITIVE
 
-from .fakes import AGAIN, MORE, USER, Running, ScriptedVllm, gateway_before
+from .fakes import AGAIN, MORE, USER, Running, ScriptedVllm, gateway_before, until
 from .test_parts import PartsDistiller
 
 KEY, OTHER_KEY = "a-key", "another-key"
@@ -53,7 +53,7 @@ class Visitor:
     """A browser without a script."""
 
     def __init__(self, running: Running) -> None:
-        self.url, self._http = running.url, httpx.AsyncClient(timeout=20)
+        self.url, self._http = running.url, httpx.AsyncClient(timeout=60)
 
     async def __aenter__(self) -> "Visitor":
         return self
@@ -413,6 +413,33 @@ def test_an_open_page_is_told_of_changes_and_ends_with_the_gateway(tokenizer: An
     assert len(changed["sessions"]) == 1
 
 
+def test_an_answer_is_shown_while_it_is_written(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda _, choice: f"{'One' if choice else 'Two'} <b>words</b> at last.")
+
+    async def talk(at: Running) -> None:
+        async with Visitor(at) as visitor:
+            await visitor.sign_in()
+            first = await at.say(USER, key=KEY, session_id="mine")
+            path, _ = await visitor.session_page("mine")
+            vllm.gate = asyncio.Event()
+            chat = asyncio.create_task(at.chat(USER, first, MORE, key=KEY, session_id="mine", stream=True, n=2))
+
+            async def is_begun() -> bool:
+                return (await visitor.get(path)).text.count("no text yet") == 1
+
+            await until(is_begun)
+            page = main_of((await visitor.get(path)).text)
+            assert page.count(">being written<") == 2
+            assert MORE["content"] in page
+            vllm.gate.set()
+            assert (await chat).status_code == 200
+            page = main_of((await visitor.get(path)).text)
+            assert "being written" not in page
+            assert page.count("&lt;b&gt;words&lt;/b&gt; at last.") == 3
+
+    run(tmp_path, vllm, talk)
+
+
 def test_the_trainers_evaluations_are_a_curve(tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "train" / "brake.jsonl"
     file.parent.mkdir()
@@ -421,7 +448,8 @@ def test_the_trainers_evaluations_are_a_curve(tokenizer: Any, tmp_path: Path) ->
         async with Visitor(at) as visitor:
             await visitor.sign_in()
             assert "Held-out score" not in (await visitor.get()).text
-            rows = [{"version": version, "verdict": "good", "mean": 0.5, "tasks": 8} for version in (1, 2)]
+            verdicts = ((1, "good"), (2, "bad"))
+            rows = [{"version": version, "verdict": word, "mean": 0.5, "tasks": 8} for version, word in verdicts]
             rows.append({"version": 3, "verdict": "rolled_back", "bad": 2, "to": 1})
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             page = (await visitor.get()).text
