@@ -57,7 +57,7 @@ class ClosedModel(BaseModel):
         return {name: value for name, value in body.items() if value is not None or name in cls.model_fields}
 
 
-def refused(advice: str) -> BeforeValidator:
+def refusal(advice: str) -> BeforeValidator:
     """Refuse every value but null and false of a field that can't be honoured, with advice."""
 
     def check(value: object) -> object:
@@ -74,7 +74,7 @@ def _refuse_media(kind: object) -> object:
     return kind
 
 
-READ_MEDIA_ONLY = BeforeValidator(_refuse_media)
+TEXT_OR_PICTURE = BeforeValidator(_refuse_media)
 """Refuses parts of a content that no policy reads, with advice."""
 
 

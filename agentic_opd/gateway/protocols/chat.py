@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.body import HOSTED, READ_MEDIA_ONLY, FunctionSpec, OpenModel, ignored, read_body
+from agentic_opd.gateway.body import HOSTED, TEXT_OR_PICTURE, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
@@ -54,7 +54,7 @@ class _ImageUrl(OpenModel):
 
 
 class _ChatPart(OpenModel):
-    type: Annotated[Literal["text", "input_text", "output_text", "refusal", "image_url"], READ_MEDIA_ONLY]
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal", "image_url"], TEXT_OR_PICTURE]
     text: str = ""
     refusal: str = ""
     image_url: _ImageUrl | None = None
