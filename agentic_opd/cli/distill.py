@@ -201,7 +201,7 @@ def _out(arguments: argparse.Namespace) -> Path:
     name = "distilled.jsonl"
     if file is not None:
         stem = file.name.removesuffix(".gz")
-        for ending in (".jsonl", ".json", ".sqlite"):
+        for ending in (".jsonl", ".json", ".sqlite", ".parquet", ".arrow"):
             stem = stem.removesuffix(ending)
         name = f"{stem}.{name}"
     out: Path = arguments.out or (Path(name) if file is None else file.with_name(name))

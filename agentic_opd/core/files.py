@@ -14,6 +14,9 @@ _KINDS = {
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 """Names of files that are open already, such as standard input and a shell's `<(command)`."""
 
+LFS_POINTER = b"version https://git-lfs"
+"""Beginning of the text that a clone without Git LFS has in place of a file."""
+
 
 def check_regular(path: Path, *, is_read: bool = False) -> None:
     """Check that `path` is a regular file, or does not exist. To open a FIFO waits for its other end, maybe forever.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentic_opd.logs import claude_code, codex, inspect_ai, openclaw, opencode, openhands, requests, swe_agent
+from agentic_opd.logs.dialects import conversation_columns
 from agentic_opd.logs.session import Counts, Record, Session
 
 
@@ -80,6 +81,9 @@ def format_of(records: Sequence[Record]) -> LogFormat | None:
 def is_rows(records: Sequence[Record]) -> bool:
     """Return whether records are scored groups or conversations, a row each (`read_log`)."""
     names = ("tokens", "messages", "conversations", "conversation")
-    return any(record.get(name) for record in records for name in names) or any(
-        isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list) for record in records
+    return any(
+        any(map(record.get, names))
+        or (isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list))
+        or conversation_columns(record)
+        for record in records
     )

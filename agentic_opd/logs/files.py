@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from agentic_opd.core.columnar import check_nesting
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.files import check_regular
+from agentic_opd.core.files import LFS_POINTER, check_regular
+from agentic_opd.core.table_files import NoTableError, is_table, table_rows
 from agentic_opd.core.text import read_json
 from agentic_opd.logs import opencode, openhands
 from agentic_opd.logs.detect import INSPECT, OPENCODE, OPENHANDS, LogFormat, format_of, is_rows
@@ -33,6 +34,7 @@ _LARGEST_DOCUMENT = 512 * 2**20
 _SAMPLE_RECORDS, _SAMPLE_BYTES = 200, 8 * 2**20
 """Records and bytes by which a format is recognised."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, sqlite3.Error)
 _BLANK = b" \t\r\n\0\xef\xbb\xbf"
 
 
@@ -187,7 +189,15 @@ class _Search:
                 if log_format is None:
                     return
                 read = [(name, log_format, session) for session in log_format.sessions(records, counts)]
-        except (UnreadableError, OSError, EOFError, zlib.error, zipfile.BadZipFile, sqlite3.Error) as error:
+        except (
+            UnreadableError,
+            NoTableError,
+            OSError,
+            EOFError,
+            zlib.error,
+            zipfile.BadZipFile,
+            sqlite3.Error,
+        ) as error:
             self.skip(path, _reason(error))
             return
         self.sessions += read
@@ -202,6 +212,10 @@ class _Search:
             return INSPECT, _zipped_samples(path, counts)
         if head.startswith(b"SQLite format 3\0"):
             return OPENCODE, _database_sessions(path, counts)
+        if is_table(head):
+            return self._records_of_table(path)
+        if head.startswith(LFS_POINTER[:16]):
+            raise UnreadableError("a pointer of Git LFS: `git lfs pull` fetches the file")
         if head.strip(_BLANK)[:1] not in (b"{", b"[", b"") and head[:2] not in _UTF16_MARKS:
             raise UnreadableError("no JSON")
         records = _Records(file, counts)
@@ -217,6 +231,16 @@ class _Search:
             raise UnreadableError("no known format of logs")
         self.logs.row_files.append(path)
         return None, ()
+
+    def _records_of_table(self, path: Path) -> tuple[LogFormat | None, Iterable[Record]]:
+        records = table_rows(path)
+        sample = list(islice(records, _SAMPLE_RECORDS))
+        log_format = format_of(sample)
+        if log_format is None and not is_rows(sample):
+            raise UnreadableError("no known format of logs" if sample else "nothing in it")
+        if log_format is None:
+            self.logs.row_files.append(path)
+        return log_format, () if log_format is None else chain(sample, records)
 
     def _keep_part(self, record: Record, path: Path) -> bool:
         """Keep a document that is a part of a session until all files are read; return whether it is one."""

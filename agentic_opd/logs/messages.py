@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.attachments.messages import drop_empty_digests
-from agentic_opd.core.columnar import Call, is_null, unpadded_arguments
+from agentic_opd.core.columnar import Call, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.media import media_word
 from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
+from agentic_opd.logs.dialects import as_text, bare_function, conversation_columns, is_missing, spoken, tool_responses
 from agentic_opd.logs.secrets import masked_messages
 from agentic_opd.logs.tools import from_text, has_padded_tools, plain_tools
 
@@ -238,11 +239,11 @@ def read_log(
     messages, context = list[Message](), dict[int, LogNote]()
     objects = list[tuple[dict[str, Any], Call]]()
     notes = Counter[LogNote]()
-    last_call, answers_media = "", False
+    last_call, answers_media, was_call = "", False, False
     if system := _system(fields):
         messages.append({"role": "system", "content": system})
     for row in _rows(fields):
-        message, note, number_of_media = row.message()
+        message, note, number_of_media, is_call = row.message()
         try:
             parsed = _LoggedMessage.model_validate(message)
             plain_of_row = list(_plain(parsed, row.index, last_call))
@@ -256,6 +257,12 @@ def read_log(
             answers_media = answers_media or number_of_media > 0
         extra = {key: value for key, value in message.items() if key not in _OWN_FIELDS and _has_value(value)}
         drop_empty_digests(extra)
+        is_parallel = is_call and was_call and note is None and messages[-1].get("tool_calls")
+        was_call = is_call
+        if is_parallel:
+            messages[-1]["tool_calls"] += plain_of_row[0]["tool_calls"]
+            objects += () if row.is_text else _stored_as_objects(plain_of_row[0]["tool_calls"], parsed.calls())
+            continue
         for plain in plain_of_row:
             if plain["role"] == "assistant" and (why := note or _why_context(plain, extra)) is not None:
                 context[len(messages)] = why
@@ -303,21 +310,21 @@ class _Row:
     is_prompt: bool = False
     """Whether it is in the prompt of a completion."""
 
-    def message(self) -> tuple[dict[str, Any], LogNote | None, int]:
-        """Return the message with a role and a content, the reason why it is not learned if its form shows one, and
-        the number of its parts that are no text and were replaced by a word.
+    def message(self) -> "_ReadRow":
+        """Return the message with a role and a content.
+
+        Raises:
+            AlignmentError: it is no message.
         """
         value = from_text(self.value, self.where)
-        note = LogNote.PROMPT if self.is_prompt else None
-        if isinstance(value, Mapping) and value.get("role") is None and isinstance(value.get("from"), str):
-            value, sharegpt_note = _from_sharegpt(cast(Mapping[str, Any], value), self.where)
-            note = note or sharegpt_note
-        if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        if not isinstance(value, Mapping):
             raise AlignmentError(f"{self.where}: expected an object with a role, got {value!r:.80}")
-        message = dict(cast(Mapping[str, Any], value))
+        read = spoken(cast(Mapping[str, Any], value), self.where)
+        message = dict(read.fields)
+        note = LogNote.PROMPT if self.is_prompt else LogNote.ARGUMENTS if read.is_broken else None
         if isinstance(reason := message.pop(NOT_LEARNED, None), LogNote):
             note = note or reason
-        message |= {key: None for key in _OWN_FIELDS & message.keys() if _is_missing(message[key])}
+        message |= {key: None for key in _OWN_FIELDS & message.keys() if is_missing(message[key])}
         message["tool_calls"] = _parsed_calls(message.get("tool_calls"), f"{self.where}.tool_calls")
         message["content"], number_of_media = without_media(message.get("content"))
         if message["role"] == "assistant":
@@ -325,7 +332,17 @@ class _Row:
                 note = note or LogNote.MEDIA
             if isinstance(content := message["content"], list):
                 message["content"] = [part for part in cast(list[Any], content) if part != MEDIA_WORD]
-        return message, note, number_of_media
+        return _ReadRow(message, note, number_of_media, read.is_call)
+
+
+class _ReadRow(NamedTuple):
+    message: dict[str, Any]
+    note: LogNote | None
+    """The reason why it is not learned, if its form shows one."""
+    number_of_media: int
+    """Number of its parts that are no text and were replaced by a word."""
+    is_call: bool
+    """Whether it is a call in ShareGPT's form."""
 
 
 MEDIA_WORD = {"type": "text", "text": "[not text: left out]"}
@@ -354,8 +371,8 @@ def without_media(content: Any) -> tuple[Any, int]:
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the messages of a row's conversation."""
     name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
-    columns = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
-    prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in columns)
+    values = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
+    prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in values)
     if name is not None:
         rows = from_text(fields[name], name)
         if not isinstance(rows, list | tuple) or not rows:
@@ -368,6 +385,10 @@ def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
             yield _Row(f"prompt[{index}]", index, value, isinstance(value, str), is_prompt=True)
         for index, value in enumerate(completion):
             yield _Row(f"completion[{index}]", len(prompt) + index, value, isinstance(value, str))
+    elif columns := conversation_columns(fields):
+        if len(columns) > 1:
+            raise AlignmentError(f'{", ".join(columns)}: each is a conversation; name the one to read "messages"')
+        yield from _rows({"messages": fields[columns[0]]})
     else:
         names = ", ".join(map(str, fields)) or "nothing"
         raise AlignmentError(
@@ -377,57 +398,8 @@ def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
         )
 
 
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "system": "system",
-    "function_call": "assistant",
-    "observation": "tool",
-    "tool": "tool",
-    "function_response": "tool",
-}
-
-
-def _from_sharegpt(message: Mapping[str, Any], where: str) -> tuple[dict[str, Any], LogNote | None]:
-    """Return a message of ShareGPT's form (`from`, `value`) with a role and a content.
-
-    A call that can't be read is text, and the reason why the turn is not learned.
-    """
-    speaker, value = str(message["from"]), message.get("value")
-    if speaker not in _SHAREGPT_ROLES:
-        raise AlignmentError(f"{where}.from: expected one of {', '.join(_SHAREGPT_ROLES)}, got {speaker!r:.40}")
-    extra = {key: member for key, member in message.items() if key not in ("from", "value")}
-    read = {**extra, "role": _SHAREGPT_ROLES[speaker], "content": value}
-    if speaker != "function_call":
-        return read, None
-    try:
-        stored: Any = from_text(value, where)
-    except AlignmentError:
-        return read, LogNote.ARGUMENTS
-    calls = cast(list[Any], stored) if isinstance(stored, list) else [stored]
-    functions = [
-        {"name": call.get("name"), "arguments": call.get("arguments", call.get("parameters"))}
-        for call in calls
-        if isinstance(call, Mapping) and isinstance(call.get("name"), str)
-    ]
-    if not functions or len(functions) < len(calls):
-        return {**read, "content": str(value)}, LogNote.ARGUMENTS
-    is_text = isinstance(value, str)
-    called = [{"function": _as_text(function) if is_text else function} for function in functions]
-    return {**read, "content": None, "tool_calls": called}, None
-
-
-def _as_text(function: Any) -> Any:
-    """Return the function of a call that was JSON text with its arguments as text, because they are not padded."""
-    arguments: Any = function.get("arguments") if isinstance(function, Mapping) else None
-    return {**function, "arguments": json.dumps(arguments)} if isinstance(arguments, Mapping) else function
-
-
 def _parsed_calls(calls: Any, where: str) -> Any:
-    """Return calls with those objects that are JSON text: all of them, a call, or a call's function."""
+    """Return calls in OpenAI's wrapper, with those objects that are JSON text: all of them, a call, or its function."""
     are_text = isinstance(calls, str)
     read = from_text(calls or None, where)
     if not isinstance(read, list):
@@ -435,10 +407,12 @@ def _parsed_calls(calls: Any, where: str) -> Any:
     parsed = list[Any]()
     for index, stored in enumerate(cast(list[Any], read)):
         call = from_text(stored, f"{where}[{index}]")
-        function: Any = call.get("function") if isinstance(call, Mapping) else None
-        is_text = are_text or isinstance(stored, str) or isinstance(function, str)
-        function = from_text(function, f"{where}[{index}].function")
-        parsed.append({**call, "function": _as_text(function)} if function is not None and is_text else call)
+        function: Any = (call.get("function") or bare_function(call)) if isinstance(call, Mapping) else None
+        if function is not None:
+            is_text = are_text or isinstance(stored, str) or isinstance(function, str)
+            function = from_text(function, f"{where}[{index}].function")
+            call = {**call, "function": as_text(function) if is_text else function}
+        parsed.append(call)
     return parsed
 
 
@@ -455,6 +429,10 @@ def _plain(parsed: _LoggedMessage, index: int, last_call: str) -> Iterator[Messa
         yield {"role": "tool", "content": content, "tool_call_id": result.tool_use_id or ""}
     content = parsed.text()
     if results and not content:
+        return
+    if role in ("tool", "user") and (responses := tool_responses(content)):
+        named = {"tool_call_id": parsed.tool_call_id} if parsed.tool_call_id and len(responses) == 1 else {}
+        yield from ({"role": "tool", "content": response} | named for response in responses)
         return
     message: Message = {"role": role, "content": content}
     thoughts = parsed.thoughts()
@@ -498,17 +476,16 @@ def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Seque
 
 def _has_value(value: Any) -> bool:
     """Return whether a field of no meaning to this package has a value that JSON can write."""
-    return not _is_missing(value) and _is_json(value)
+    return not is_missing(value) and _is_json(value)
 
 
-def _is_missing(value: Any) -> bool:
-    """Return whether a field has no value; pandas writes NaN for it, and Arrow an object of nulls."""
-    return is_null(value) or (isinstance(value, float) and value != value)
+_WEIGHTS = ("weight", "loss", "loss_scale", "train", "training")
+"""Fields of a message in which OpenAI's, ms-swift's and Axolotl's files say by 0 or false that it is not trained."""
 
 
 def _why_context(message: Message, extra: Mapping[str, Any]) -> LogNote | None:
     """Return the reason why an assistant's message is not learned, as far as the message alone shows it."""
-    if extra.get("weight") == 0:  # OpenAI's fine-tuning format
+    if any(extra.get(name) == 0 for name in _WEIGHTS):
         return LogNote.WEIGHT_0
     if not has_arguments(message):
         return LogNote.ARGUMENTS

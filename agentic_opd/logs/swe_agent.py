@@ -110,4 +110,18 @@ def _add_message(draft: Draft, message: Record) -> None:
             message.get("tool_call_id") or (ids[0] if isinstance(ids, list) and ids else None)
         )
     is_demonstration = bool(message.get("is_demo")) or message.get("message_type") == "demonstration"
-    draft.add(not_learned(read, LogNote.DEMONSTRATION) if is_demonstration else read)
+    if is_demonstration:
+        read = not_learned(read, LogNote.DEMONSTRATION)
+    elif _is_exit(message):
+        read = not_learned(read, LogNote.STOPPED)
+    draft.add(read)
+
+
+_EXITS = ("Exit due to ", "Exiting due to ", "Exit forced")
+
+
+def _is_exit(message: Record) -> bool:
+    """Return whether SWE-agent wrote an answer itself, because it stopped the agent (context, costs, errors)."""
+    action, content = message.get("action"), message.get("content")
+    has_no_action = action == "" or (isinstance(action, str) and action.startswith("exit_"))
+    return has_no_action and isinstance(content, str) and content.startswith(_EXITS)

@@ -111,11 +111,46 @@ def _schema(schema: Any, where: str) -> Any:
     schema = from_text(schema, where)
     if isinstance(schema, Mapping) and set(cast(Mapping[str, Any], schema)) == {"json"}:
         schema = schema["json"]
+    if isinstance(schema, Mapping) and _is_argument_map(cast(Mapping[str, Any], schema)):
+        return _schema_of_arguments(cast(Mapping[str, Mapping[str, Any]], schema))
     if not isinstance(schema, Mapping) or (schema and not any(key in schema for key in _SCHEMA_KEYS)):
         raise AlignmentError(
             f"{where}: expected the JSON schema of an object ({{type: object, properties: ...}}), got {schema!r:.80}"
         )
     return cast(Mapping[str, Any], schema)
+
+
+_PYTHON_TYPES = {
+    **{"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object"},
+    **dict.fromkeys(("list", "tuple", "set", "array"), "array"),
+    **{name: name for name in ("string", "integer", "number", "boolean", "object")},
+}
+"""Python's name of a type -> JSON schema's."""
+
+
+def _is_argument_map(schema: Mapping[str, Any]) -> bool:
+    """Return whether an object is the arguments by name, each with a type in text, as APIGen and xLAM write them."""
+    return bool(schema) and all(
+        isinstance(argument, Mapping)
+        and isinstance(argument.get("type"), str)
+        and not {"properties", "items"} & argument.keys()
+        for argument in schema.values()
+    )
+
+
+def _schema_of_arguments(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the JSON schema of an object with these arguments; a type that JSON schema does not have is left out."""
+    properties, required = dict[str, Any](), list[str]()
+    for name, argument in arguments.items():
+        written = str(argument["type"]).lower()
+        inner = written.removeprefix("optional[")
+        kind = _PYTHON_TYPES.get(inner.partition(",")[0].partition("[")[0].strip(" ]"))
+        properties[name] = {key: value for key, value in argument.items() if key != "type"}
+        if kind is not None:
+            properties[name] = {"type": kind} | properties[name]
+        if "default" not in argument and "optional" not in written:
+            required.append(name)
+    return {"type": "object", "properties": properties, "required": required}
 
 
 def _lower_types(schema: Any) -> Any:

@@ -24,8 +24,9 @@ from agentic_opd.core.errors import (
     ServerUnreachableError,
     WireError,
 )
-from agentic_opd.core.files import check_regular
+from agentic_opd.core.files import LFS_POINTER, check_regular
 from agentic_opd.core.json_rows import JsonRow, NotJsonError, json_rows
+from agentic_opd.core.table_files import NoTableError, is_table, table_rows
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
@@ -188,14 +189,19 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _rows(path: Path) -> Iterator[JsonRow]:
-    if path.suffix == ".parquet":
-        raise PlaceError(
-            f"{str(path)!r} is no JSON; write its rows as JSONL, for example with pandas' DataFrame.to_json"
-        )
     check_regular(path, is_read=True)
+    head = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(len(LFS_POINTER))
     try:
-        yield from json_rows(path)
-    except NotJsonError as error:
+        if head == LFS_POINTER:
+            raise PlaceError(f"{str(path)!r} is a pointer of Git LFS; `git lfs pull` fetches the file")
+        if is_table(head):
+            yield from (JsonRow(i, f"row {i}", fields) for i, fields in enumerate(table_rows(path), start=1))
+        else:
+            yield from json_rows(path)
+    except (NotJsonError, NoTableError) as error:
         raise PlaceError(f"{str(path)!r}, {error}") from error
 
 

@@ -4,10 +4,13 @@ import gzip
 import json
 import os
 import resource
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.logs import files
@@ -233,13 +236,59 @@ def test_a_file_that_is_named_and_can_not_be_read_is_an_error(tmp_path: Path) ->
     for name, text, said in (
         ("a.json", '{"a": 1}', "line 1: tokens and messages: expected"),
         ("b.md", "# Notes", "line 1: not valid JSON"),
-        ("c.parquet", "PAR1", "is no JSON; write its rows as JSONL"),
+        ("c.parquet", "PAR1", "a parquet or Arrow file that can't be read: Parquet file size is 4 bytes"),
+        (
+            "d.jsonl",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "a pointer of Git LFS; `git lfs pull`",
+        ),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(PlaceError, match=said):
             read_inputs([tmp_path / name])
     with pytest.raises(FileNotFoundError):
         read_inputs([tmp_path / "nothing"])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow stream", "arrow file", "no conversation", "damaged"])
+def test_tables_of_datasets_are_read(kind: str, tmp_path: Path) -> None:
+    """Nulls that a table adds are no part of a message; a time or bytes in another column do not matter."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            **dict.fromkeys(("day", "picture")),
+        },
+        {"messages": chat(), "day": date(2026, 1, 2), "picture": b"\xff"},
+    ]
+    table = pa.Table.from_pylist(rows if kind != "no conversation" else [{"text": "a"}])
+    path = tmp_path / "in/data"
+    path.parent.mkdir()
+    if kind.startswith("arrow"):
+        writer = pa.ipc.new_stream if kind == "arrow stream" else pa.ipc.new_file
+        with path.open("wb") as file, writer(file, table.schema) as written:
+            written.write_table(table)
+    else:
+        parquet.write_table(table, path)
+    if kind == "damaged":
+        path.write_bytes(path.read_bytes()[:-20])
+    for found in (tmp_path / "in", path):
+        if kind in ("no conversation", "damaged") and found == path:
+            with pytest.raises(PlaceError, match="the row holds text" if kind == "no conversation" else "read: "):
+                read_inputs([found])
+            continue
+        inputs = read_inputs([found])
+        if kind in ("no conversation", "damaged"):
+            assert not inputs.lines
+            assert "no known format" in inputs.summary[0] or "can't be read" in inputs.summary[0]
+            continue
+        assert [len(read_log(line.fields, ()).messages) for line in inputs.lines] == [2, len(chat())]
+        assert inputs.lines[1].fields["day"] == "2026-01-02"
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_log(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    (sentence,) = find_logs([tmp_path]).lines()
+    assert "a pointer of Git LFS: `git lfs pull` fetches the file" in sentence
 
 
 def test_a_conversation_that_the_log_form_refuses_is_skipped_with_its_field(tmp_path: Path) -> None:

@@ -548,7 +548,8 @@ def test_tools_are_read_as_text_and_as_functions(fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "messages[1].role: Input should be 'system'"),
+        ({"messages": [USER, {"role": "chorus", "content": "a"}]}, "messages[1].role: expected one of human, user"),
+        ({"messages": None, "chosen": [USER, SAID], "rejected": [USER, SAID]}, "chosen, rejected: each is a conversa"),
         ({"messages": [USER, {**SAID, "content": 3}]}, "messages[1].content: Input should be a valid string"),
         ({"messages": [{**USER, "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type: Input should be"),
         ({"messages": [USER, {**SAID, "tool_calls": "{}"}]}, "messages[1].tool_calls: Input should be a valid list"),

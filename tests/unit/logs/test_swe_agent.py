@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.logs.session import LeftOut
 from agentic_opd.logs.swe_agent import (
@@ -52,3 +54,24 @@ def test_trajectories_of_a_responses_model_have_its_items() -> None:
     assert is_mini_swe_agent([document])
     (session,) = mini_swe_agent_sessions([document], Counter())
     assert read_log(session.fields(), ()).messages == read_log({"messages": chat()[:3]}, ()).messages
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "is_learned"),
+    [
+        ("Exit due to context window", "", False),
+        ("Exit due to cost limit", "exit_cost", False),
+        ("Exiting due to forfeit", "", False),
+        ("Exit due to an error: run it again.", "run", True),
+        ("I look.", "", True),
+    ],
+)
+def test_what_swe_agent_writes_when_it_stops_the_agent_is_not_learned(text: str, action: str, is_learned: bool) -> None:
+    document = swe_agent()
+    document["history"].append(
+        {"role": "assistant", "content": text, "action": action, "agent": "main", "message_type": "action"}
+    )
+    (session,) = swe_agent_sessions([document], Counter())
+    context = read_log(session.fields(), ()).context
+    assert (len(session.messages) - 1 not in context) == is_learned
+    assert is_learned or context[len(session.messages) - 1] is LogNote.STOPPED

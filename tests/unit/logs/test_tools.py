@@ -65,7 +65,7 @@ def test_a_gemini_tool_declares_several_functions() -> None:
         ),
         ({"name": "f", "inputs": {"a": {}}}, r"tools\[0\]\.inputs: expected the JSON schema"),
         (
-            {"name": "f", "parameters": {"a": {"type": "str"}}},
+            {"name": "f", "parameters": {"a": "str"}},
             r"tools\[0\]\.parameters: expected the JSON schema of an object",
         ),
         ({"name": "f", "input_schema": [1]}, r"tools\[0\]\.input_schema: expected the JSON schema of an object"),
@@ -76,3 +76,26 @@ def test_a_gemini_tool_declares_several_functions() -> None:
 def test_what_no_template_can_show_is_refused_by_name(tool: dict[str, Any], said: str) -> None:
     with pytest.raises(AlignmentError, match=said):
         plain_tools({"tools": [tool]})
+
+
+def test_arguments_by_name_with_pythons_types_become_a_schema() -> None:
+    """As APIGen and xLAM write them; an argument may be called `type`."""
+    arguments = {
+        "type": {"type": "str", "description": "d"},
+        "ids": {"type": "List[int]"},
+        "day": {"type": "str, optional"},
+        "size": {"type": "Optional[float]"},
+        "hook": {"type": "Callable[[int], str]", "default": ""},
+    }
+    (tool,) = plain_tools({"tools": json.dumps([{**FUNCTION, "parameters": arguments}])})
+    assert tool["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "description": "d"},
+            "ids": {"type": "array"},
+            "day": {"type": "string"},
+            "size": {"type": "number"},
+            "hook": {"default": ""},
+        },
+        "required": ["type", "ids"],
+    }

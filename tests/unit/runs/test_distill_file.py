@@ -57,8 +57,3 @@ def test_a_line_that_cannot_be_read_is_named(row: Any, said: str | None, tmp_pat
         return
     with pytest.raises(PlaceError, match=said):
         list(read_lines(path))
-
-
-def test_a_parquet_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match=r"rows\.parquet' is no JSON; write its rows as JSONL"):
-        list(read_lines(tmp_path / "rows.parquet"))
