@@ -57,7 +57,7 @@ class ClosedModel(BaseModel):
         return {name: value for name, value in body.items() if value is not None or name in cls.model_fields}
 
 
-def refused(advice: str) -> BeforeValidator:
+def refusal(advice: str) -> BeforeValidator:
     """Refuse every value but null and false of a field that can't be honoured, with advice."""
 
     def check(value: object) -> object:
@@ -74,7 +74,7 @@ def _refuse_media(kind: object) -> object:
     return kind
 
 
-READ_MEDIA_ONLY = BeforeValidator(_refuse_media)
+TEXT_OR_PICTURE = BeforeValidator(_refuse_media)
 """Refuses parts of a content that no policy reads, with advice."""
 
 
@@ -171,8 +171,9 @@ class SamplingFields(OpenModel):
         for name, value in unknown.items():
             parameter = sampling_name(name)
             if parameter is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(parameter, ())):
-                hint = _ADVICE.get(parameter, "")
-                if parameter != name and parameter in type(self).model_fields:
+                fields = type(self).model_fields
+                hint = next((f"; send {field}" for field in _IN_ITS_PLACE.get(parameter, ()) if field in fields), "")
+                if parameter != name and parameter in fields:
                     hint = f"; did you mean {parameter}?"
                 raise ClientError(
                     400, f"{name}: this field is unknown here, and it would change what is sampled{hint}", name
@@ -284,14 +285,29 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     **{"system_prompt": ("",), "system_instruction": (), "contents": (), "prompt_mode": (), "safe_prompt": (False,)},
 }
 """Fields that would change the answer and are not offered, or not by every protocol: name -> values that do not."""
-_ADVICE = {
-    "functions": "; send them as tools",
-    "function_call": "; send tool_choice beside tools",
-    "guided_json": "; send a response_format",
-    "system": "; send it as a message",
-    "instructions": "; send it as a message",
+_LENGTH = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_FORMAT = ("response_format", "text", "output_config")
+_IN_ITS_PLACE: dict[str, tuple[str, ...]] = {
+    **{
+        "messages": ("input",),
+        "input": ("messages",),
+        "prompt": ("messages", "input"),
+        "contents": ("messages", "input"),
+    },
+    **dict.fromkeys(
+        ("system", "instructions", "system_prompt", "system_instruction"), ("instructions", "system", "messages")
+    ),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"), _LENGTH),
+    **dict.fromkeys(("num_predict", "n_predict", "max_tokens_to_sample", "max_length"), _LENGTH),
+    **dict.fromkeys(("response_format", "output_config", "output_format", "text", "json_schema"), _FORMAT),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ("structured_outputs",)),
+    **dict.fromkeys(("regex", "ebnf", "grammar"), ("structured_outputs",)),
+    **dict.fromkeys(("stop_sequences", "stop_words"), ("stop",)),
+    **{"functions": ("tools",), "function_call": ("tool_choice",), "candidate_count": ("n",), "random_seed": ("seed",)},
+    **{"repeat_penalty": ("repetition_penalty",), "banned_tokens": ("bad_words",)},
+    **{"reasoning_effort": ("reasoning", "output_config"), "chat_template": ("chat_template_kwargs",)},
 }
-"""What a client may send in place of a field that is refused."""
+"""Fields that a client may send in place of a refused one; those of its protocol are named."""
 _FAMILIES = ("guided", "mirostat", "dynatemp")
 """Beginnings of further such names."""
 _LIKE = 0.87

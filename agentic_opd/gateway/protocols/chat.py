@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.body import HOSTED, READ_MEDIA_ONLY, FunctionSpec, OpenModel, ignored, read_body
+from agentic_opd.gateway.body import HOSTED, TEXT_OR_PICTURE, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
@@ -54,7 +54,7 @@ class _ImageUrl(OpenModel):
 
 
 class _ChatPart(OpenModel):
-    type: Annotated[Literal["text", "input_text", "output_text", "refusal", "image_url"], READ_MEDIA_ONLY]
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal", "image_url"], TEXT_OR_PICTURE]
     text: str = ""
     refusal: str = ""
     image_url: _ImageUrl | None = None
@@ -228,7 +228,9 @@ class _ChatBody(CommonBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_ChatTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedFunction | _NamedCustom | _AllowedFunctions | None = None
+    tool_choice: (
+        Literal["auto", "none", "required", "any"] | _NamedFunction | _NamedCustom | _AllowedFunctions | None
+    ) = None
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -243,7 +245,9 @@ class _ChatBody(CommonBody):
             return ToolChoice("named", self.tool_choice.custom.name, is_parallel)
         if isinstance(self.tool_choice, _AllowedFunctions):
             return self.tool_choice.allowed_tools.choice(is_parallel=is_parallel)
-        return ToolChoice(self.tool_choice or "auto", None, is_parallel)
+        # Mistral's word for it.
+        kind = "required" if self.tool_choice == "any" else self.tool_choice
+        return ToolChoice(kind or "auto", None, is_parallel)
 
     def functions(self) -> list[FunctionSpec]:
         """Return the tools that the client runs; the log names the others.

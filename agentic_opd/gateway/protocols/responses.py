@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from agentic_opd.core.attachments.messages import IMAGE_MARK
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.body import HOSTED, READ_MEDIA_ONLY, FunctionSpec, OpenModel, ignored, read_body, refused
+from agentic_opd.gateway.body import HOSTED, TEXT_OR_PICTURE, FunctionSpec, OpenModel, ignored, read_body, refusal
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
@@ -57,7 +57,7 @@ _SEALED = "reasoning:"
 class _ContentPart(OpenModel):
     type: Annotated[
         Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image"],
-        READ_MEDIA_ONLY,
+        TEXT_OR_PICTURE,
     ]
     text: str = ""
     refusal: str = ""
@@ -149,11 +149,11 @@ class _ResponsesBody(CommonBody):
     text: _TextConfig | None = None
     reasoning: _Reasoning | None = None
     include: WithoutEffect[list[str]] = None
-    background: Annotated[Literal[False] | None, refused("answers are sampled while the client waits")] = None
+    background: Annotated[Literal[False] | None, refusal("answers are sampled while the client waits")] = None
     truncation: WithoutEffect[Literal["disabled", "auto"]] = None
     """Nothing is dropped from a prompt that is too long, which is refused."""
-    conversation: Annotated[None, refused("send previous_response_id, or the conversation's items in input")] = None
-    prompt: Annotated[None, refused("no prompts are stored here; send its text in instructions or input")] = None
+    conversation: Annotated[None, refusal("send previous_response_id, or the conversation's items in input")] = None
+    prompt: Annotated[None, refusal("no prompts are stored here; send its text in instructions or input")] = None
 
 
 @dataclass(slots=True)

@@ -65,5 +65,5 @@ class AllowedTools(OpenModel):
     tools: list[_AllowedTool] = Field(min_length=1)
 
     def choice(self, *, is_parallel: bool) -> ToolChoice:
-        named = [tool.function or tool.custom or tool for tool in self.tools]
-        return ToolChoice(self.mode, None, is_parallel, tuple(tool.name or "" for tool in named))
+        tools = [tool.function or tool.custom or tool for tool in self.tools]
+        return ToolChoice(self.mode, None, is_parallel, tuple(tool.name or "" for tool in tools))

@@ -537,6 +537,7 @@ def allows(tokenizer: Any, structural_tag: str, *parts: str) -> bool:
     ("options", "allowed", "altered"),
     [
         ({"tool_choice": "required"}, {"two", "other"}, ("tool_choice",)),
+        ({"tool_choice": "any"}, {"two", "other"}, ("tool_choice",)),
         ({"tool_choice": {"type": "function", "function": {"name": "run"}}}, set(), ("tool_choice",)),
         ({"parallel_tool_calls": False}, {"other", "text", "text and call"}, ("parallel_tool_calls",)),
         ({"tool_choice": "required", "parallel_tool_calls": False}, {"other"}, ("tool_choice", "parallel_tool_calls")),

@@ -856,8 +856,11 @@ def test_a_custom_tool_of_a_chat_takes_a_text(tokenizer: Any, tmp_path: Path, st
 @pytest.mark.parametrize(
     ("path", "body", "field", "advice"),
     [
-        ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions", "send them as tools"),
-        ("/v1/chat/completions", {"system": "Be short."}, "system", "send it as a message"),
+        ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions", "send tools"),
+        ("/v1/chat/completions", {"random_seed": 3}, "random_seed", "send seed"),
+        ("/v1/responses", {"max_tokens": 3}, "max_tokens", "send max_output_tokens"),
+        ("/v1/chat/completions", {"output_format": {}}, "output_format", "send response_format"),
+        ("/v1/chat/completions", {"system": "Be short."}, "system", "send messages"),
         ("/v1/chat/completions", {"messages": [AUDIO]}, "messages.0.content.0.type", "send its text"),
         ("/v1/responses", {"input": [FILE]}, "input.0.content.0.type", "send its text"),
         ("/v1/responses", {"conversation": "conv_1"}, "conversation", "previous_response_id"),
