@@ -9,7 +9,6 @@ import ast
 import builtins
 import keyword
 import re
-import warnings
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
+
+from agentic_opd.core.syntax import parse_module
 
 _MAX_SOURCE, _MAX_CONTAINER, _MAX_CHECK = 200_000, 30, 60
 """Limits: characters of the tests that are parsed, leaves of a container that counts as data, values of a check."""
@@ -219,9 +220,7 @@ def _facts_of(source: str) -> _Facts:
     if len(source) > _MAX_SOURCE:
         head = "".join(re.findall(r"^.{0,10000}\n", source, re.MULTILINE))[:_MAX_SOURCE].rpartition("\n")[0]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's tests
-            _read_tree(ast.parse(head), facts)
+        _read_tree(parse_module(head), facts)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         for literal in re.findall(r"'[^'\n]*'|\"[^\"\n]*\"|\b\d+(?:\.\d+)?", head):
             facts.add_constant(literal.strip("'\""))

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.client import LONGEST_NAME
@@ -55,6 +55,27 @@ class ClosedModel(BaseModel):
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None or name in cls.model_fields}
+
+
+def refused(advice: str) -> BeforeValidator:
+    """Refuse every value but null and false of a field that can't be honoured, with advice."""
+
+    def check(value: object) -> object:
+        if value is not None and value is not False:
+            raise ValueError(f"this can't be honoured here: {advice}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _refuse_media(kind: object) -> object:
+    if isinstance(kind, str) and kind in ("file", "input_file", "input_audio", "audio_url", "video_url"):
+        raise ValueError(f"the policy reads no part of type {kind}; send its text")
+    return kind
+
+
+READ_MEDIA_ONLY = BeforeValidator(_refuse_media)
+"""Refuses parts of a content that no policy reads, with advice."""
 
 
 class EndingBody(ClosedModel):
@@ -150,9 +171,9 @@ class SamplingFields(OpenModel):
         for name, value in unknown.items():
             parameter = sampling_name(name)
             if parameter is not None and not any(value == neutral for neutral in _NOT_OFFERED.get(parameter, ())):
-                hint = (
-                    f"; did you mean {parameter}?" if parameter != name and parameter in type(self).model_fields else ""
-                )
+                hint = _ADVICE.get(parameter, "")
+                if parameter != name and parameter in type(self).model_fields:
+                    hint = f"; did you mean {parameter}?"
                 raise ClientError(
                     400, f"{name}: this field is unknown here, and it would change what is sampled{hint}", name
                 )
@@ -203,7 +224,7 @@ PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
 
 
-HOSTED = "not offered to the policy, because its provider would run it"
+HOSTED = "not offered to the policy, because only its provider runs or describes it"
 
 
 def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
@@ -263,6 +284,14 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     **{"system_prompt": ("",), "system_instruction": (), "contents": (), "prompt_mode": (), "safe_prompt": (False,)},
 }
 """Fields that would change the answer and are not offered, or not by every protocol: name -> values that do not."""
+_ADVICE = {
+    "functions": "; send them as tools",
+    "function_call": "; send tool_choice beside tools",
+    "guided_json": "; send a response_format",
+    "system": "; send it as a message",
+    "instructions": "; send it as a message",
+}
+"""What a client may send in place of a field that is refused."""
 _FAMILIES = ("guided", "mirostat", "dynatemp")
 """Beginnings of further such names."""
 _LIKE = 0.87

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
@@ -22,10 +23,11 @@ from agentic_opd.distill.alarms import live_teacher
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.body import ignored
+from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError, unknown_session
-from agentic_opd.gateway.exchange import Answer, Exchange, ServerLimits
+from agentic_opd.gateway.exchange import Answer, Begun, Exchange, ServerLimits
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState, SessionStatus
 from agentic_opd.gateway.learners import LearnerFiles, no_learner
@@ -35,7 +37,7 @@ from agentic_opd.gateway.sampler import Prompted, Sampler
 from agentic_opd.gateway.sessions import OpenSession, Placed, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Path, answered_turns, reply_to
-from agentic_opd.gateway.under_way import UnderWay, Waiting
+from agentic_opd.gateway.under_way import RunningAnswer, UnderWay, Waiting
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import check_model, fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
@@ -57,6 +59,10 @@ _NO_NEXT_STATE = (
 )
 _MOST_LOOKED_AT = 16
 """Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
+MOST_FEEDBACK = 100
+"""Number of times that a client can give feedback for one turn: each is a question to the judge."""
+_MOST_COUNTED = 4096
+"""Number of turns, those with the latest feedback, whose feedback is counted."""
 _VERSION_S = 2.0
 """Seconds that a policy server may take to name its weights for the metrics."""
 
@@ -105,6 +111,7 @@ class Gateway:
             Closed(self._with_server(row), grouped=journal.grouped_turns(row.session_id))
             for row in journal.sessions(SessionState.CLOSED)
         )
+        self._feedback_counts = OrderedDict[TurnKey, int]()
         self._began = time.time(), time.monotonic()
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
@@ -195,23 +202,24 @@ class Gateway:
         if request.client.group is not None:
             self._check_group_size("X-Group-Id")
         session: OpenSession | None = None
+        answers: dict[int, RunningAnswer] = {}
         is_whole = False
         try:
             async with aclosing(self._exchange.answer(request, owner)) as stages:
                 async for stage in stages:
                     if isinstance(stage, Placed):
                         session = stage.session
+                        session.answers.append(answers)
                         self._check_group(request.client.group, session)
-                    elif isinstance(stage, Prompted):
-                        reply = stage.reply
-                        if session is not None and reply is not None and request.client.turn_type == "main":
-                            messages = stage.conversation.messages[reply.start : reply.stop]
-                            self._judge(session, session.tree.path(reply.turn_id), messages)
-                    else:
+                        continue
+                    assert session is not None
+                    self._follow(session, request, stage, answers)
+                    if not isinstance(stage, Prompted):
                         yield stage
             is_whole = True
         finally:
             if session is not None:
+                session.answers.remove(answers)
                 self.changes.tell(session.row)
             if session is not None and is_whole and request.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
@@ -219,6 +227,26 @@ class Gateway:
                 await to_its_end(self._make_part(session))
             elif session is not None and session.is_free and not session.tree.turns:
                 self._sessions.remove(session)
+
+    def _follow(
+        self,
+        session: OpenSession,
+        request: Request,
+        stage: Prompted | Begun | Piece | Finished,
+        answers: dict[int, RunningAnswer],
+    ) -> None:
+        """Judge the turn that a prompt answers, and keep what is sampled of `answers` for open pages."""
+        if isinstance(stage, Prompted):
+            reply = stage.reply
+            if reply is not None and request.client.turn_type == "main":
+                messages = stage.conversation.messages[reply.start : reply.stop]
+                self._judge(session, session.tree.path(reply.turn_id), messages)
+            answers |= {index: stage.running_answer() for index in range(request.sampling.n)}
+        elif isinstance(stage, Piece):
+            answers[stage.index].add(stage)
+        elif isinstance(stage, Finished):
+            del answers[stage.index]
+        self.changes.tell(session.row)
 
     async def count(self, request: Request, owner: str) -> int:
         """Return the number of tokens of a request's prompt."""
@@ -368,10 +396,12 @@ class Gateway:
         Feedback for a turn that has some changes it, see `Feedback.changed`.
 
         Raises:
-            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already.
+            ClientError: 404, this client has no session with such a turn; 409, the session's group is made already;
+                429, the turn has got too much feedback.
             OutputError: the feedback could not be written to the journal.
         """
         key = await self._rated(owner, name, turn)
+        self._count_feedback(key)
         session = self._sessions.named(owner, key.session_id)
         is_closed = session is None and not self._writer.is_changeable(*key)
         if is_closed or (session is not None and key.turn_id in session.grouped):
@@ -390,6 +420,21 @@ class Gateway:
         session.used = time.monotonic()
         self._judge(session, self._sessions.path(key), reply_to(session.tree, session.tree.turns[key.turn_id]))
         return key.turn_id
+
+    def _count_feedback(self, key: TurnKey) -> None:
+        """Count feedback for a turn; raises ClientError (429) at the limit."""
+        count = self._feedback_counts.get(key, 0)
+        if count >= MOST_FEEDBACK:
+            raise ClientError(
+                429,
+                f"this turn has got feedback {MOST_FEEDBACK} times, and takes no more; the last one counts",
+                "turn",
+                "too_much_feedback",
+            )
+        self._feedback_counts[key] = count + 1
+        self._feedback_counts.move_to_end(key)
+        if len(self._feedback_counts) > _MOST_COUNTED:
+            self._feedback_counts.popitem(last=False)
 
     async def _rated(self, owner: str, name: str | None, turn: str) -> TurnKey:
         """Return the turn that a client names by its answer's id, or by its own id in a session."""
@@ -424,8 +469,10 @@ class Gateway:
             if not judging.cancelled() and judging.exception() is None
         }
         turns = [*state.tree.turns.values()] if state.tree is not None else None
-        grouped = frozenset(state.grouped)
-        return UnderWay(True, turns, results, frozenset(state.judged.keys() - ended.keys()), grouped)
+        grouped, judging = frozenset(state.grouped), frozenset(state.judged.keys() - ended.keys())
+        requests = () if open_session is None else open_session.answers
+        answers = [answer for by_index in requests for answer in by_index.values()]
+        return UnderWay(True, turns, results, judging, grouped, answers)
 
     @property
     def waiting(self) -> Waiting:

@@ -58,14 +58,14 @@ def call_form(chat: ChatFormat) -> CallForm | None:
 def call_grammar(form: CallForm | None, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> str:
     """Return the structural tag by which an answer calls tools as `choice` demands.
 
-    `required` and `named` give calls and nothing else, but for reasoning; without them, a call may follow a text and
-    ends the answer.
+    `required` and `named` give calls and nothing else, but for reasoning; without them, calls may follow a text, and
+    the first one ends an answer that may contain one only.
 
     Raises:
         ClientError: 400, the model's calls have no `form`.
     """
     if form is None:
-        field = "tool_choice" if choice.is_forced else "parallel_tool_calls"
+        field = "tool_choice" if choice.is_forced or choice.allowed is not None else "parallel_tool_calls"
         raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
     if choice.is_forced:
         return _structural_tag(_sequence([*_thoughts(form), _only_calls(form, tools, choice)]))
@@ -110,7 +110,7 @@ def _only_calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: Tool
 
 
 def _text_or_call(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
-    """Return the format of any text that may end with one call."""
+    """Return the format of any text with calls behind it."""
     calls = _calls(form, tools, choice)
     begins_with_mark = calls[0][0]["type"] == "token"
     if begins_with_mark:
@@ -121,7 +121,7 @@ def _text_or_call(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: To
         {"type": "tag", "begin": first if begins_with_mark else first["value"], "content": _sequence(rest), "end": ""}
         for first, *rest in calls
     ]
-    return {**triggered, "tags": tags, "stop_after_first": True}
+    return {**triggered, "tags": tags, "stop_after_first": not choice.is_parallel}
 
 
 def _calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[list[dict[str, Any]]]:
@@ -133,7 +133,7 @@ def _calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoic
             *_parts(form.end, form.marks),
         ]
         for tool in (tool["function"] for tool in tools)
-        if choice.name in (None, tool["name"])
+        if choice.allows(tool["name"])
     ]
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from agentic_opd.gateway.config import LearnersConfig
 from agentic_opd.gateway.errors import ClientError
-from agentic_opd.gateway.keys import owner_of
+from agentic_opd.gateway.keys import bearer, checked_key, digest_of_key
 from agentic_opd.wire.files import GroupFile, JsonLines, whole_lines
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.learners import GROUPS, HELD_OUT, LEARNER_NAME, names_of, remove_files, remove_sessions
@@ -39,12 +39,25 @@ class LearnerOwner:
         """Return the owner of a request.
 
         Raises:
-            ClientError: 401 or 403, as `keys.owner_of`; 400, learners are named by the header, and it names none.
+            ClientError: 401 or 403, as `keys.owner_of`; 400, as `of_key`.
         """
-        owner = await owner_of(http, self._keys)
-        if self._config.by != "header":
+        key = await checked_key(http, bearer(http), self._keys)
+        return self.of_key(key, http.headers.get(HEADER, ""))
+
+    @property
+    def is_named(self) -> bool:
+        """Whether clients name their learner beside the key."""
+        return self._config.by == "header"
+
+    def of_key(self, key: str, name: str) -> str:
+        """Return the owner of the sessions of a key and, where clients name their learner, of this one.
+
+        Raises:
+            ClientError: 400, learners are named by clients, and `name` is no name.
+        """
+        owner = digest_of_key(key)
+        if not self.is_named:
             return owner
-        name = http.headers.get(HEADER, "")
         if len(name) > _LONGEST or not LEARNER_NAME.fullmatch(name):
             raise ClientError(
                 400,

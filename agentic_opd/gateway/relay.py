@@ -111,8 +111,8 @@ class Relay:
     def _new_page(self) -> ASGIApp:
         from agentic_opd.gateway.ui.routes import page_routes
 
-        recorder, owner_of_key = self._recorder, self._owner_of_key
-        return Starlette(routes=page_routes(recorder, self._keys, owner_of_key, self._telemetry))
+        routes = page_routes(self._recorder, self._keys, lambda key, _: self._owner_of_key(key), self._telemetry)
+        return Starlette(routes=routes)
 
     def _owner_of_key(self, key: str) -> str:
         return f"foreign-{digest_of_key(key if self._keys else '')}"

@@ -29,11 +29,22 @@ class ToolChoice(NamedTuple):
     """The tool, for `named`."""
     is_parallel: bool = True
     """Whether an answer may contain several calls."""
+    allowed: tuple[str, ...] | None = None
+    """The tools that may be called; None: all."""
 
     @property
     def is_forced(self) -> bool:
         """Whether an answer consists of calls."""
         return self.kind in ("required", "named")
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether calls are sampled under a grammar, if there are tools."""
+        return self.is_forced or not self.is_parallel or self.allowed is not None
+
+    def allows(self, tool: str) -> bool:
+        """Return whether an answer may call this tool."""
+        return tool == self.name if self.kind == "named" else self.allowed is None or tool in self.allowed
 
 
 AUTO = ToolChoice()
@@ -154,7 +165,7 @@ class Request:
         return self.sampling.parameters.get(GRAMMAR) is not None or any(self._constrained_calls())
 
     def _constrained_calls(self) -> Iterator[str]:
-        if self.tool_choice.is_forced:
+        if self.tool_choice.is_forced or self.tool_choice.allowed is not None:
             yield "tool_choice"
         if self.chat.tools and not self.tool_choice.is_parallel:
             yield "parallel_tool_calls"
@@ -186,8 +197,12 @@ def make_request(
     stop = tuple(merged.pop("stop", ()))
     if choice.is_forced and not tools:
         raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
-    if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
-        raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
+    names = {tool.name for tool in tools}
+    for name in (choice.name,) if choice.kind == "named" else choice.allowed or ():
+        if name not in names:
+            raise ClientError(400, f"tool_choice names {name!r}, which is not in tools", "tool_choice")
+    if choice.allowed is not None and names <= {*choice.allowed}:
+        choice = choice._replace(allowed=None)
     specs = () if choice.kind == "none" else tuple(tool.in_chat() for tool in tools)
     try:
         chat = ChatInput.of(messages, specs, {**(options or {}), **body.template_options})

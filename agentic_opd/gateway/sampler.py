@@ -27,6 +27,7 @@ from agentic_opd.gateway.request import GRAMMAR, ChatInput, Request, Sampling
 from agentic_opd.gateway.sessions import Placed
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import ClientReply, Path, trace_of
+from agentic_opd.gateway.under_way import RunningAnswer
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Conversation
@@ -71,6 +72,11 @@ class Prompted:
     def is_rewritten(self) -> bool:
         """Whether the prompt replies to a turn whose tokens it does not begin with."""
         return self.reply is not None and not self.kept_path
+
+    def running_answer(self) -> RunningAnswer:
+        """Return an answer of which nothing is sampled yet."""
+        num_known = self.kept_path[-1].span.message_index + 1 if self.kept_path else 0
+        return RunningAnswer(tuple(self.conversation.messages[num_known:]), self.is_rewritten)
 
 
 class Sampler:
@@ -228,7 +234,7 @@ class Sampler:
         parameters, tools, choice = {**sampling.parameters}, request.chat.tools, request.tool_choice
         parameters["stop_token_ids"] = [*chat_format.stop_token_ids, *parameters.get("stop_token_ids", ())]
         grammar = parameters.get(GRAMMAR)
-        if tools and grammar is None and (choice.is_forced or not choice.is_parallel):
+        if tools and grammar is None and choice.is_constrained:
             parameters[GRAMMAR] = {"structural_tag": call_grammar(self._chat_formats.call_form, tools, choice)}
         elif tools and choice.is_forced:
             raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")

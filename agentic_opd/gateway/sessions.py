@@ -21,6 +21,7 @@ from agentic_opd.gateway.history_index import HistoryIndex, HistoryMatch
 from agentic_opd.gateway.journal import SessionRow, SessionState
 from agentic_opd.gateway.request import REFERENCE, ChatInput, Request, prompt_key
 from agentic_opd.gateway.turns import ClientReply, Feedback, TurnT, TurnTree, messages_of
+from agentic_opd.gateway.under_way import RunningAnswer
 from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class OpenSession(Generic[TurnT]):
     """Feedback of the client for single turns, by turn id."""
     grouped: set[int] = field(default_factory=set[int])
     """Turns in the groups of parts of the session (`judge_every_turns`), by their ids."""
+    answers: list[dict[int, RunningAnswer]] = field(default_factory=list[dict[int, RunningAnswer]])
+    """Answers that are being sampled, of each request by the index of the choice."""
     is_ending: bool = False
     """Whether the session refuses further requests and closes after the pending ones."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)

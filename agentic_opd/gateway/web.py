@@ -32,7 +32,7 @@ from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Answer, Begun
 from agentic_opd.gateway.gateway import Gateway
-from agentic_opd.gateway.keys import digest_of_key, discard
+from agentic_opd.gateway.keys import discard
 from agentic_opd.gateway.learners import LearnerOwner
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
@@ -96,9 +96,10 @@ _SESSION = "/sessions/{name:path}"
 
 def make_app(gateway: Gateway) -> Starlette:
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
+    owner_of = LearnerOwner(keys, gateway.config.learners)
     chat = ChatRoutes(
         gateway,
-        LearnerOwner(keys, gateway.config.learners),
+        owner_of,
         max_body_bytes=gateway.config.max_body_bytes,
         max_choices=gateway.config.max_choices,
     )
@@ -107,11 +108,12 @@ def make_app(gateway: Gateway) -> Starlette:
     app.router.routes += page_routes(
         gateway,
         keys,
-        digest_of_key,
+        owner_of.of_key,
         gateway.telemetry,
         tokenizer=gateway.tokenizer,
         trainer_dir=gateway.config.trainer_dir,
         learner_folder=gateway.learner_folder,
+        has_named_learners=owner_of.is_named,
     )
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])

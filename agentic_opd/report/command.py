@@ -10,9 +10,10 @@ from typing import Any
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.report.brake import BRAKE_FILE, brake_notes
+from agentic_opd.report.brake import brake_notes
 from agentic_opd.report.page import ShownRun, choose_tokenizer, write_report
 from agentic_opd.report.read import read_run, report_path
+from agentic_opd.wire.brake import BRAKE_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from agentic_opd.core.intervals import wilson
-from agentic_opd.report.brake import Evaluation
+from agentic_opd.wire.brake import Evaluation
 
 WIDTH, HEIGHT = 480.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 12.0, 28.0
@@ -41,7 +41,7 @@ class Corrections(NamedTuple):
 def score_curve(name: str, evaluations: Sequence[Evaluation]) -> str:
     """Return the curve of the held-out score over versions, with 95% intervals (Wilson's); `name` names the learner."""
     points: list[Point] = []
-    for version, score, n, rolled_back in evaluations:
+    for version, score, n, rolled_back, _ in evaluations:
         _, low, high = wilson(min(max(score, 0.0), 1.0), n)
         label = f"version {version}: {score:.3f} over {n} tasks{', rolled back' if rolled_back else ''}"
         points.append(Point(version, score, label, low, high, rolled_back))

@@ -7,7 +7,6 @@ included. Formats do not depend on token ids, so they work for any tokenizer, ev
 import ast
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from agentic_opd.core.syntax import parse_expression, parse_module
 from agentic_opd.core.text import read_json
 
 _JSON = json.JSONDecoder()
@@ -204,9 +204,7 @@ def _python_calls(body: str) -> list[ParsedToolCall]:
     if sum(map(signs.count, ",([{=")) > _MAX_PYTHON_VALUES:
         return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
-            lines = ast.parse(body).body
+        lines = parse_module(body).body
         return [_python_call(node) for line in lines for node in _listed(line)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
@@ -407,9 +405,8 @@ def _literal(text: str) -> Any:
     """Return a text's value as JSON, else as a literal of Python that JSON can write; else the text."""
     with suppress(ValueError, RecursionError):
         return _json_value(text)
-    with warnings.catch_warnings(), suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
-        return _json_value(json.dumps(ast.literal_eval(text)))
+    with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return _json_value(json.dumps(ast.literal_eval(parse_expression(text.lstrip(" \t")))))
     return text
 
 

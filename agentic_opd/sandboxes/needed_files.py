@@ -10,6 +10,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from agentic_opd.core.syntax import parse_module
+
 _MAX_PARSED_BYTES, _MAX_PARSED_IN_ALL = 2**16, 2**19
 """Of one file, and of all: parsing 64 KiB takes about 20 ms. Any word of a larger file may be a module's name."""
 _MAX_ODD_NAMES = 100
@@ -65,7 +67,7 @@ def _imports(path: str, content: bytes, is_parsed: bool) -> tuple[str, ...]:
     """Return the paths at which a Python file's imports may be."""
     folder = PurePosixPath(path).parent
     try:
-        nodes = [*ast.walk(ast.parse(content))] if is_parsed else None
+        nodes = [*ast.walk(parse_module(content))] if is_parsed else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         nodes = None
     if nodes is None:

@@ -27,6 +27,7 @@ from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.core.text import read_json, refuse_constant, text_lines
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.wire.brake import BRAKE_FILE
 from agentic_opd.wire.files import JsonLines, whole_lines
 from agentic_opd.wire.group import short_repr
 
@@ -112,7 +113,7 @@ class Brake:
             PlaceError: the file of verdicts can't be read.
         """
         self._config, self._settings, self._arguments = config, config.brake, arguments
-        self.path, self._folder = config.output_dir / "brake.jsonl", config.output_dir / "brake"
+        self.path, self._folder = config.output_dir / BRAKE_FILE, config.output_dir / "brake"
         self._process: Process | None = None
         self._is_interrupted = False
         self.versions: list[Version] = []
@@ -188,6 +189,7 @@ class Brake:
             self._process = None
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         if self._is_interrupted:
             return None
         if code != EXIT_OK:

@@ -47,6 +47,7 @@ from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
 from agentic_opd.training.train_when import TrainWhen
 from agentic_opd.training.trainer import RunState, Trainer
+from agentic_opd.wire.brake import BRAKE_FILE
 from agentic_opd.wire.files import FileLock, whole_lines
 from agentic_opd.wire.learners import GROUPS, HELD_OUT, learner_names
 from agentic_opd.wire.receipts import FOLDER
@@ -61,7 +62,7 @@ _ENDLESS = 10**9
 """`total_steps` of a learner, whose learning rate is constant."""
 
 
-_OF_TRAINER = (FOLDER, "brake", "brake.jsonl", "metrics.jsonl", "checkpoints", START)
+_OF_TRAINER = (FOLDER, "brake", BRAKE_FILE, "metrics.jsonl", "checkpoints", START)
 """What the trainer writes in a learner's folder; checkpoints are removed last."""
 
 
@@ -320,7 +321,7 @@ class LearnersTrainer:
         await self._forget(name)
         for path in (*pushed, dropped, *receipts):
             _remove(path)
-        for file, number in (("brake.jsonl", "version"), ("metrics.jsonl", "step")):
+        for file, number in ((BRAKE_FILE, "version"), ("metrics.jsonl", "step")):
             _keep_rows(folder / file, number, step)
         for path in now.bad:
             _remove(path)

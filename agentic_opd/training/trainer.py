@@ -23,6 +23,7 @@ from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.receipts import Receipts
 from agentic_opd.training.sources import BatchSource, open_source
 from agentic_opd.training.train_when import TrainWhen
+from agentic_opd.wire.brake import BRAKE_FILE
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.receipts import FOLDER
 
@@ -108,7 +109,7 @@ def prepare_folders(config: TrainerConfig, world: DistContext) -> None:
     if world.is_first and config.overwrite and not config.resume:
         for folder in (_checkpoints(config), config.output_dir / "brake"):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in ("metrics.jsonl", "brake.jsonl"):
+        for file in ("metrics.jsonl", BRAKE_FILE):
             (config.output_dir / file).unlink(missing_ok=True)
 
 

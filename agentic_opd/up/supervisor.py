@@ -25,6 +25,7 @@ from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.core.text import read_json
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Role
+from agentic_opd.wire.brake import BRAKE_FILE
 from agentic_opd.wire.files import whole_lines
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Supervisor:
     def __init__(self, parts: Sequence[LoopPart], config: UpConfig) -> None:
         self.config = config
         logs = config.output_dir / "logs"
-        self._verdicts = config.output_dir / "brake.jsonl"
+        self._verdicts = config.output_dir / BRAKE_FILE
         self._verdicts_before = _changed_at(self._verdicts)
         self._parts = [_Child(part, logs / f"{part.name}.log") for part in parts]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.files import check_regular
 from agentic_opd.core.text import read_json
+from agentic_opd.wire.brake import BRAKE_FILE, Evaluation, evaluations
 from agentic_opd.wire.files import whole_lines
 
 GROUPS, HELD_OUT = "groups.jsonl", "held_out.jsonl"
@@ -84,20 +85,6 @@ def names_of(line: bytes, fields: Collection[str] = ("group_id", "item_id", "ses
     return {name for name in names if isinstance(name, str)}
 
 
-class HeldOutScore(NamedTuple):
-    """An evaluation of a version by the brake: a line of `brake.jsonl`."""
-
-    version: int
-    score: float
-    """Mean over the tasks, 0 to 1."""
-    n: int
-    """Number of tasks, which are held-out turns."""
-    rolled_back: bool
-    """Whether an earlier version took its place."""
-    time: float
-    """Seconds since 1970."""
-
-
 class LearnerStanding(NamedTuple):
     """A learner, as its folder shows it."""
 
@@ -109,8 +96,8 @@ class LearnerStanding(NamedTuple):
     """Number of groups that no version was trained on yet."""
     version: int
     """The newest version with a checkpoint; 0: the base weights."""
-    scores: list[HeldOutScore]
-    """Evaluations of the versions that are there, the oldest first."""
+    scores: list[Evaluation]
+    """Evaluations by the brake on held-out turns, in the order of the versions."""
     size_bytes: int
     """Size of all files in the folder."""
 
@@ -127,14 +114,7 @@ def read_standing(folder: Path) -> LearnerStanding:
         source: Any = read_json((saved[-1] / "step.json").read_text())["source"] if saved else {}
         read = sum(map(len, source.get("trained", ()))) + len(source.get("left_out", ()))
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        rows: list[Any] = []
-        if (folder / "brake.jsonl").exists():
-            rows = [read_json(line) for line, _ in whole_lines(folder / "brake.jsonl")]
-        scores = [
-            HeldOutScore(row["version"], row["mean"], row["tasks"], row["verdict"] == "bad", row["time"])
-            for row in rows
-            if "mean" in row
-        ]
+        scores = evaluations(folder / BRAKE_FILE) if (folder / BRAKE_FILE).exists() else []
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlaceError(f"the learner {folder.name} can't be read: {error}") from error
     sessions = {name for line in lines for name in names_of(line, ("session_id",))}

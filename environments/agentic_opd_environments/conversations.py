@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from agentic_opd.core.errors import ConfigError, DatasetError, SandboxError
 from agentic_opd.core.files import check_regular
+from agentic_opd.core.syntax import parse_expression, parse_module
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Message
 from agentic_opd.sandboxes.factory import sandbox_factory
@@ -46,7 +47,7 @@ class Call:
             ValueError: It is something else.
         """
         try:
-            node = ast.parse(text.strip(), mode="eval").body
+            node = parse_expression(text.strip())
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 raise ValueError("expected a call of a function by its name")
             named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
@@ -98,7 +99,7 @@ class ApiFiles:
         for path in sorted(self.apis.glob("*.py")):
             try:
                 check_regular(path)
-                tree = ast.parse(path.read_bytes())
+                tree = parse_module(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise DatasetError(f"class file {str(path)!r} can't be read: {error}") from error
             for node in tree.body:

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.local_server import ServerFailedError, child_process, free_port, local_server
@@ -49,21 +50,29 @@ class Served:
         """The address for OpenAI's clients."""
         return f"{self.url}/v1"
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        method: str | None = None,
+    ) -> Any:
         """One of the gateway's own routes."""
-        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **headers}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
 
 @contextmanager
 def gateway(
-    vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG, needs_key: bool = True
+    vllm_url: str, *flags: str, folder: Path = FOLDER, config: str = CONFIG, key: str | None = None
 ) -> Generator[Served]:
-    """Start a gateway on a free port with a random key, or with none; its log is in `folder`."""
+    """Start a gateway on a free port; its log is in `folder`. `key` None: a random one; empty: it needs none."""
     port, log = free_port(), folder / "gateway.log"
-    key = secrets.token_urlsafe(16) if needs_key else ""
+    key = secrets.token_urlsafe(16) if key is None else key
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
     command = (
         sys.executable,

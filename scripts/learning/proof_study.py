@@ -6,10 +6,10 @@ matter.
 For each world it serves the demo policy on this machine, makes groups (`process`), and replays them: the recorded calls
 of all episodes (do they give the recorded results?); continuations with and without the hint from each hinted turn, and
 without a hint from each turn of a failed episode, as `agentic-opd prove` does; and continuations of turns with a known
-fault, with the hint that fits it planted, and with one of another task. `function calls` needs SmolLM2-135M and BFCL's
-questions (configs/functions.yaml says how to get them). Started again, it goes on. `results.json` is
-written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of the page; nothing
-is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
+fault, with a planted hint: the one that fits it, one of another task, and one that says nothing. `function calls` needs
+SmolLM2-135M and BFCL's questions (configs/functions.yaml says how to get them). Started again, it goes on.
+`results.json` is written after each world. `--page docs/learning/proof` then copies it there, and renews the tables of
+the page; nothing is run. `--curves` are folders of learning curves for it (see `learning.break_even`).
 """
 # ruff: noqa: ASYNC240 - a script of one task may wait for its small files
 
@@ -44,6 +44,7 @@ from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.intervals import Estimate, wilson
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message, ProofVerdict, Recording, Turn
+from agentic_opd.distill.config import HintConfig
 from agentic_opd.distill.insertion import HintEncoder, hint_place
 from agentic_opd.env.command import name_models
 from agentic_opd.env.config import default_settings
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--groups", type=int, help="groups of four episodes of each world; default: 64 to 96")
     parser.add_argument("--pairs", type=int, default=8, help="continuations of each arm at most: %(default)s")
-    parser.add_argument("--planted", type=int, default=30, help="right and other hints planted a world: %(default)s")
+    parser.add_argument("--planted", type=int, default=30, help="hints of each kind planted a world: %(default)s")
     parser.add_argument("--planted-pairs", type=int, default=32, help="--pairs of planted hints: %(default)s")
     parser.add_argument("--page", type=Path, help="folder of the page whose tables are to be renewed from --out")
     parser.add_argument("--curves", nargs="+", type=Path, help="curves for --page; default: those that the page has")
@@ -213,17 +214,21 @@ async def compare_calls(env: Any, groups: Path, path: Path) -> None:
     path.write_text(json.dumps({**counts, "turns": turns, "different": [*rest, *unread]}) + "\n")
 
 
+PLANTS = ("right", "other", "neutral")
+"""Kinds of planted hints: that of the turn's fault, one of another task, and one that says nothing (hint.neutral)."""
+
+
 class Plant(NamedTuple):
     """A hint for a turn with a known fault."""
 
     key: str
     turn: FileTurn
     hint: str
-    is_right: bool
+    kind: str
 
 
 async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs: int) -> None:
-    """Prove planted hints, `count` that fit their turn's fault and `count` of other tasks."""
+    """Prove planted hints, `count` of each kind."""
     finished = {read_json(line)["key"] for line, _ in whole_lines(path)} if path.exists() else set[str]()
     turns = await asyncio.to_thread(turns_of_file, groups, env, again=True)
     both = sorted([*turns.hinted, *turns.unhinted], key=lambda turn: turn.position)
@@ -243,7 +248,7 @@ async def plant(env: Any, name: str, groups: Path, path: Path, count: int, pairs
                 record = proof.record
                 row = {
                     "key": planted.key,
-                    "right": planted.is_right,
+                    "kind": planted.kind,
                     "verdict": record.verdict,
                     "rollouts": proof.rollouts,
                 }
@@ -260,7 +265,7 @@ def located(turn: FileTurn) -> tuple[Any, Turn]:
 
 
 def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[Plant]:
-    """Yield, for `count` turns with a known fault, the hint that fits it and one of another task.
+    """Yield, for `count` turns with a known fault, a hint of each kind.
 
     No two turns have the same prompt and the same fault; turns of a prompt that has none yet come first.
     """
@@ -275,13 +280,14 @@ def planted_hints(name: str, turns: Sequence[FileTurn], count: int) -> Iterator[
     distinct = [case for cases in rounds for case in cases if case is not None]
     for turn, hints in distinct[:count]:
         key = "/".join(map(str, turn.position))
-        yield Plant(f"{key}/right", turn, hints[0], is_right=True)
+        yield Plant(f"{key}/right", turn, hints[0], "right")
         foreign = [
             other_hints[0]
             for faulty_turn, other_hints in faulty
             if faulty_turn.recording.name != turn.recording.name and other_hints[0] != hints[0]
         ]
-        yield Plant(f"{key}/other", turn, random.choice(foreign), is_right=False)
+        yield Plant(f"{key}/other", turn, random.choice(foreign), "other")
+        yield Plant(f"{key}/neutral", turn, HintConfig().neutral, "neutral")
 
 
 def fault_hints(name: str, turn: FileTurn) -> Sequence[str]:
@@ -485,8 +491,8 @@ def write_results(out: Path) -> None:
         results["hints"][name] = hint_counts(folder / "groups.jsonl")
         hints = folder / "planted.jsonl"
         rows = [read_json(line) for line, _ in whole_lines(hints)] if hints.exists() else []
-        for kind, is_right in (("right", True), ("other", False)):
-            of_kind = [row for row in rows if row["right"] is is_right]
+        for kind in PLANTS:
+            of_kind = [row for row in rows if row["kind"] == kind]
             results["planted"].setdefault(kind, {})[name] = verdict_shares(of_kind)
             planted[kind] += of_kind
         costs = [read_json(line) for line, _ in whole_lines(folder / "costs.jsonl")]

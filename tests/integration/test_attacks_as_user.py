@@ -20,7 +20,7 @@ MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_
 
 AGAIN = (
     "(honest_part or nothing_escapes or machine_withstands or outside or daemons or bomb or network)"
-    " and not (endless or stops or waits or number or integer or told or docker)"
+    " and not (endless or stops or waits or works or reads or number or integer or told or docker)"
 )
 """Tests of what a sandbox holds in, and off. Limits of time and of numbers are the same for any user, and a container
 runs as a user of its own."""

@@ -48,7 +48,7 @@ class Waits(threading.Thread):
         self._connection.close()
 
 
-def added_wait(server: LocalServer, send: Callable[[], Reply], status: int, rounds: int = 9) -> float:
+def added_wait(server: LocalServer, send: Callable[[], Reply], status: int, rounds: int = 20) -> float:
     """Seconds that `send`, which is answered with `status`, adds to the longest wait of others.
 
     Each round first takes what they wait without it, because the machine may have other work. The first round that is

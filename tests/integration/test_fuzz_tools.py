@@ -140,7 +140,7 @@ def test_every_episode_of_an_evaluation_has_a_row_whatever_its_calls(tmp_path: P
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    settings = WorldConfig(sandbox=BubblewrapConfig(memory_mb=256, disk_mb=64), tool_timeout_s=4.0)
+    settings = WorldConfig(sandbox=BubblewrapConfig(memory_mb=256, disk_mb=64), tool_timeout_s=2.0)
     world = CodingWorld(settings, settings=CodingSettings(verify_timeout_s=10.0))
     chat = ChatFormat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
     policy = OneWord(tokenizer.encode("x<|im_end|>", add_special_tokens=False))

@@ -33,7 +33,7 @@ def test_a_package_of_a_user_brings_a_world(tmp_path: Path) -> None:
     (source / "riddles_of_a_user" / "world.py").write_text(RIDDLES)
     (source / "pyproject.toml").write_text(PROJECT)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=120)
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=600)
     out = tmp_path / "groups.jsonl"
     flags = ("--env.world", "riddles", "--env.world.prompt", "Name what has keys", "--env.total_steps", "1")
     with fake_plugin() as server:

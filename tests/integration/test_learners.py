@@ -8,25 +8,27 @@ import json
 import signal
 import socket
 import urllib.request
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from bench.local_server import stop
 
 from agentic_opd.core.processes import end_of
 from agentic_opd.gateway import GatewaySession
-from agentic_opd.gateway.config import LearnersConfig
-from agentic_opd.gateway.keys import digest_of_key
-from agentic_opd.gateway.learners import learner_of
 from agentic_opd.wire.learners import read_standing
-from tests.support import commands
 from tests.support.gateway import Served, served
+from tests.support.learners import (
+    HELD_OUT_TURNS,
+    groups_of,
+    hold_out,
+    learners_of,
+    name_of,
+    training,
+    wait_for,
+)
 from tests.support.places import MODEL
-from tests.support.plugin_client import ask, score
+from tests.support.plugin_client import score
 from tests.support.scripted_judge import judge_server
 from tests.support.vllm import RootedServer
 from tests.support.waiting import until
@@ -37,10 +39,6 @@ PEOPLE: dict[str, int] = {"brief": -1, "wordy": 1}
 """Whether a person likes many tokens or few."""
 GROUPS = 2
 """Of each person, of four sessions."""
-
-
-def name_of(person: str) -> str:
-    return learner_of(f"{digest_of_key('a-key')}/{person}", LearnersConfig(by="header")) or ""
 
 
 def talk(gateway: Served, person: str, number: int) -> None:
@@ -57,43 +55,6 @@ def talk(gateway: Served, person: str, number: int) -> None:
     order = sorted(range(4), key=lambda n: (PEOPLE[person] * lengths[n], n))
     for place, n in enumerate(order):
         sessions[n].end(reward=1.0 if place >= 2 else -1.0)
-
-
-@contextmanager
-def training(server: RootedServer, folder: Path, *flags: str) -> Generator[Any]:
-    """The trainer of the gateway's learners, while the block runs."""
-    with (folder / "train.log").open("ab") as output:
-        process = commands.start(
-            *("agentic_opd.training", "--model", MODEL, "--learners.folder", str(folder / "learners")),
-            *("--weights_dir", str(server.root / "learners"), "--vllm_urls", f"[{server.base_url}]", "--device", "cpu"),
-            *("--lora_rank", "4", "--lr", "0.003", "--batch_size", "4", "--epochs_per_batch", "4"),
-            *("--minibatches", "1", "--loss.grpo", "1", *flags),
-            stdout=output,
-            stderr=commands.STDOUT,
-            start_new_session=True,
-            kind="train",
-        )
-    try:
-        yield process
-    finally:
-        stop(process)
-
-
-HELD_OUT_TURNS = 13
-
-
-def hold_out(folder: Path, person: str) -> None:
-    """Write a held-out conversation with as many turns as the brake needs, as a gateway does."""
-    messages: list[dict[str, str]] = []
-    for number in range(HELD_OUT_TURNS):
-        messages += [{"role": "user", "content": f"Say {number}."}, {"role": "assistant", "content": "Hm."}]
-    row = {
-        "item_id": "s/0",
-        "session_id": "s",
-        "messages": [*messages, {"role": "user", "content": "Bad."}],
-        "tools": [],
-    }
-    (folder / "learners" / name_of(person) / "held_out.jsonl").write_text(json.dumps(row) + "\n")
 
 
 def test_the_brake_evaluates_the_adapter_of_the_learner(rooted: RootedServer, tmp_path: Path) -> None:
@@ -133,15 +94,6 @@ def is_free(url: str) -> bool:
     return True
 
 
-def learners_of(server: RootedServer) -> dict[str, int]:
-    return ask(server.server, "/v1/opd/info").body["learners"]
-
-
-def groups_of(folder: Path, person: str) -> list[dict[str, Any]]:
-    path = folder / "learners" / name_of(person) / "groups.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def margin(server: RootedServer, group: dict[str, Any], **learner: str) -> float:
     """Mean logprob of the answers that were liked minus that of the others."""
     sums = {1.0: 0.0, -1.0: 0.0}
@@ -150,14 +102,6 @@ def margin(server: RootedServer, group: dict[str, Any], **learner: str) -> float
         (rows,) = score(server.server, [(tokens, count)], **learner)
         sums[reward] += float(rows.actual_R.sum())
     return sums[1.0] - sums[-1.0]
-
-
-def wait_for(process: Any, folder: Path, is_so: Callable[[], bool]) -> None:
-    def is_done() -> bool:
-        assert process.poll() is None, end_of(folder / "train.log")
-        return is_so()
-
-    until(is_done, 180)
 
 
 def test_two_people_with_opposite_wishes_each_teach_an_adapter(rooted: RootedServer, tmp_path: Path) -> None:
@@ -169,7 +113,7 @@ def test_two_people_with_opposite_wishes_each_teach_an_adapter(rooted: RootedSer
         until(lambda: all(len(groups_of(tmp_path, person)) == GROUPS for person in PEOPLE), 60)
 
         with training(rooted, tmp_path) as trainer:
-            wait_for(trainer, tmp_path, lambda: 1 in learners_of(rooted).values())
+            wait_for(trainer, tmp_path, lambda: max(learners_of(rooted).values(), default=0) >= 1)
             trainer.send_signal(signal.SIGKILL)
             trainer.wait()
         with training(rooted, tmp_path) as trainer:

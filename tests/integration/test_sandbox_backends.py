@@ -98,10 +98,14 @@ def test_input_arrives_byte_by_byte(backend: Backend) -> None:
 @also_remote
 def test_time_is_limited_and_what_was_said_is_kept(backend: Backend) -> None:
     async def use(box: Sandbox) -> tuple[CommandResult, CommandResult]:
-        return await box.run(f"echo begun; setsid {SLEEP} & {SLEEP}", 5.0), await box.run("echo still works", 60.0)
+        for timeout_s in (2.0, 8.0, 32.0):  # On a busy machine it begins late.
+            result = await box.run(f"echo begun; setsid {SLEEP} & {SLEEP}", timeout_s)
+            assert result.timed_out
+            if result.text:
+                break
+        return result, await box.run("echo still works", 60.0)
 
     result, after = backend.use(use)
-    assert result.timed_out
     assert result.text == "begun\n"
     assert after.text == "still works\n"
     assert gone(SLEEP)
@@ -348,7 +352,7 @@ HUMANEVAL = Task(
     ids=["right", "half", "leaves", "hangs"],
 )
 def test_verdicts_are_the_same(backend: Backend, source: str, outcome: VerifyOutcome, passed: int) -> None:
-    timeout_s = 8.0 if outcome is VerifyOutcome.TIMEOUT else 20.0
+    timeout_s = 3.0 if outcome is VerifyOutcome.TIMEOUT else 20.0  # Of processor time.
     verdict = asyncio.run(verify(HUMANEVAL, backend.factory(), {"solution.py": source.encode()}, timeout_s))
     assert (verdict.outcome, verdict.passed, verdict.total) == (outcome, passed, 4), verdict.report
 

@@ -278,10 +278,14 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
     with recording_proxy(f"http://127.0.0.1:{port}") as proxy, ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
         with trajectory_api(tmp_path / "first.log", port) as api:
-            until(lambda: len(sent(proxy.exchanges)) > len(handed_out(proxy.exchanges)) >= 6)
-            with proxy.between_exchanges() as before:
-                api.kill()
-                proxy.disconnect()
+            is_killed = False
+            while not is_killed:
+                until(lambda: len(sent(proxy.exchanges)) > len(handed_out(proxy.exchanges)) >= 6)
+                with proxy.between_exchanges() as before:
+                    is_killed = len(sent(before)) > len(handed_out(before))  # Else the trainer took all meanwhile.
+                    if is_killed:
+                        api.kill()
+                        proxy.disconnect()
             assert api.received() == len(sent(before))
         with trajectory_api(tmp_path / "second.log", port) as api:
             counts = running.result(120)

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from playwright.sync_api import Browser, Page
 from tests.support.browser import PATIENCE_S, Report
 from tests.support.fake_plugin import fake_plugin
 from tests.support.gateway import Served, served
+from tests.support.places import MODEL
+from tests.support.recording_proxy import recording_proxy
 from tests.support.scripted_judge import HINT
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>\" autofocus onfocus=x <!--"
@@ -30,7 +33,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def visiting(browser: Browser, gateway: Served, **context: Any) -> Generator[Report]:
+def visiting(browser: Browser, gateway: Served, learner: str | None = None, **context: Any) -> Generator[Report]:
     """The page, opened with the key; it asks for nothing but the gateway, and complains of nothing."""
     tab = browser.new_context(viewport={"width": context.pop("width", 1280), "height": 860}, **context)
     tab.set_default_timeout(PATIENCE_S * 1000)
@@ -42,6 +45,9 @@ def visiting(browser: Browser, gateway: Served, **context: Any) -> Generator[Rep
     page.on("request", lambda request: report.requests.append(request.url))
     page.goto(report.url)
     page.fill("input[name=key]", "a-key")
+    if learner is not None:
+        page.keyboard.press("Tab")
+        page.keyboard.type(learner)
     page.keyboard.press("Enter")
     page.wait_for_selector("h1:text('Sessions')")
     yield report
@@ -172,3 +178,21 @@ def test_nothing_keeps_anyone_out(browser: Browser, gateway: Served, scheme: Any
         report.page.locator(".rate summary").first.click()
         assert report.violations() == []
         assert report.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_learner_that_the_header_names_opens_its_own_sessions(browser: Browser, tmp_path: Path) -> None:
+    flags = ("--env.learners.by", "header", "--env.opd_enabled", "false")
+    with fake_plugin() as policy, recording_proxy(policy.base_url) as proxy:
+        proxy.info = {"max_adapters": 2, "max_lora_rank": 8}
+        with served(proxy.url, tmp_path, *flags) as gateway:
+            for learner in ("ada", "bob"):
+                headers = {"X-Session-Id": f"of {learner}", "X-Learner": learner}
+                gateway.client.chat.completions.create(
+                    model=MODEL, messages=[USER], max_tokens=60, extra_headers=headers
+                )
+            with visiting(browser, gateway, learner="ada") as report:
+                page = report.page
+                assert report.texts("header .note")[0] == "learner ada"
+                assert report.texts("tbody a") == ["of ada"]
+                open_session(page, "of ada")
+                assert page.locator(".turn").count() == 1

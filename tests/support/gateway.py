@@ -2,9 +2,10 @@
 
 import json
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.local_server import free_port, stop
@@ -17,9 +18,9 @@ from .places import MODEL, ROOT
 from .waiting import until
 
 
-def request(url: str, body: Any = None) -> Any:
+def request(url: str, body: Any = None, headers: Mapping[str, str] = MappingProxyType({})) -> Any:
     """Ask a gateway as the client of the key that it has here."""
-    headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json", **headers}
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
         return json.load(answer)
@@ -40,8 +41,8 @@ class Served:
         """What its judge was asked, if it has one of its own."""
         self.client = OpenAI(base_url=f"{self.url}/v1", api_key="a-key", max_retries=0)
 
-    def ask(self, path: str, body: Any = None) -> Any:
-        return request(self.url + path, body)
+    def ask(self, path: str, body: Any = None, headers: Mapping[str, str] = MappingProxyType({})) -> Any:
+        return request(self.url + path, body, headers)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's values."""

@@ -26,7 +26,7 @@ def main() -> None:
     ended.register(os.pidfd_open(service.pid), select.POLLIN)
     ended.poll()
     service.terminate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while service.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     with suppress(ProcessLookupError):

@@ -34,7 +34,7 @@ def in_sandbox(use: Callable[[Sandbox], Awaitable[T]], limits: Limits | None = N
     return asyncio.run(main())
 
 
-def run_all(*commands: str, timeout_s: float = 10.0, limits: Limits | None = None) -> list[CommandResult]:
+def run_all(*commands: str, timeout_s: float = 60.0, limits: Limits | None = None) -> list[CommandResult]:
     """Run the commands one after the other in one sandbox."""
 
     async def use(sandbox: Sandbox) -> list[CommandResult]:
@@ -63,7 +63,7 @@ def processes_with(marker: str) -> list[str]:
 
 def gone(marker: str) -> bool:
     """Whether no process of `marker` is left, after half a minute at most: it would run for hours."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while processes_with(marker):
         if time.monotonic() > deadline:
             return False

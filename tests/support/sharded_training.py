@@ -8,32 +8,43 @@ The first process writes to OUT, for each name, what `trained` gives.
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 
+@cache
+def groups() -> tuple[Any, ...]:
+    """The groups of the batch."""
+    from agentic_opd.training.model import load_model
+    from tests.support.training import make_config, make_group
+
+    plain = load_model(make_config(), "cpu")
+    return tuple(make_group(plain, seed=seed, lengths=(24, 30, 17), prompt=6) for seed in (3, 4))
+
+
 def trained(settings: dict[str, Any]) -> dict[str, Any]:
     """Each update's metrics, and at the end the probe's logprobs, those of the weights as a server in bfloat16 is sent
-    them, and once more, the weights, and how many this process held.
+    them, and once more, the weights, and how many this process held. After `save_after` steps it saves to `save_to`.
     """
     from agentic_opd.training import packing
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
     from agentic_opd.training.distributed import join_processes
-    from agentic_opd.training.model import MovingAverage, load_model, tied_names
+    from agentic_opd.training.model import MovingAverage, tied_names
     from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
     from agentic_opd.training.rounding import as_sent
     from agentic_opd.training.step import read_start, train_step
-    from tests.support.training import make_config, make_group
+    from tests.support.training import make_config
 
     packing.WORTH_SHARING = 4
-    steps, resume, save_to, broken = (settings.pop(name, None) for name in ("steps", "resume", "save_to", "broken"))
+    steps, resume, broken = (settings.pop(name, None) for name in ("steps", "resume", "broken"))
+    save_to, save_after = settings.pop("save_to", None), settings.pop("save_after", None)
     config = make_config(**settings)
-    plain = load_model(make_config(), "cpu")
-    batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17), prompt=6) for seed in (3, 4)])
+    batch = make_batch(groups())
     world = join_processes("cpu")
     torch.manual_seed(0)
     policy = load_policy(config, world)
@@ -50,12 +61,12 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     lines = list[dict[str, float]]()
     if broken:  # One of the sequences, which one of the processes computes.
         batch.old_BT[0] = -3e38
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         lines.append(train_step(policy, optimizer, batch, config, world))
         if average is not None:
             average.update()
-    if save_to:
-        save_checkpoint(Path(save_to), Resumed(steps, 100, {}), parts, world)
+        if step == save_after:
+            save_checkpoint(Path(save_to), Resumed(step, 100, {}), parts, world)
     probe = Probe.of(batch)
     own = [probe.own_logprobs(policy, world.device)]
     state = world.gather(model.state_dict())

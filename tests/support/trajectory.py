@@ -32,7 +32,7 @@ class Trajectories:
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read())
 
     def kill(self) -> None:
@@ -62,7 +62,7 @@ class Trajectories:
 
     def reset(self) -> None:
         """Let the API forget everything, as a restart does."""
-        with urllib.request.urlopen(self.url + "/reset_data", timeout=30) as answer:
+        with urllib.request.urlopen(self.url + "/reset_data", timeout=120) as answer:
             assert answer.status == 200
 
     def register_trainer(self, *, batch_size: int, num_steps: int, max_token_len: int = 4096) -> list[dict[str, Any]]:

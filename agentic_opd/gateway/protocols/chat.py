@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
+from agentic_opd.gateway.body import HOSTED, READ_MEDIA_ONLY, FunctionSpec, OpenModel, ignored, read_body
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
@@ -29,6 +29,14 @@ from agentic_opd.gateway.protocols.base import (
     sse,
 )
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
+from agentic_opd.gateway.protocols.tools import (
+    CUSTOM_INPUT,
+    CUSTOM_PARAMETERS,
+    AllowedTools,
+    NamedTool,
+    log_format,
+    with_custom_calls,
+)
 from agentic_opd.gateway.request import (
     ReplyFormat,
     Request,
@@ -46,7 +54,7 @@ class _ImageUrl(OpenModel):
 
 
 class _ChatPart(OpenModel):
-    type: Literal["text", "input_text", "output_text", "refusal", "image_url"]
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal", "image_url"], READ_MEDIA_ONLY]
     text: str = ""
     refusal: str = ""
     image_url: _ImageUrl | None = None
@@ -97,7 +105,7 @@ class _ChatCall(OpenModel):
             name, arguments = self.function.name, call_arguments(self.function.arguments)
         else:
             assert self.custom is not None
-            name, arguments = self.custom.name, json.dumps({"input": self.custom.input}, ensure_ascii=False)
+            name, arguments = self.custom.name, json.dumps({CUSTOM_INPUT: self.custom.input}, ensure_ascii=False)
         return {"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -168,21 +176,34 @@ class _ChatMessage(OpenModel):
         return "".join(readable([part.get(kind), part.get("text"), part.get("summary")]) for kind, part in thoughts)
 
 
+class _CustomTool(OpenModel):
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class _ChatTool(OpenModel):
     model_config = ConfigDict(extra="allow")
 
     type: str = ""
-    """The type of a tool of the client is `function`; its provider runs any other one."""
+    """The type of a tool of the client is `function` or `custom`; its provider runs any other one."""
     function: FunctionSpec | None = None
+    custom: _CustomTool | None = None
 
 
 class _NamedFunction(OpenModel):
-    name: str
-
-
-class _NamedChoice(OpenModel):
     type: Literal["function"]
-    function: _NamedFunction
+    function: NamedTool
+
+
+class _NamedCustom(OpenModel):
+    type: Literal["custom"]
+    custom: NamedTool
+
+
+class _AllowedFunctions(OpenModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class StreamOptions(OpenModel):
@@ -207,7 +228,7 @@ class _ChatBody(CommonBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_ChatTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedFunction | _NamedCustom | _AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -216,26 +237,39 @@ class _ChatBody(CommonBody):
 
     def choice(self) -> ToolChoice:
         is_parallel = self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, _NamedChoice):
+        if isinstance(self.tool_choice, _NamedFunction):
             return ToolChoice("named", self.tool_choice.function.name, is_parallel)
+        if isinstance(self.tool_choice, _NamedCustom):
+            return ToolChoice("named", self.tool_choice.custom.name, is_parallel)
+        if isinstance(self.tool_choice, _AllowedFunctions):
+            return self.tool_choice.allowed_tools.choice(is_parallel=is_parallel)
         return ToolChoice(self.tool_choice or "auto", None, is_parallel)
 
     def functions(self) -> list[FunctionSpec]:
         """Return the tools that the client runs; the log names the others.
 
         Raises:
-            ClientError: 400, a tool of type `function` has no function, or a custom tool cannot be offered.
+            ClientError: 400, a tool of type `function` has no function, or a custom tool no name.
         """
         functions: list[FunctionSpec] = []
         for index, tool in enumerate(self.tools or ()):
             if tool.function is not None:
                 functions.append(tool.function)
                 ignored("chat completions", (f"tools.{name}" for name in tool.model_extra or ()))
+            elif tool.custom is not None:
+                fields = {**tool.custom.model_dump(), "parameters": CUSTOM_PARAMETERS}
+                functions.append(read_body(FunctionSpec, fields, "tools", index, "custom"))
             elif tool.type in ("function", "custom"):
-                raise ClientError(400, f"tools.{index}.function: Field required", f"tools.{index}.function")
+                field_name = f"tools.{index}.{tool.type}"
+                raise ClientError(400, f"{field_name}: Field required", field_name)
             else:
                 ignored("chat completions", [tool.type or "tools"], HOSTED)
+        log_format("chat completions", (tool.custom and tool.custom.format for tool in self.tools or ()))
         return functions
+
+    def custom_tools(self) -> list[str]:
+        """Return the names of the tools that take a text."""
+        return [tool.custom.name for tool in self.tools or () if tool.function is None and tool.custom is not None]
 
     def grammar(self) -> dict[str, Any]:
         """Return vLLM's parameters for `response_format`."""
@@ -252,7 +286,7 @@ class _ChatReply(Reply):
         choices = [
             {
                 "index": index,
-                "message": {**_message(choice), "refusal": None},
+                "message": {**self._message(choice), "refusal": None},
                 "logprobs": self._logprobs(self.tokens[index]),
                 "finish_reason": choice.finish_reason,
                 **self._token_ids(self.tokens[index]),
@@ -275,9 +309,9 @@ class _ChatReply(Reply):
         if delta or (piece.tokens and shows_tokens):
             yield self._chunk(piece.index, delta, piece.tokens)
         if isinstance(event, Finished):
-            calls = event.message.get("tool_calls") or ()
-            if calls:
-                yield self._chunk(event.index, {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+            for position, call in enumerate(self._message(event).get("tool_calls") or ()):
+                # One call a chunk, as OpenAI and vLLM send them: some clients read the first of a chunk only.
+                yield self._chunk(event.index, {"tool_calls": [{"index": position, **call}]})
             yield self._chunk(event.index, {}, finish_reason=event.finish_reason)
 
     def closing(self) -> str:
@@ -290,6 +324,13 @@ class _ChatReply(Reply):
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.request.reply_format.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+    def _message(self, finished: Finished) -> dict[str, Any]:
+        """Return the message; as in OpenAI's format, a tool call without text has a null content."""
+        message = with_custom_calls(finished.message, self.request.reply_format.echo.get("custom_tools", ()))
+        if not message["content"] and message.get("tool_calls"):
+            message["content"] = None
+        return message
 
     @property
     def _returns_ids(self) -> bool:
@@ -327,14 +368,6 @@ def usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def _message(finished: Finished) -> dict[str, Any]:
-    """Return the message; as in OpenAI's format, a tool call without text has a null content."""
-    message = dict(finished.message)
-    if not message["content"] and message.get("tool_calls"):
-        message["content"] = None
-    return message
-
-
 class ChatCompletions(WireProtocol):
     path = "/v1/chat/completions"
     reply = _ChatReply
@@ -368,7 +401,7 @@ class ChatCompletions(WireProtocol):
                 answer_id=new_id("chatcmpl-"),
                 stream=bool(read.stream),
                 include_usage=bool(read.stream_options and read.stream_options.include_usage),
-                echo={"return_token_ids": read.return_token_ids},
+                echo={"return_token_ids": read.return_token_ids, "custom_tools": read.custom_tools()},
             ),
             images=images.images,
         )

@@ -21,10 +21,12 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.protocols.client_tools import client_tool_of
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text
 from agentic_opd.gateway.request import ReplyFormat, Request, ToolChoice, format_of, make_request, without_billing
 from agentic_opd.gateway.sampler import CONTEXT_FULL
 
+_PREFILL = "an answer that the client has begun is not continued: end the messages with the user's"
 _PING = sse({"type": "ping"}, "ping")
 _KINDS = {
     **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
@@ -192,6 +194,8 @@ class _MessagesBody(CommonBody):
     tools: list[_ClientTool] | None = None
     tool_choice: _AnthropicChoice | None = None
     output_config: _OutputConfig | None = None
+    output_format: _Format | None = None
+    """The format of `output_config`, as earlier versions of Anthropic's clients send it."""
     stop_sequences: list[StopString] | None = None
 
 
@@ -260,10 +264,12 @@ def _result_parts(content: Sequence[dict[str, Any]], *path: str | int) -> list[s
 def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
     specs: list[FunctionSpec] = []
     for index, tool in enumerate(tools):
-        if tool.input_schema is None and tool.type not in (None, "custom"):
-            ignored("messages", [tool.type], HOSTED)
-            continue
         fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        if tool.input_schema is None and tool.type not in (None, "custom"):
+            if (client_tool := client_tool_of(tool.type)) is None:
+                ignored("messages", [tool.type], HOSTED)
+                continue
+            fields = {"name": tool.name, **client_tool}
         try:
             specs.append(read_body(FunctionSpec, fields, "tools", index))
         except ClientError as error:
@@ -395,14 +401,15 @@ class AnthropicMessages(WireProtocol):
             raise ClientError(400, "max_tokens: Field required", "max_tokens")
         last = len(read.messages) - 1
         if not counts and read.messages[last].role == "assistant":
-            raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
+            raise ClientError(400, _PREFILL, f"messages.{last}.role")
         read.log_without_effect("messages")
         images = RequestImages()
         metadata: dict[str, Any] = read.metadata if isinstance(read.metadata, dict) else {}
         config = read.output_config or _OutputConfig()
         grammar: dict[str, Any] = {}
-        if config.format is not None:
-            grammar = format_of(config.format.type, config.format.schema_, "output_config.format.schema")
+        if (answer_format := config.format or read.output_format) is not None:
+            field_name = "output_format.schema" if config.format is None else "output_config.format.schema"
+            grammar = format_of(answer_format.type, answer_format.schema_, field_name)
         return make_request(
             client.with_user_id(metadata.get("user_id")),
             read,

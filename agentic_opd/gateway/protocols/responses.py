@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from agentic_opd.core.attachments.messages import IMAGE_MARK
-from agentic_opd.core.text import call_arguments, read_json, well_formed
+from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.body import HOSTED, FunctionSpec, OpenModel, ignored, read_body
+from agentic_opd.gateway.body import HOSTED, READ_MEDIA_ONLY, FunctionSpec, OpenModel, ignored, read_body, refused
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
@@ -26,6 +26,13 @@ from agentic_opd.gateway.exchange import Begun
 from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, WithoutEffect, new_id, sse
 from agentic_opd.gateway.protocols.hosted import LEFT_OUT, hosted_text, readable
+from agentic_opd.gateway.protocols.tools import (
+    CUSTOM_INPUT,
+    CUSTOM_PARAMETERS,
+    AllowedTools,
+    custom_input,
+    log_format,
+)
 from agentic_opd.gateway.request import (
     REFERENCE,
     ChatInput,
@@ -40,10 +47,6 @@ from agentic_opd.gateway.request import (
 from agentic_opd.gateway.turns import Path, RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
-_INPUT = "input"
-"""The argument of a custom tool."""
-_CUSTOM = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-"""Its parameters."""
 _SEPARATOR = "__"
 _ANSWER_DIGITS = 32
 """Length of an answer's id behind its prefix; the ids of its items begin with it."""
@@ -52,7 +55,10 @@ _SEALED = "reasoning:"
 
 
 class _ContentPart(OpenModel):
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image"]
+    type: Annotated[
+        Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image"],
+        READ_MEDIA_ONLY,
+    ]
     text: str = ""
     refusal: str = ""
     image_url: str | None = None
@@ -103,12 +109,17 @@ class _ToolItem(OpenModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class _ChosenTool(OpenModel):
     type: Literal["function", "custom"]
     name: str
+
+
+class _AllowedChoice(AllowedTools):
+    type: Literal["allowed_tools"]
 
 
 class _TextFormat(OpenModel):
@@ -133,16 +144,16 @@ class _ResponsesBody(CommonBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_ToolItem] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _ChosenTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ChosenTool | _AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
     reasoning: _Reasoning | None = None
     include: WithoutEffect[list[str]] = None
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False] | None, refused("answers are sampled while the client waits")] = None
     truncation: WithoutEffect[Literal["disabled", "auto"]] = None
     """Nothing is dropped from a prompt that is too long, which is refused."""
-    conversation: None = None
-    prompt: None = None
+    conversation: Annotated[None, refused("send previous_response_id, or the conversation's items in input")] = None
+    prompt: Annotated[None, refused("no prompts are stored here; send its text in instructions or input")] = None
 
 
 @dataclass(slots=True)
@@ -238,7 +249,7 @@ class _Input:
         name = item.name if item.namespace is None else f"{item.namespace}{_SEPARATOR}{item.name}"
         arguments = call_arguments(item.arguments)
         if kind == "custom_tool_call":
-            arguments = json.dumps({_INPUT: item.input}, ensure_ascii=False)
+            arguments = json.dumps({CUSTOM_INPUT: item.input}, ensure_ascii=False)
         self._call(item.call_id, name, arguments)
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
@@ -301,7 +312,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
     kinds: dict[str, str] = {}
     for index, item in enumerate(items):
         if item.type in ("function", "custom"):
-            parameters = _CUSTOM if item.type == "custom" else item.parameters
+            parameters = CUSTOM_PARAMETERS if item.type == "custom" else item.parameters
             fields = {"name": item.name, "description": item.description, "parameters": parameters}
             specs.append(read_body(FunctionSpec, fields, "tools", index))
             if item.type == "custom":
@@ -313,6 +324,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
                 kinds[specs[-1].name] = f"namespace:{item.name}"
         else:
             ignored("responses", [item.type], HOSTED)
+    log_format("responses", (item.format for item in items))
     return specs, kinds
 
 
@@ -320,6 +332,8 @@ def _choice(read: _ResponsesBody) -> ToolChoice:
     is_parallel = read.parallel_tool_calls is not False
     if isinstance(read.tool_choice, _ChosenTool):
         return ToolChoice("named", read.tool_choice.name, is_parallel)
+    if isinstance(read.tool_choice, AllowedTools):
+        return read.tool_choice.choice(is_parallel=is_parallel)
     return ToolChoice(read.tool_choice or "auto", None, is_parallel)
 
 
@@ -439,7 +453,7 @@ class _ResponsesReply(Reply):
         kind, _, namespace = self.request.reply_format.echo["kinds"].get(name, "").partition(":")
         if kind == "custom":
             item = {"id": self._item_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
-            return {**item, "input": _custom_input(arguments), "status": "completed"}
+            return {**item, "input": custom_input(arguments), "status": "completed"}
         item = {"id": self._item_id("fc_"), "type": "function_call", "call_id": call["id"], "name": name}
         if kind == "namespace":
             item |= {"name": name.removeprefix(f"{namespace}{_SEPARATOR}"), "namespace": namespace}
@@ -505,13 +519,6 @@ def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str,
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _custom_input(arguments: str) -> str:
-    """Return a custom tool's input from the arguments of the call; other arguments are its input as they are."""
-    read: Any = read_json(arguments)
-    text = read.get(_INPUT) if isinstance(read, dict) else None
-    return well_formed(text) if isinstance(text, str) else arguments
-
-
 def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str, Any]:
     """Return the answer of a recorded turn, which `GET /v1/responses/{id}` repeats.
 
@@ -519,7 +526,7 @@ def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str,
     effect.
     """
     specs = [tool["function"] for tool in turn.tools]
-    kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == _CUSTOM}
+    kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == CUSTOM_PARAMETERS}
     tools = [{"type": "function", "strict": None, "parameters": None, **spec} for spec in specs]
     reply_format = ReplyFormat(turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
     request = Request(Client(), ChatInput.of((), turn.tools, {}), Sampling({}), reply_format=reply_format)

@@ -23,9 +23,11 @@ class Login(NamedTuple):
     """A visitor who knows a key."""
 
     owner: str
-    """Digest of the key: the owner of the sessions that are shown."""
+    """The owner of the sessions that are shown: digest of the key, and the learner's name if the visitor named one."""
     form_token: str
     """Text that each form of the page contains."""
+    learner: str | None
+    """Name that the visitor gave; None: the key alone says whose sessions are shown."""
 
 
 class Logins:
@@ -35,10 +37,10 @@ class Logins:
         self._by_digest: dict[bytes, tuple[Login, float]] = {}
         """Login and the time of its last use, by the digest of the cookie's token."""
 
-    def add(self, http: HttpRequest, response: Response, owner: str) -> None:
+    def add(self, http: HttpRequest, response: Response, owner: str, learner: str | None) -> None:
         """Log a visitor in: set the cookie in `response`."""
         token, now = secrets.token_urlsafe(32), time.monotonic()
-        self._by_digest[_digest(token)] = Login(owner, secrets.token_urlsafe(32)), now
+        self._by_digest[_digest(token)] = Login(owner, secrets.token_urlsafe(32), learner), now
         while len(self._by_digest) > _MOST_LOGINS:
             del self._by_digest[min(self._by_digest, key=lambda digest: self._by_digest[digest][1])]
         is_secure = http.url.scheme == "https"

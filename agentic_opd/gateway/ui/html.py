@@ -18,7 +18,7 @@ from agentic_opd.gateway.journal import ListedSession, SessionRow, SessionState
 from agentic_opd.gateway.turns import Feedback
 from agentic_opd.gateway.ui.access import Login
 from agentic_opd.gateway.ui.view import SessionView, TurnView
-from agentic_opd.gateway.under_way import Waiting
+from agentic_opd.gateway.under_way import RunningAnswer, Waiting
 from agentic_opd.report.page import TURN_SCRIPTS, Packer, content_hash, page_script, plain_style, static_text
 from agentic_opd.report.tokens import TokenTexts
 from agentic_opd.report.words import EVIDENCE, WHY, shown_html
@@ -86,8 +86,11 @@ def document(title: str, body: str, shell: Shell) -> str:
     """Return a whole page."""
     bar = ""
     if shell.login is not None:
+        name = shell.login.learner
+        learner = "" if name is None else f'<span class="note">learner {shown_html(name)}</span>'
         bar = (
             '<nav aria-label="Views"><a href="/ui">Sessions</a></nav>'
+            f"{learner}"
             '<span id="live" class="note" role="status"></span>'
             '<button type="button" id="theme" hidden>Dark</button>'
             f'<form method="post" action="/ui/logout">{_form_token(shell.login)}<button>Sign out</button></form>'
@@ -105,20 +108,25 @@ def document(title: str, body: str, shell: Shell) -> str:
     )
 
 
-def login_page(shell: Shell, problem: str | None, *, has_keys: bool) -> str:
-    """Return the form that asks for a key."""
+def login_page(shell: Shell, problem: str | None, *, has_keys: bool, has_named_learners: bool) -> str:
+    """Return the form that asks for a key, and for a learner where clients name theirs."""
     intro = (
         "The page shows the sessions of the key that opens it."
         if has_keys
         else "This gateway has no keys of its own: enter the key that your agent sends, or nothing if it sends none. "
         "The page shows the sessions of that key."
     )
+    learner = ""
+    if has_named_learners:
+        intro += " Sessions belong to a learner: enter the name that your agent sends in X-Learner."
+        learner = '<label>Learner <input name="learner" autocomplete="username" required></label>'
     error = "" if problem is None else f'<p class="error" role="alert">{escape(problem)}</p>'
     return document(
         "Sign in",
         '<form class="login" method="post" action="/ui/login"><h1>Sign in</h1>'
         f'<p class="note">{intro}</p>{error}'
         '<label>Key <input type="password" name="key" autocomplete="current-password" autofocus></label>'
+        f"{learner}"
         "<button>Sign in</button></form>",
         shell,
     )
@@ -259,6 +267,7 @@ def session_page(shell: Shell, view: SessionView, texts: TokenTexts) -> str:
     )
     links = _page_links(path, view.page, view.pages, "Earlier turns", "Later turns")
     steps = "".join(_step(turn, row, shell.login, texts, is_recorded=row.state.is_foreign) for turn in view.turns)
+    steps += "".join(_running(answer, number) for number, answer in enumerate(view.answers, start=1))
     body = (
         f'<div data-live id="head">{_live("session-head", head)}</div>{links}<div id="scale"></div>'
         f'<div data-live id="turns" data-limit="{view.colour_limit:g}">{steps}</div>{ending}{links}'
@@ -301,7 +310,7 @@ def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenText
     ]
     feedback = _feedback(view, row, login) if not is_recorded else ""
     inner = (
-        f"{''.join(_context(view))}"
+        f"{''.join(_context(turn.messages[:-1], is_rewritten=view.is_rewritten))}"
         f'<section class="turn" data-packed="{packed}" data-number="{number}" aria-labelledby="title-{turn.turn_id}">'
         f"<header>{''.join(headings)}</header>"
         f'<div class="said">{_answer_text(turn.messages[-1])}</div>'
@@ -310,11 +319,21 @@ def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenText
     return f'<article class="step" id="{identifier}" data-mark="{_mark(inner)}">{inner}</article>'
 
 
-def _context(view: TurnView) -> Iterator[str]:
+def _running(answer: RunningAnswer, number: int) -> str:
+    """Return an answer that is being sampled behind the messages before it."""
+    inner = (
+        f"{''.join(_context(answer.messages, is_rewritten=answer.is_rewritten))}"
+        '<section class="turn" aria-label="The answer that is being written"><header>'
+        '<span class="chip">being written</span></header>'
+        f'<div class="said">{_answer_text(answer.message, empty="no text yet")}</div></section>'
+    )
+    return f'<article class="step running" id="running-{number}" data-mark="{_mark(inner)}">{inner}</article>'
+
+
+def _context(messages: Sequence[Message], *, is_rewritten: bool) -> Iterator[str]:
     """Yield the messages between a turn and the one before it."""
-    messages = view.turn.messages[:-1]
     blocks = [_message(message) for message in messages]
-    if view.is_rewritten and len(messages) > 1:
+    if is_rewritten and len(messages) > 1:
         summary = f"the history as the client sent it again, {_count(len(messages), 'message')}"
         yield f'<details class="context"><summary class="who">{summary}</summary>{"".join(blocks)}</details>'
     else:
@@ -347,7 +366,7 @@ def _message_text(message: Message) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _answer_text(message: Message) -> str:
+def _answer_text(message: Message, empty: str = "an empty answer") -> str:
     """Return an answer as text; the script puts its tokens in this place."""
     reasoning, content = str(message.get("reasoning_content") or ""), str(message.get("content") or "")
     parts = [
@@ -358,7 +377,7 @@ def _answer_text(message: Message) -> str:
             for call in message.get("tool_calls") or ()
         ),
     ]
-    return f'<div class="stream plain" dir="auto">{"".join(parts) or "<i>an empty answer</i>"}</div>'
+    return f'<div class="stream plain" dir="auto">{"".join(parts) or f"<i>{empty}</i>"}</div>'
 
 
 def _verdict(view: TurnView, *, is_recorded: bool) -> str:

@@ -34,9 +34,9 @@ from agentic_opd.gateway.ui.html import (
     session_page,
 )
 from agentic_opd.gateway.ui.view import Source, session_view
-from agentic_opd.report.brake import BRAKE_FILE, evaluations
 from agentic_opd.report.curves import correction_curve, score_curve
 from agentic_opd.report.tokens import TokenTexts
+from agentic_opd.wire.brake import BRAKE_FILE, evaluations
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ _MOST_TEXT = 10_000
 """Characters of a feedback's text."""
 _BEAT_S = 15.0
 """Seconds between two lines of a quiet event stream, by which both sides notice that the other has gone."""
+_BETWEEN_S = 0.5
+"""Seconds between two events: an answer that is being written changes with each token."""
 _REWARDS = {"1": 1.0, "-1": -1.0, "": None}
 
 Handler = Callable[[HttpRequest, Login], Awaitable[Response]]
@@ -56,26 +58,29 @@ Handler = Callable[[HttpRequest, Login], Awaitable[Response]]
 def page_routes(
     source: Source,
     keys: Sequence[str],
-    owner_of_key: Callable[[str], str],
+    owner_of_key: Callable[[str, str], str],
     telemetry: Telemetry,
     *,
     tokenizer: Any | None = None,
     trainer_dir: Path | None = None,
     learner_folder: Callable[[str], Path | None] = no_learner,
+    has_named_learners: bool = False,
 ) -> list[Route]:
     """Return the routes of `/ui` and all paths below it.
 
     Args:
         source: The gateway.
         keys: The keys that open it; empty: any key does, on a loopback address.
-        owner_of_key: Returns the owner of the sessions of a key.
+        owner_of_key: Returns the owner of the sessions of a key and of the learner that the visitor named; raises
+            ClientError for what is no learner's name.
         telemetry: The gateway's metrics.
         tokenizer: The policy's; None: the answers have no tokens.
         trainer_dir: Output folder of the trainer, for the curve of held-out scores.
         learner_folder: Returns the folder of the learner that an owner of sessions teaches, for its curve; None: the
             owner teaches the policy of all.
+        has_named_learners: Whether the visitor names a learner beside the key.
     """
-    page = _Page(source, keys, owner_of_key, telemetry, tokenizer, trainer_dir, learner_folder)
+    page = _Page(source, keys, owner_of_key, telemetry, tokenizer, trainer_dir, learner_folder, has_named_learners)
     session = "/ui/sessions/{session_id}"
     return [
         Route("/ui", page.guarded(page.sessions)),
@@ -96,14 +101,16 @@ class _Page:
         self,
         source: Source,
         keys: Sequence[str],
-        owner_of_key: Callable[[str], str],
+        owner_of_key: Callable[[str, str], str],
         telemetry: Telemetry,
         tokenizer: Any | None,
         trainer_dir: Path | None,
         learner_folder: Callable[[str], Path | None],
+        has_named_learners: bool,
     ) -> None:
         self._source, self._keys, self._owner_of_key, self._telemetry = source, keys, owner_of_key, telemetry
         self._tokenizer, self._trainer_dir, self._learner_folder = tokenizer, trainer_dir, learner_folder
+        self._has_named_learners = has_named_learners
         self._logins, self._rendering = Logins(), asyncio.Lock()
         self._texts: TokenTexts | None = None
 
@@ -133,20 +140,24 @@ class _Page:
         return handle
 
     async def login(self, http: HttpRequest) -> Response:
-        """Answer `POST /ui/login`: the key in the form opens the page."""
+        """Answer `POST /ui/login`: the key in the form, and the learner's name if it asks for one, open the page."""
         try:
             check_host(http, self._keys)
             form = await _form(http)
         except ClientError as error:
             return self._answer(error_page(self._shell(None), error.status, error.message), error.status)
-        key = form.get("key", "").strip()
+        key, learner = form.get("key", "").strip(), form.get("learner", "").strip()
         if not is_from_page(http):
             return self._answer(self._login_form("The form was sent by another page; send it from this one."), 403)
         if not is_accepted(key, self._keys):
             problem = "This key is not one of the gateway's." if key else "A key is needed."
             return self._answer(self._login_form(problem), 401)
+        try:
+            owner = self._owner_of_key(key, learner)
+        except ClientError as error:
+            return self._answer(self._login_form(f"{error.message[0].upper()}{error.message[1:]}."), error.status)
         response = _to("/ui")
-        self._logins.add(http, response, self._owner_of_key(key))
+        self._logins.add(http, response, owner, learner if self._has_named_learners else None)
         return response
 
     async def logout(self, http: HttpRequest, login: Login) -> Response:
@@ -157,7 +168,8 @@ class _Page:
         return response
 
     def _login_form(self, problem: str | None) -> str:
-        return login_page(self._shell(None), problem, has_keys=bool(self._keys))
+        has_keys, has_learners = bool(self._keys), self._has_named_learners
+        return login_page(self._shell(None), problem, has_keys=has_keys, has_named_learners=has_learners)
 
     def _shell(self, login: Login | None) -> Shell:
         # The model's name is for those with a key.
@@ -260,6 +272,7 @@ class _Page:
                 else:
                     if session_ids:
                         yield f"event: changed\ndata: {json_line({'sessions': session_ids}).decode().strip()}\n\n"
+                        await asyncio.sleep(_BETWEEN_S)
 
 
 class _Events(StreamingResponse):

@@ -12,7 +12,7 @@ from agentic_opd.gateway.changes import Changes
 from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.journal import Journal, SessionRow
 from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree, reply_to
-from agentic_opd.gateway.under_way import UnderWay, Waiting
+from agentic_opd.gateway.under_way import RunningAnswer, UnderWay, Waiting
 from agentic_opd.report.numbers import colour_limit
 from agentic_opd.report.read import ShownRollout, ShownTurn, shown_group, shown_turn
 from agentic_opd.wire.group import JudgedWindow, ScoredGroup
@@ -74,6 +74,8 @@ class SessionView:
     page: int
     """Number of the page, from 1."""
     pages: int
+    answers: Sequence[RunningAnswer]
+    """Answers that are being sampled; on the last page only."""
     windows: Sequence[JudgedWindow]
     """The judge's questions about the whole session."""
     colour_limit: float
@@ -103,7 +105,8 @@ async def session_view(source: Source, row: SessionRow, page: int | None) -> Ses
     gaps = [view.tokens.rollout.only(view.tokens.index).gaps for view in views if view.tokens is not None]
     windows = next((rollout.windows for rollout in rollouts if rollout.windows), ())
     limit = colour_limit(np.concatenate(gaps)) if gaps else 1.0
-    return SessionView(row, views, len(turns), page, pages, windows, limit)
+    answers = under_way.answers if page == pages else ()
+    return SessionView(row, views, len(turns), page, pages, answers, windows, limit)
 
 
 def _views(

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
@@ -63,6 +65,8 @@ class Attack:
     total: int = NUM_CHECKS
     """Number of checks; few where each one takes its whole time."""
     timeout_s: float = 20.0
+    most_s: float | None = None
+    """Seconds by the clock after which the verifier gives up, where the attack keeps all processors busy so long."""
     in_process: bool = False
     entry_point: str | None = None
     """The tests are those of a dataset, which take for granted what they do not import."""
@@ -164,8 +168,8 @@ def descendants() -> list[int]:
 
 
 def left_behind(known: set[int]) -> list[str]:
-    """Processes that are below this one and not `known`, or carry MARK, half a minute after the end at the latest."""
-    deadline = time.monotonic() + 30
+    """Processes that are below this one and not `known`, or carry MARK, a minute after the end at the latest."""
+    deadline = time.monotonic() + 60
     while True:
         found = [f"{pid}: {_command_of(pid)}" for pid in descendants() if pid not in known]
         found += [f"{path}" for path in Path("/proc").glob("[0-9]*") if MARK in _command_of(int(path.name))]
@@ -206,7 +210,10 @@ def assert_withstood(
     source = HELPERS + re.sub(r"%\((\w+)\)s", lambda match: str(place.names[match[1]]), attack.source)
     files = {name: text.encode() for name, text in {**attack.files, "solution.py": source}.items()}
     factory = lambda: new_sandbox(limits)  # noqa: E731
-    verdict = asyncio.run(verify(Task("attack", "p", tests), factory, files, attack.timeout_s))
+    with pytest.MonkeyPatch.context() as patch:
+        if attack.most_s is not None:
+            patch.setattr("agentic_opd.worlds.coding.verifier.verify.wall_s", lambda _: attack.most_s)
+        verdict = asyncio.run(verify(Task("attack", "p", tests), factory, files, attack.timeout_s))
     least, most = attack.passed if isinstance(attack.passed, tuple) else (attack.passed, attack.passed)
     assert verdict.total == attack.total, verdict.report
     assert least <= verdict.passed <= most, verdict.report

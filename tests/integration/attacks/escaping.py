@@ -203,6 +203,7 @@ def f(x): return g(x) if x < 2 else os._exit(0)
 """,
         2,
         "no end after",
+        total=4,
         timeout_s=2.0,
     ),
     "zombies": Attack(

@@ -60,16 +60,16 @@ IN_PROCESS = {
         "import signal, time\ng = f\ndef f(x):\n    if x < 2: return g(x)\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n    time.sleep(1000)",
         0,
-        "The tests did nothing for 9 s",
-        timeout_s=2.0,
+        "The tests did nothing for 6 s",
+        timeout_s=0.5,
     ),
     "holds the interpreter's lock in a call of C": _attack(
         "import ctypes, threading\nlibc = ctypes.PyDLL(None)\ng = f\ndef f(x):\n    if x < 2: return g(x)\n"
         "    lock = ctypes.create_string_buffer(64)\n"
         "    while True: libc.pthread_mutex_lock(lock)",
         0,
-        "The tests did nothing for 9 s",
-        timeout_s=2.0,
+        "The tests did nothing for 6 s",
+        timeout_s=0.5,
     ),
     "stops itself": _attack(
         "g = f\ndef f(x):\n    if x > 1: os.kill(os.getpid(), 19)\n    return g(x)",

@@ -21,6 +21,7 @@ def f(x):
 """,
         _HURT,
         timeout_s=1.0,
+        most_s=5.0,
     ),
     "a fork bomb of a shell": Attack(
         "import subprocess\ng = f\n"
@@ -207,13 +208,13 @@ attempt(fill)
     "deletes the work directory": Attack(
         """
 import shutil
-for path in (os.getcwd(), "/tmp", os.path.expanduser("~"), "/"):
+for path in (os.getcwd(), "/tmp", os.path.expanduser("~"), "/etc", "/usr/bin", "/home", "/root", "/dev", "/proc/self"):
     attempt(shutil.rmtree, path, ignore_errors=True)
 attempt(os.listdir)
 TRIED.append(f"left:{os.path.exists('solution.py')}")
 """,
         report="left:False",
-        timeout_s=1200.0,  # A hundred thousand names and more to try, read from a disk.
+        timeout_s=600.0,  # Thousands of names to try, read from a disk.
     ),
     "closes the work directory": Attack(
         "os.mkdir('deep')\nos.chmod('deep', 0)\nos.chmod('.', 0)\nattempt(os.listdir)", report="got '[^']*Error"
@@ -221,8 +222,8 @@ TRIED.append(f"left:{os.path.exists('solution.py')}")
     "a very deep folder": Attack(
         "for _ in range(1000):\n    os.mkdir('d')\n    os.chdir('d')\nTRIED.append('deep')", report="got 'deep'"
     ),
-    "a million names": Attack(
-        "def names():\n    for number in range(20000): open(f'/tmp/n{number}', 'w').close()\nattempt(names)",
+    "thousands of names": Attack(
+        "def names():\n    for number in range(5000): open(f'/tmp/n{number}', 'w').close()\nattempt(names)",
         report="got 'did:None'",
         timeout_s=600.0,  # A file system that was just cleared makes new files slowly.
     ),

@@ -67,7 +67,7 @@ def sending(api: FakeApi, use: Callable[[Outbox], Awaitable[None]], group_size: 
     counts = SentCounts()
 
     async def run() -> None:
-        async with served(api.routes) as url, asyncio.timeout(20):
+        async with served(api.routes) as url, asyncio.timeout(60):
             client = TrajectoryApi(url)
             member = Membership(client, EnvDescription("env", 64, 1.0, group_size, None))
             try:

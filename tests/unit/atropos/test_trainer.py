@@ -41,7 +41,7 @@ def batches(*answers: Any, count: int = 1, **routes: Any) -> tuple[list[list[Sco
     }
 
     async def run() -> tuple[list[list[ScoredGroup]], TrainerClient]:
-        async with served(script) as url, asyncio.timeout(20):
+        async with served(script) as url, asyncio.timeout(60):
             client = TrainerClient(url, TrainerDescription("g", "p", 2, 64, "", 1, 0, 9))
             client.resume(9, {})
             try:

@@ -148,6 +148,7 @@ ROWS = st.lists(st.lists(SCALARS | st.text(), max_size=3) | SCALARS, max_size=15
 VALUES = st.recursive(SCALARS | st.text() | st.lists(ROWS, max_size=3), lambda values: st.lists(values, max_size=3))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), VALUES, max_size=4) | VALUES)
 def test_json_in_pieces_is_that_of_the_whole(value: Any) -> None:
     whole = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import math
+from bisect import insort
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -125,10 +126,16 @@ def table_rows(request: TeacherRequest, top_k: int, version: int = VERSION) -> T
     )
 
 
+def end_of_turn(request: TeacherRequest) -> int:
+    """The end of a request's turn in its recording, which holds no hint."""
+    return len(request.token_ids) - len(request.hint_token_ids)
+
+
 class TableTeacher:
     """Knows `next_token_logprobs`, as the policy of `make_trace` does; or fails with `error`.
 
     `requests` and `top_ks` are what was asked for first in each request, `read` the further readings that were read.
+    Requests and readings are in the order of the turns: their hints are looked at in threads, which end in any order.
     """
 
     def __init__(
@@ -151,7 +158,7 @@ class TableTeacher:
     async def score(
         self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = (), ids_of: tuple[int, ...] = ()
     ) -> TeacherReply:
-        self.requests.append(request)
+        insort(self.requests, request, key=end_of_turn)
         self.top_ks.append(top_k)
         await asyncio.sleep(0)
         if self.error is not None:
@@ -170,7 +177,7 @@ class TableTeacher:
     def _further(self, reading: Reading) -> TeacherRows | None:
         if reading.unless_weight_version == self.weight_version:
             return None
-        self.read.append(reading)
+        insort(self.read, reading, key=lambda known: end_of_turn(known.request))
         return table_rows(reading.request, reading.top_k, self.weight_version)
 
     async def close(self) -> None:

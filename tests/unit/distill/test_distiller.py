@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
@@ -62,6 +63,7 @@ from .fakes import (
     VERSION,
     ScriptedJudge,
     TableTeacher,
+    end_of_turn,
     make_recording,
     make_trace,
     messages,
@@ -234,17 +236,17 @@ def test_the_second_question_gives_a_turn_its_score() -> None:
 
 
 class Prover:
-    """Gives each hint the next verdict, and plays eight continuations for it if the budget allows them."""
+    """Gives the hints of the first and the last turn a verdict each, after eight continuations if the budget allows."""
 
-    def __init__(self, *verdicts: ProofVerdict) -> None:
-        self.verdicts = list(verdicts)
+    def __init__(self, first: ProofVerdict, last: ProofVerdict) -> None:
+        self.verdicts = {False: first, True: last}
         self.requests: list[TeacherRequest] = []
 
     async def __call__(self, context: TurnContext, request: TeacherRequest, spend: Callable[[int], bool]) -> HintProof:
-        self.requests.append(request)
+        insort(self.requests, request, key=end_of_turn)
         if not spend(8):
             return HintProof(ProofRecord((0, 0), (0, 0), ProofVerdict.OPEN), 0, 0.0)
-        verdict = self.verdicts.pop(0)
+        verdict = self.verdicts[end_of_turn(request) == len(TOKENS)]
         record = ProofRecord((1, 4), (2, 4), verdict, 0.25, (-0.5, 0.8))
         episodes = [continuation(passed).episode for passed in (False, True)]
         return HintProof(record, 8, 1.5, tuple(episode for episode in episodes if episode is not None))
@@ -311,12 +313,12 @@ def test_continuations_without_a_hint_join_their_group_up_to_a_limit() -> None:
 
 
 def test_a_hint_that_is_not_proven_is_dropped_with_its_counts_or_for_want_of_a_budget() -> None:
-    distilled = prove_all(Prover(ProofVerdict.OPEN), left=8)
+    distilled = prove_all(Prover(ProofVerdict.OPEN, ProofVerdict.OPEN), left=8)
     assert outcomes(distilled) == ["unproven", "unproven"]
-    assert [record.error for record in distilled.records] == [
+    assert {record.error for record in distilled.records} == {
         "passed 2 of 4 with the hint, 1 of 4 without",
         "the episode's budget of continuations (hint.proof.rollouts) is spent",
-    ]
+    }, "whichever hint is ready first has the budget"
     assert not any(arrays_of(distilled).token_ids_TK)
 
 

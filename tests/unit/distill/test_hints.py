@@ -242,6 +242,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join))
 def test_no_text_breaks_the_parser_and_an_accepted_hint_is_clean(text: str) -> None:
     vote = parse_vote(text)

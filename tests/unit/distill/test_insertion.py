@@ -124,6 +124,7 @@ ADDED = [token.content for token in make_qwen_tokenizer().added_tokens_decoder.v
 QWEN = qwen(make_qwen_tokenizer())
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(ADDED) | st.sampled_from(["<", "|", ">", "< ", "im_end", "/"]) | st.text(max_size=4)))
 def test_no_hint_brings_control_tokens(pieces: list[str]) -> None:
     tokenizer = make_qwen_tokenizer()

@@ -344,13 +344,14 @@ def test_nobody_there() -> None:
 
 
 def test_requests_under_way_are_bounded() -> None:
-    under_way: list[int] = [0, 0]
+    under_way, pairs = [0, 0], asyncio.Barrier(2)
 
     class Slow(Script):
         async def __call__(self, request: Any) -> Any:
             under_way[0] += 1
             under_way[1] = max(under_way)
-            await asyncio.sleep(0.02)
+            await pairs.wait()
+            await asyncio.sleep(0.02)  # Were more allowed, they would come now.
             under_way[0] -= 1
             return await super().__call__(request)
 

@@ -103,6 +103,7 @@ def test_quoting_any_assert_leaks_unless_it_was_shown(expressions: list[str], da
 words = st.lists(st.from_regex(r"[a-z]{3,9}[,.;]?", fullmatch=True), min_size=1, max_size=30).map(" ".join)
 
 
+@pytest.mark.slow
 @given(words, st.lists(asserts, max_size=4))
 def test_words_alone_never_leak(prose: str, expressions: list[str]) -> None:
     assert not leaks(prose, "".join(f"assert {expression}\n" for expression in expressions), "")

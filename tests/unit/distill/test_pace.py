@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,8 +15,11 @@ from agentic_opd.distill import pace as pace_module
 from agentic_opd.distill.config import JudgeConfig
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.pace import Pace, StalledError
+from tests.support.virtual_time import run_in_virtual_time
 
 from .fakes import served
+
+InVirtualTime = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class SlowServer:
@@ -42,8 +46,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_requests_are_waited_for_as_long_as_answers_come() -> None:
+@pytest.fixture
+def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> InVirtualTime:
+    """Runs a test whose seconds, those of `Pace` included, pass at once."""
+    monkeypatch.setattr(pace_module, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
+    return lambda test: run_in_virtual_time(test())
+
+
+def test_requests_are_waited_for_as_long_as_answers_come(in_virtual_time: InVirtualTime) -> None:
     """The last of 16 waits twice as long as the patience is."""
 
     async def test() -> None:
@@ -52,11 +62,12 @@ def test_requests_are_waited_for_as_long_as_answers_come() -> None:
         assert answers == ["answer"] * 16
         assert (server.widest, pace.limit) == (16, 16)
 
-    run(test)
+    in_virtual_time(test)
 
 
-@pytest.mark.slow
-def test_a_server_that_is_too_slow_for_many_is_sent_fewer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_too_slow_for_many_is_sent_fewer(
+    in_virtual_time: InVirtualTime, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         server, pace = SlowServer(most=2), Pace("the judge", 16, 0.5, "env.judge.max_concurrent")
         assert await asyncio.gather(*(pace.ask(server) for _ in range(40))) == ["answer"] * 40
@@ -64,13 +75,13 @@ def test_a_server_that_is_too_slow_for_many_is_sent_fewer(caplog: pytest.LogCapt
         assert server.widest == 16
 
     with caplog.at_level(logging.WARNING):
-        run(test)
+        in_virtual_time(test)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("the judge answered none of 16 requests within 0.5 s; it is sent 4 at a time")
     assert "1 at a time from now on (env.judge.max_concurrent)" in second
 
 
-def test_a_silent_server_is_given_up_and_asked_again_later() -> None:
+def test_a_silent_server_is_given_up_and_asked_again_later(in_virtual_time: InVirtualTime) -> None:
     async def test() -> None:
         asked = count()
 
@@ -90,7 +101,7 @@ def test_a_silent_server_is_given_up_and_asked_again_later() -> None:
         await asyncio.sleep(0.15)
         assert await pace.ask(SlowServer(most=1)) == "answer"
 
-    run(test)
+    in_virtual_time(test)
 
 
 def test_an_error_is_an_answer() -> None:

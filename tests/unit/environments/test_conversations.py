@@ -420,20 +420,20 @@ def test_calls_that_fail_have_no_effect_and_the_conversation_goes_on(tmp_path: P
             ("whistle", {}),
             ("boil", {}),
         ):
+            player.session.state.timeout_s = 1 if name == "whistle" else 60
             result = await player.call(name, **arguments)
             assert result.is_error
             said.append(result.content)
         await play_right(player)
 
-    world = world_of(tmp_path, question(), config=WorldConfig(tool_timeout_s=3))
-    verification = played(world, play)
+    verification = played(world_of(tmp_path, question()), play)
     mistyped = "Error: unsupported operand type(s) for +: 'float' and 'str'."
     assert said[0] == f"{mistyped} It must be fill(litres: number)."
     assert "unexpected keyword argument 'liters'" in said[1]
     assert said[2:5] == [
         "Error: explode ended its process with exit code 3. Nothing was changed.",
         "Error: leave ended its process with exit code 4. Nothing was changed.",
-        "Error: whistle took longer than 3 s. Nothing was changed.",
+        "Error: whistle took longer than 1 s. Nothing was changed.",
     ]
     assert said[5].startswith('Error: the name must be one of "fill", "pour"')
     assert verification.all_passed

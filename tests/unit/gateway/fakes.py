@@ -168,8 +168,8 @@ class Running:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Wait, for 10 seconds at most."""
-    async with asyncio.timeout(10):
+    """Wait, for 60 seconds at most."""
+    async with asyncio.timeout(60):
         while not await is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -216,7 +216,7 @@ async def gateway_before(
         await until(is_up)
         port = web_server.servers[0].sockets[0].getsockname()[1]
         try:
-            async with httpx.AsyncClient(timeout=20, verify=False) as http:
+            async with httpx.AsyncClient(timeout=60, verify=False) as http:
                 yield Running(gateway, vllm, f"http://127.0.0.1:{port}", groups_path, http)
         finally:
             # uvicorn's own end takes two tenths of a second, which every test would wait for.

@@ -235,7 +235,7 @@ async def recording_gateway(
     async with (
         TestServer(app) as server,
         gateway_at(str(server.make_url(path)), folder, **settings) as (url, running),
-        httpx.AsyncClient(timeout=20) as http,
+        httpx.AsyncClient(timeout=60) as http,
     ):
         yield Recording(url, running, upstream, http, folder)
 

@@ -86,7 +86,7 @@ class World:
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[Any]:
         self.starts += 1
         transport = httpx.AsyncHTTPTransport(uds=str(mounts[0].source / SOCKET_NAME))
-        async with httpx.AsyncClient(transport=transport, timeout=20) as self.http:
+        async with httpx.AsyncClient(transport=transport, timeout=60) as self.http:
             yield self
 
     async def run_program(self, program: Program) -> ProgramRun:

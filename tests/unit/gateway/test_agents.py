@@ -280,14 +280,13 @@ def test_a_session_waits_for_its_sub_agents_and_takes_them_along(tokenizer: Any,
         await at.say(HELPER, MORE, tools=[OTHER_TOOL], headers=MAIN)
         await at.say(USER, session_id="idle")
         main, helper, idle = await sessions(at)
-        main.used = idle.used = 0.0
-        helper.used += 1000
-        await until(lambda: at.becomes("open_sessions", 2))
+        main.used = idle.used = helper.used - 1000
+        await at.gateway._close_older(500.0)
         assert await sessions(at) == [main, helper]
         await at.say(SYSTEM, USER, said, MORE, tools=[TOOL], headers={**MAIN, "X-Session-Done": "true"})
         return len(await sessions(at))
 
-    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, session_idle_s=0.5) == 0
+    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk) == 0
 
 
 def test_a_reward_reaches_the_branch_that_ended_the_session(tokenizer: Any, tmp_path: Path) -> None:
@@ -520,6 +519,12 @@ def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_p
 JSON = {"type": "json_object"}
 
 
+def allowed_tools(mode: str, *names: str) -> dict[str, Any]:
+    """A chat's choice of tools, by default the first one of a test only."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names or ("run",)]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def allows(tokenizer: Any, structural_tag: str, *parts: str) -> bool:
     """Return whether vLLM's grammar engine lets these parts, each encoded by itself, be the whole answer."""
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
@@ -536,6 +541,13 @@ def allows(tokenizer: Any, structural_tag: str, *parts: str) -> bool:
         ({"parallel_tool_calls": False}, {"other", "text", "text and call"}, ("parallel_tool_calls",)),
         ({"tool_choice": "required", "parallel_tool_calls": False}, {"other"}, ("tool_choice", "parallel_tool_calls")),
         ({"tool_choice": "required", "response_format": JSON}, {"two", "other"}, ("tool_choice",)),
+        ({"tool_choice": allowed_tools("required")}, {"two"}, ("tool_choice",)),
+        ({"tool_choice": allowed_tools("auto")}, {"two", "text", "text and call"}, ("tool_choice",)),
+        (
+            {"tool_choice": allowed_tools("auto"), "parallel_tool_calls": False},
+            {"text", "text and call"},
+            ("tool_choice", "parallel_tool_calls"),
+        ),
     ],
 )
 def test_forced_calls_follow_a_grammar_of_the_models_own_format(
@@ -566,6 +578,29 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         "whitespace without end": [call.replace('"code"', " " * 17 + '"code"')],
     }
     assert {name for name, parts in answers.items() if allows(tokenizer, grammar, *parts)} == {"one", *allowed}
+
+
+def test_all_tools_allowed_is_no_constraint_and_an_unknown_one_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: CALL)
+    tools = [TOOL, OTHER_TOOL]
+    names = [tool["function"]["name"] for tool in tools]
+
+    async def talk(at: Running) -> None:
+        assert (await at.chat(USER, tools=tools, tool_choice=allowed_tools("auto", *names))).status_code == 200
+        refused = await at.chat(USER, tools=tools, tool_choice=allowed_tools("auto", "walk"))
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], "'walk'" in error["message"]) == (400, "tool_choice", True)
+        items = [{"type": "function", **tool["function"]} for tool in tools]
+        choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "run"}]}
+        body = {"input": "a", "tools": items, "tool_choice": choice}
+        assert (await at.http.post(f"{at.url}/v1/responses", json=body)).status_code == 200
+
+    run(tmp_path, vllm, talk)
+    first, second = vllm.asked
+    assert "structured_outputs" not in first
+    grammar = second["structured_outputs"]["structural_tag"]
+    assert allows(tokenizer, grammar, CALL)
+    assert not allows(tokenizer, grammar, CALL.replace('"run"', f'"{names[1]}"'))
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ TYPES = ("content_block_start", "content_block_delta", "message_start", "message
 TYPES += ("response.output_item.added", "response.output_item.done", "response.output_text.delta")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(events=EVENTS, kinds=st.lists(st.sampled_from(TYPES), min_size=4, max_size=4))
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])

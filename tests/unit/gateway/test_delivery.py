@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.gateway.gateway import Gateway
+from agentic_opd.gateway.journal import SessionState
+
 from .fakes import MORE, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
 
@@ -49,6 +52,17 @@ def test_sessions_that_are_closed_at_the_same_time_share_a_group(tokenizer: Any,
     assert [len(group["scores"]) for group in groups] == [3, 3]
 
 
+@pytest.fixture
+def sessions_that_never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`session_idle_s` is how long a group waits. On a busy machine a session may do nothing for that time too."""
+
+    async def leave_open(gateway: Gateway, idle_s: float) -> None:
+        pass
+
+    monkeypatch.setattr(Gateway, "_close_older", leave_open)
+
+
+@pytest.mark.usefixtures("sessions_that_never_idle")
 def test_a_group_does_not_wait_for_ever(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> Any:
         await talked(at, "s", "g", 0.5)
@@ -75,6 +89,7 @@ def test_a_group_that_can_not_be_is_refused(tokenizer: Any, tmp_path: Path, grou
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("sessions_that_never_idle")
 def test_a_group_waits_for_a_session_that_is_being_closed(tokenizer: Any, tmp_path: Path) -> None:
     """Its answer under way takes longer than a group waits; it is in the group all the same, and in one only."""
     vllm = ScriptedVllm(tokenizer)
@@ -91,7 +106,12 @@ def test_a_group_waits_for_a_session_that_is_being_closed(tokenizer: Any, tmp_pa
 
         await until(is_sampling)
         ending = asyncio.create_task(at.end("b"))
-        await asyncio.sleep(0.1)
+        (session,) = [row for row in at.gateway.journal.sessions(SessionState.OPEN) if row.name == "b"]
+
+        async def is_being_closed() -> bool:
+            return at.gateway._writer.is_in_the_making(session.session_id)
+
+        await until(is_being_closed)
         await at.end("a")
         await asyncio.sleep(0.5)
         assert at.groups_path.read_text() == ""

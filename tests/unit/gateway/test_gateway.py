@@ -461,6 +461,18 @@ def test_a_stream_gives_the_text_in_pieces_and_the_calls_at_its_end(tokenizer: A
     assert told == [tokenizer.decode([token]) for token in vllm.sampled[0][1]]
 
 
+def test_each_chunk_of_a_stream_holds_at_most_one_call(tokenizer: Any, tmp_path: Path) -> None:
+    """LlamaIndex 0.14 reads the first call of a chunk and drops the others."""
+
+    async def talk(at: Running) -> Any:
+        return await events_of(at, USER, tools=[TOOL])
+
+    chunks = run(tmp_path, ScriptedVllm(tokenizer, lambda prompt, _: f"{CALL}\n{CALL}"), talk)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert [[call["index"] for call in chunk] for chunk in calls] == [[0], [1]]
+
+
 def test_the_first_text_comes_before_the_model_has_ended(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event())
 

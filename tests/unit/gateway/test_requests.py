@@ -783,6 +783,100 @@ def test_sets_of_tools_that_anthropics_servers_run_are_not_offered(tokenizer: An
     assert "web_search" not in prompts_of(vllm)[0]
 
 
+def test_tools_of_anthropic_that_the_client_runs_are_offered(tokenizer: Any, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: call, context=4096)
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 1, "display_height_px": 1},
+        {"type": "bash_code_execution_20250825", "name": "code"},
+    ]
+
+    async def talk(at: Running) -> Any:
+        return (await posted(at, "/v1/messages", {"messages": [USER], "max_tokens": 99, "tools": tools})).json()
+
+    (block,) = run(tmp_path, vllm, talk)["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "bash", {"command": "ls"})
+    (prompt,) = prompts_of(vllm)
+    offered = [f'"name": "{tool["name"]}"' in prompt for tool in tools]
+    assert offered == [True, True, True, False, False]
+
+
+def test_a_format_of_anthropics_earlier_clients_is_honoured(tokenizer: Any, tmp_path: Path) -> None:
+    vllm, schema = ScriptedVllm(tokenizer, lambda prompt, _: "{}"), {"type": "object"}
+
+    async def talk(at: Running) -> None:
+        body = {"messages": [USER], "max_tokens": 9, "output_format": {"type": "json_schema", "schema": schema}}
+        assert (await posted(at, "/v1/messages", body)).status_code == 200
+        body["output_format"] = {"type": "json_schema"}
+        refused = await posted(at, "/v1/messages", body)
+        assert refused.json()["error"]["message"].startswith("output_format.schema")
+
+    run(tmp_path, vllm, talk)
+    assert vllm.asked[0]["structured_outputs"] == {"json": schema}
+
+
+AUDIO = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}}]}
+FILE = {"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_of_a_chat_takes_a_text(tokenizer: Any, tmp_path: Path, stream: bool) -> None:
+    patch = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin"}}\n</tool_call>'
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"{patch}\n{CALL}")
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "x"}}
+    tools = [{"type": "custom", "custom": {"name": "patch", "format": grammar}}, TOOL]
+
+    async def calls(client: AsyncOpenAI, messages: list[Any]) -> list[Any]:
+        options: Any = {"model": "any", "messages": messages, "tools": tools}
+        if not stream:
+            message = (await client.chat.completions.create(**options)).choices[0].message
+            return [call.model_dump(exclude_none=True) for call in message.tool_calls or ()]
+        found: list[Any] = []
+        async for chunk in await client.chat.completions.create(stream=True, **options):
+            found += [call.model_dump(exclude_none=True) for call in chunk.choices[0].delta.tool_calls or ()]
+        return [{name: value for name, value in call.items() if name != "index"} for call in found]
+
+    async def talk(at: Running) -> list[Any]:
+        async with openai_client(at) as client:
+            told = await calls(client, [USER])
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in told]
+            await calls(client, [USER, {"role": "assistant", "content": None, "tool_calls": told}, *results])
+        return told
+
+    custom, function = run(tmp_path, vllm, talk)
+    assert (custom["type"], custom["custom"]) == ("custom", {"name": "patch", "input": "*** Begin"})
+    assert function["function"]["name"] == "run"
+    (prompt, ids), (again, _) = vllm.sampled
+    assert again[: len(prompt) + len(ids)] == prompt + ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "advice"),
+    [
+        ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions", "send them as tools"),
+        ("/v1/chat/completions", {"system": "Be short."}, "system", "send it as a message"),
+        ("/v1/chat/completions", {"messages": [AUDIO]}, "messages.0.content.0.type", "send its text"),
+        ("/v1/responses", {"input": [FILE]}, "input.0.content.0.type", "send its text"),
+        ("/v1/responses", {"conversation": "conv_1"}, "conversation", "previous_response_id"),
+        ("/v1/responses", {"prompt": {"id": "p"}}, "prompt", "instructions or input"),
+        ("/v1/responses", {"background": True}, "background", "while the client waits"),
+    ],
+)
+def test_a_refusal_says_what_to_send_instead(
+    tokenizer: Any, tmp_path: Path, path: str, body: dict[str, Any], field: str, advice: str
+) -> None:
+    async def talk(at: Running) -> None:
+        refused = await posted(at, path, {**PATHS[path], **body})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, field)
+        assert advice in error["message"]
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
 def test_calls_in_the_form_before_tools_are_calls(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer)
     old = [

@@ -18,12 +18,12 @@ from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import SessionState
 from agentic_opd.gateway.keys import digest_of_key
-from agentic_opd.gateway.learners import learner_of
+from agentic_opd.gateway.learners import HEADER, learner_of
 from agentic_opd.gateway.ui import view
 from agentic_opd.gateway.ui.routes import SESSIONS_A_PAGE
 from tests.unit.distill.fakes import POSITIVE
 
-from .fakes import AGAIN, MORE, USER, Running, ScriptedVllm, gateway_before
+from .fakes import AGAIN, MORE, USER, Running, ScriptedVllm, gateway_before, until
 from .test_parts import PartsDistiller
 
 KEY, OTHER_KEY = "a-key", "another-key"
@@ -53,7 +53,7 @@ class Visitor:
     """A browser without a script."""
 
     def __init__(self, running: Running) -> None:
-        self.url, self._http = running.url, httpx.AsyncClient(timeout=20)
+        self.url, self._http = running.url, httpx.AsyncClient(timeout=60)
 
     async def __aenter__(self) -> "Visitor":
         return self
@@ -68,8 +68,8 @@ class Visitor:
         headers = {"Origin": self.url, "Sec-Fetch-Site": "same-origin", **headers}
         return await self._http.post(f"{self.url}{path}", data=fields, headers=headers)
 
-    async def sign_in(self, key: str = KEY) -> httpx.Response:
-        return await self.post("/ui/login", {"key": key})
+    async def sign_in(self, key: str = KEY, **fields: str) -> httpx.Response:
+        return await self.post("/ui/login", {"key": key, **fields})
 
     async def session_page(self, name: str) -> tuple[str, str]:
         """The path and the HTML of a session's page, found in the list by its name."""
@@ -213,6 +213,28 @@ def test_without_keys_a_page_is_opened_by_the_key_that_the_agent_sends(tokenizer
             assert ">mine<" not in page
 
     run(tmp_path, ScriptedVllm(tokenizer), talk, api_keys=())
+
+
+def test_where_clients_name_their_learner_a_visitor_names_it_too(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        for learner in ("ada", "bob"):
+            await at.say(USER, key=KEY, session_id=f"of-{learner}", headers={HEADER: learner})
+        async with Visitor(at) as visitor:
+            assert 'name="learner"' in (await visitor.get()).text
+            for wrong in ("", "Ada!", "x" * 65):
+                refused = await visitor.sign_in(learner=wrong)
+                assert refused.status_code == 400
+                assert "names its learner in X-Learner" in refused.text
+            assert (await visitor.sign_in("no key", learner="ada")).status_code == 401
+            await visitor.sign_in(learner="ada")
+            page = (await visitor.get()).text
+            assert "learner ada" in page
+            assert ">of-ada<" in page
+            assert ">of-bob<" not in page
+            await visitor.sign_in(OTHER_KEY, learner="ada")
+            assert ">of-ada<" not in (await visitor.get()).text, "a name belongs to its key"
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, learners=LearnersConfig(by="header"))
 
 
 def test_feedback_reaches_the_turn_and_its_group(tokenizer: Any, tmp_path: Path) -> None:
@@ -391,6 +413,33 @@ def test_an_open_page_is_told_of_changes_and_ends_with_the_gateway(tokenizer: An
     assert len(changed["sessions"]) == 1
 
 
+def test_an_answer_is_shown_while_it_is_written(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda _, choice: f"{'One' if choice else 'Two'} <b>words</b> at last.")
+
+    async def talk(at: Running) -> None:
+        async with Visitor(at) as visitor:
+            await visitor.sign_in()
+            first = await at.say(USER, key=KEY, session_id="mine")
+            path, _ = await visitor.session_page("mine")
+            vllm.gate = asyncio.Event()
+            chat = asyncio.create_task(at.chat(USER, first, MORE, key=KEY, session_id="mine", stream=True, n=2))
+
+            async def is_begun() -> bool:
+                return (await visitor.get(path)).text.count("no text yet") == 1
+
+            await until(is_begun)
+            page = main_of((await visitor.get(path)).text)
+            assert page.count(">being written<") == 2
+            assert MORE["content"] in page
+            vllm.gate.set()
+            assert (await chat).status_code == 200
+            page = main_of((await visitor.get(path)).text)
+            assert "being written" not in page
+            assert page.count("&lt;b&gt;words&lt;/b&gt; at last.") == 3
+
+    run(tmp_path, vllm, talk)
+
+
 def test_the_trainers_evaluations_are_a_curve(tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "train" / "brake.jsonl"
     file.parent.mkdir()
@@ -399,7 +448,8 @@ def test_the_trainers_evaluations_are_a_curve(tokenizer: Any, tmp_path: Path) ->
         async with Visitor(at) as visitor:
             await visitor.sign_in()
             assert "Held-out score" not in (await visitor.get()).text
-            rows = [{"version": version, "verdict": "good", "mean": 0.5, "tasks": 8} for version in (1, 2)]
+            verdicts = ((1, "good"), (2, "bad"))
+            rows = [{"version": version, "verdict": word, "mean": 0.5, "tasks": 8} for version, word in verdicts]
             rows.append({"version": 3, "verdict": "rolled_back", "bad": 2, "to": 1})
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             page = (await visitor.get()).text

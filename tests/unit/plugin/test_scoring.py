@@ -270,12 +270,13 @@ def test_completions_that_do_not_fit_are_refused(answer: Any, message: str) -> N
 
 
 def test_requests_under_way_are_bounded() -> None:
-    under_way = [0, 0]
+    under_way, pairs = [0, 0], asyncio.Barrier(2)
 
     async def slow(request: web.Request) -> web.Response:
         under_way[0] += 1
         under_way[1] = max(under_way)
-        await asyncio.sleep(0.02)
+        await pairs.wait()
+        await asyncio.sleep(0.02)  # Were more allowed, they would come now.
         under_way[0] -= 1
         return web.json_response(plugin(await request.json()))
 

@@ -3,8 +3,8 @@
 import re
 from xml.etree import ElementTree
 
-from agentic_opd.report.brake import Evaluation
 from agentic_opd.report.curves import HEIGHT, WIDTH, Corrections, correction_curve, score_curve
+from agentic_opd.wire.brake import Evaluation
 
 
 def figure_of(html: str) -> ElementTree.Element:

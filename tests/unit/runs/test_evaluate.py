@@ -179,7 +179,9 @@ def test_a_dead_server_ends_it_and_what_was_finished_is_kept(tmp_path: Path) -> 
     async def roll(task: Task) -> Episode:
         if task.task_id == "a":
             return make_episode(task)
-        await asyncio.sleep(0.01)
+        samples = tmp_path / "samples.jsonl"
+        while not samples.exists() or not samples.read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0)
         raise ServerUnreachableError("gone")
 
     evaluation = make_evaluation("ab", roll)

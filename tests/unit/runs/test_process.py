@@ -77,13 +77,14 @@ def test_finished_items_are_not_repeated() -> None:
 
 
 def test_concurrency_is_bounded_and_used() -> None:
-    active, most = 0, 0
+    active, most, three = 0, 0, asyncio.Barrier(3)
 
     async def collect(item: TaskItem) -> FinishedGroup:
         nonlocal active, most
         active += 1
         most = max(most, active)
-        await asyncio.sleep(0.01)
+        await three.wait()
+        await asyncio.sleep(0.01)  # Were more allowed, they would begin now.
         active -= 1
         return finished(item)
 
@@ -126,19 +127,20 @@ def test_a_full_disk_stops_the_run() -> None:
 
 
 def test_cancellation_ends_in_a_summary() -> None:
-    async def collect(item: TaskItem) -> FinishedGroup:
-        if item.item_id == "b#0":
-            await asyncio.sleep(60)
-        return finished(item)
-
     async def main() -> tuple[RunSummary, list[str]]:
-        written: list[str] = []
+        written, is_waiting = list[str](), asyncio.Event()
+
+        async def collect(item: TaskItem) -> FinishedGroup:
+            if item.item_id == "b#0":
+                is_waiting.set()
+                await asyncio.sleep(60)
+            return finished(item)
 
         async def write(group: FinishedGroup) -> None:
             written.append(letter(group))
 
         running = asyncio.create_task(run_items(ITEMS, collect, write, set(), 1, Recorder()))
-        await asyncio.sleep(0.05)
+        await is_waiting.wait()
         running.cancel()
         return await running, written
 

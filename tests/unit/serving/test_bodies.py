@@ -80,7 +80,7 @@ class Endless:
 
 def serve(request: Request, engine: TableEngine | None = None, key: str | None = None) -> Request:
     async def run() -> None:
-        await asyncio.wait_for(request.send_to(await app_of(engine or TableEngine(), key)), 20)
+        await asyncio.wait_for(request.send_to(await app_of(engine or TableEngine(), key)), 60)
 
     asyncio.run(run())
     return request

@@ -337,7 +337,7 @@ def test_reloads_do_not_overlap_and_end_although_their_client_goes(root: Path) -
     async def run() -> None:
         app = await app_of(engine)
         await asyncio.gather(reload(app, "new"), reload(app, "old"))
-        await asyncio.wait_for(engine.resumed_twice.wait(), 5)
+        await asyncio.wait_for(engine.resumed_twice.wait(), 60)
 
     asyncio.run(run())
     orders = [

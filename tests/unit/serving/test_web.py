@@ -103,7 +103,8 @@ def test_a_request_ends_in_the_engine_when_its_client_goes(method: str, path: st
     ]
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0.05)
+        if len(messages) == 1:
+            await engine.began.wait()
         return messages.pop(0)
 
     async def send(message: dict[str, Any]) -> None:
@@ -117,7 +118,7 @@ def test_a_request_ends_in_the_engine_when_its_client_goes(method: str, path: st
         await app(scope, receive, send)
         await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(request(), 5))
+    asyncio.run(asyncio.wait_for(request(), 60))
     assert len(engine.requests) == engine.aborted == 1
 
 

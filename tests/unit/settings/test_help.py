@@ -37,6 +37,7 @@ def settings(text: str) -> list[str]:
     return re.findall(r"^  --([a-z_.]+) (?!FILE)", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_short_help_has_at_most_30_settings_and_names_the_groups(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -234,6 +234,7 @@ def test_over_all_tokens_the_contrasted_advantage_is_the_gradient_of_the_contras
     torch.testing.assert_close(leaf.grad, dense.grad, **CLOSE)
 
 
+@pytest.mark.slow
 @given(case=cases(), route=st.booleans())
 def test_whatever_the_shape_unscored_positions_add_exactly_nothing(case: dict[str, Any], route: bool) -> None:
     """The whole sum, from logits, with garbage wherever nothing counts: the loss and its gradient do not see it."""

@@ -90,13 +90,17 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 
 ENVIRONMENT = "import time; time.sleep(0.2)"
-TRAINER = "import time, urllib.request as u, sys; u.urlopen(sys.argv[1]).read(); time.sleep(0.1)"
+TRAINER = """
+import sys, time, urllib.request
+urllib.request.urlopen(sys.argv[1]).read()
+while 'tasks start' not in open(sys.argv[2]).read(): time.sleep(0.02)
+"""
 
 
 def test_each_starts_when_what_it_needs_answers_and_all_end(loop: Loop) -> None:
     loop.server()
     loop.add("tasks", "environment", ENVIRONMENT)
-    loop.add("trainer", "trainer", TRAINER, f"http://127.0.0.1:{loop.port}/")
+    loop.add("trainer", "trainer", TRAINER, f"http://127.0.0.1:{loop.port}/", str(loop.story))
     loop.run()
     assert loop.told()[0] == "policy start"
     assert sorted(loop.told()[1:]) == ["tasks start", "trainer start"]
@@ -145,7 +149,7 @@ def test_a_gateway_serves_on_after_a_roll_back(loop: Loop, caplog: pytest.LogCap
 
     async def run() -> None:
         running = asyncio.create_task(Supervisor(loop.parts, loop.config).run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "they are served, untrained" not in caplog.text:
                 assert not running.done()
                 await asyncio.sleep(0.05)
@@ -235,8 +239,8 @@ except asyncio.CancelledError: pass
     until(lambda: "trainer start" in loop.told(), process=process)
     until(lambda: len(loop.marked()) == 3)
     process.send_signal(number)
-    process.wait(20)
-    until(lambda: loop.marked() == [], timeout_s=10, said=lambda: str(loop.marked()))
+    process.wait(60)
+    until(lambda: loop.marked() == [], said=lambda: str(loop.marked()))
 
 
 def test_an_environment_that_fails_after_the_trainer_is_done_spoils_nothing(loop: Loop) -> None:
@@ -245,6 +249,8 @@ def test_an_environment_that_fails_after_the_trainer_is_done_spoils_nothing(loop
     fails = f"import os, time\nwhile {is_there}: time.sleep(0.02)\ntime.sleep(0.5)\nraise SystemExit(1)"
     loop.server()
     loop.add("tasks", "environment", fails)
-    loop.add("trainer", "trainer", f"import os; open({str(place)!r}, 'w').write(str(os.getpid()))")
+    has_begun = f"while 'tasks start' not in open({str(loop.story)!r}).read(): time.sleep(0.02)"
+    ends = f"import os, time\n{has_begun}\nopen({str(place)!r}, 'w').write(str(os.getpid()))"
+    loop.add("trainer", "trainer", ends)
     loop.run()
     assert loop.told().count("tasks start") == 1

@@ -96,7 +96,7 @@ async function take(page) {
     if (container !== null) arrived.push(...merge(container, newer));
   }
   for (const part of arrived) if (part.matches('.step')) await colourAll(part);
-  const turns = arrived.filter((part) => part.matches('.step.new')).length;
+  const turns = arrived.filter((part) => part.matches('.step.new:not(.running)')).length;
   const sessions = arrived.filter((part) => part.matches('tr.new')).length;
   const news = [turns ? count(turns, 'new turn') : null, sessions ? count(sessions, 'new session') : null].filter(Boolean);
   if (news.length) byId('live').textContent = news.join(', ');

@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from typing import Literal, TypeVar
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.syntax import parse_expression, parse_module
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
 from agentic_opd.worlds.coding.hidden_tests.complete import is_star, wanted_names
@@ -73,7 +74,7 @@ def instrument(tests: str) -> Suite:
         ValueError: It cannot be determined which names come from the solution.
     """
     with many_digits():
-        tree = ast.parse(tests)
+        tree = parse_module(tests)
         nodes = [*ast.walk(tree)]
         for node in nodes:
             if isinstance(node, ast.Constant) and type(node.value) is int and node.value.bit_length() > _DECIMAL_BITS:
@@ -160,7 +161,7 @@ def _squeezed(text: str) -> str:
 def _literal_calls(label: str) -> list[ast.Call]:
     """Return the calls in a check's label, except of built-in functions; none if an argument is not a literal."""
     try:
-        nodes = [*ast.walk(ast.parse(label, mode="eval"))]
+        nodes = [*ast.walk(parse_expression(label))]
         calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         calls = [call for call in calls if not hasattr(builtins, ast.unparse(call.func))]
         for value in (value for call in calls for value in (*call.args, *(word.value for word in call.keywords))):

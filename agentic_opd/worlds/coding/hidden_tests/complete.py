@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, cast
 
+from agentic_opd.core.syntax import parse_module
 from agentic_opd.worlds.coding.hidden_tests.collection import collect
 from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
@@ -31,11 +32,11 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
     """
     try:
         with many_digits():
-            tree = ast.parse(test_code)
+            tree = parse_module(test_code)
             unused = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)} - _loaded(tree)
             is_uncalled = entry_point is not None and "check" in unused
             completed = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
-            lines = import_lines(*wanted_names(ast.parse(completed), entry_point))
+            lines = import_lines(*wanted_names(parse_module(completed), entry_point))
     except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
         raise ValueError(f"are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
@@ -49,7 +50,7 @@ def helpers_of(code: str, entry_point: str) -> str:
     Some tests call a helper on the solution's output, so they must not use the solution's version of it.
     """
     try:
-        tree = ast.parse(code)
+        tree = parse_module(code)
     except (SyntaxError, RecursionError, MemoryError):
         return ""
     helpers = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != entry_point]
@@ -105,7 +106,7 @@ def _literal(value: Any) -> str:
 
 def undefined_names(source: str) -> list[str]:
     """Return the names that `source` reads but does not define or import, except built-ins, sorted."""
-    tree = ast.parse(source)
+    tree = parse_module(source)
     return sorted(_loaded(tree) - _defined(tree) - set(dir(builtins)))
 
 

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
+from agentic_opd.core.syntax import parse_module
 from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 
 TEST_FILE = "test_solution.py"
@@ -103,7 +104,7 @@ def _examples(rows: Iterable[str]) -> str:
 
 def _pairs(check: str) -> list[tuple[str, str]]:
     """Return the call and the expected value of each `assert` in `check`, as sources."""
-    asserts = [node.test for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Assert)]
+    asserts = [node.test for node in ast.walk(parse_module(check)) if isinstance(node, ast.Assert)]
     return [_pair(test) for test in asserts]
 
 

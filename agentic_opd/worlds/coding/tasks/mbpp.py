@@ -8,6 +8,7 @@ is hidden, and the prompt has only the function's name and number of arguments. 
 import ast
 import builtins
 
+from agentic_opd.core.syntax import parse_module
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.complete import import_lines, wanted_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
@@ -39,7 +40,7 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     tests = [*values.texts("test_list"), *values.texts("challenge_test_list")]
     setup = _newlines("\n".join([*values.texts("test_imports"), values.text("test_setup_code") or ""])).strip()
     try:
-        ast.parse(setup)
+        parse_module(setup)
         calls = [_calls(test) for test in tests]
         entry_point = values.text("entry_point") or _tested_function(calls[0], solution)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -47,7 +48,7 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     source = "\n".join([setup, *tests]).strip()
     further_tests = [test for test in tests[1:] if test.strip() != tests[0].strip()]
     hidden_tests = values.hidden_tests("\n".join([setup, *(further_tests or tests)]).strip(), entry_point)
-    names, modules = wanted_names(ast.parse(source), entry_point)
+    names, modules = wanted_names(parse_module(source), entry_point)
     if entry_point is not None and entry_point not in names:
         names = sorted([*names, entry_point])
     is_shown = bool(further_tests)
@@ -88,7 +89,7 @@ def _solution_in_words(entry_point: str | None, names: list[str], calls: list[as
 
 def _calls(test: str) -> list[ast.Call]:
     """Return the calls of plain names in `test`, outer calls first."""
-    return [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call) and _name(node)]
+    return [node for node in ast.walk(parse_module(test)) if isinstance(node, ast.Call) and _name(node)]
 
 
 def _tested_function(calls: list[ast.Call], solution: str | None) -> str | None:
@@ -107,6 +108,6 @@ def _name(call: ast.Call) -> str | None:
 
 def _functions(code: str) -> set[str]:
     try:
-        return {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
+        return {node.name for node in parse_module(code).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, RecursionError, MemoryError):
         return set()

