@@ -334,9 +334,12 @@ def check_round_trip(chat: ChatFormat) -> None:
     call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(_CALL)}}
     plain: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt, written = chat.first_prompt(before), ""
-    # Some families open reasoning in the prompt, so a call without reasoning is not a turn of theirs.
-    for turn in (plain, {**plain, "reasoning_content": "I look."}):
+    # Some families open reasoning in the prompt, so a call without reasoning is not a turn of theirs; of those, some
+    # templates write no reasoning.
+    thought = chat.tokenizer.encode("I look.\n</think>\n\n", add_special_tokens=False)
+    for turn, thought_ids in ((plain, []), ({**plain, "reasoning_content": "I look."}, []), (plain, thought)):
         completion = _completion(chat, prompt, [*before, turn])
+        completion = [*thought_ids, *completion] if completion else []
         parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
         if parsed is not None and [c.arguments for c in parsed.tool_calls] == [_CALL]:
             break

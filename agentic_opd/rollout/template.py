@@ -29,6 +29,8 @@ from agentic_opd.rollout.tool_formats import (
     written_result,
 )
 
+_ENDING_TOKENS = 16
+"""Tokens of a prompt that show whether it opens reasoning."""
 _BEGIN, _END = "\ue000", "\ue001"
 """Marks around each content, to locate it in the template's text."""
 
@@ -180,6 +182,8 @@ class TemplateRenderer(DefaultRenderer):
         self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
         """Parse a turn: reasoning, if the prompt or the model opened `<think>`, content, and calls."""
+        if self._opens_reasoning(prompt_ids):  # `renderers` knows no opening of a turn but ChatML's.
+            prompt_ids = self._tokenizer.encode("<think>", add_special_tokens=False)
         if self._read is None:
             return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         stops = set(self._stop_token_ids)
@@ -196,6 +200,11 @@ class TemplateRenderer(DefaultRenderer):
         for special in self._tokenizer.all_special_tokens:
             content = content.replace(special, "")
         return ParsedResponse(content=content, reasoning_content=thought.text or None, tool_calls=calls)
+
+    def _opens_reasoning(self, prompt_ids: Sequence[int] | None) -> bool:
+        """Return whether a prompt ends with `<think>`, behind any family's opening of the assistant's turn."""
+        ending = self._tokenizer.decode(list(prompt_ids or ())[-_ENDING_TOKENS:], skip_special_tokens=False)
+        return str(ending).rstrip().endswith("<think>")
 
     # -------------------------------------------------------------------------------------------- template properties
 

@@ -14,9 +14,11 @@ import pytest
 
 from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import IGNORED, Message
+from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
+from agentic_opd.runs.distill import rendered_log
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 START: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
@@ -154,3 +156,22 @@ def test_a_stop_token_inside_open_reasoning_is_a_turns_end(
 def test_families_that_think_pass_the_check_of_the_start(family_tokenizer: Any, name: str) -> None:
     """GLM closes no turn of its own: the next message's role does."""
     check_round_trip(chat_of(family_tokenizer, name))
+
+
+FOREIGN_OPENING = STRIPPING.replace("assistant\n{% if enable", "agent: <think>\n{% if enable")
+"""As DeepSeek R1's: the prompt opens reasoning, behind another opening than ChatML's, and history has none."""
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3"])
+def test_reasoning_that_any_familys_prompt_opens_is_reasoning(tokenizer: Any, parser: str) -> None:
+    copy = copy_of(tokenizer)
+    copy.chat_template = FOREIGN_OPENING.replace("{% if m.reasoning_content and loop.index0 > ns.last %}", "{% if 0 %}")
+    chat = chat_of(copy, "default", tool_parser=parser)
+    check_round_trip(chat)
+    message, _ = sampled(Conversation(chat, START), f"I should look.\n</think>\n\nNow.{CALL}<|im_end|>")
+    assert (message["reasoning_content"].strip(), message["content"].strip()) == ("I should look.", "Now.")
+    assert len(message["tool_calls"]) == 1
+    answer: Message = {"role": "assistant", "content": "Two files."}
+    rendered = rendered_log(read_log({"messages": [*START, answer, USER]}, ()), chat)
+    assert not rendered.traces
+    assert rendered.notes[LogNote.NO_REASONING] == 1
