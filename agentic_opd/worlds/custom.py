@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from operator import itemgetter
 from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, SandboxError, ServerError, WorldError
@@ -98,13 +98,19 @@ class Left:
     """Result of `verify`, which runs before the session closes the state and its sandbox ends."""
 
 
-def tool(hook: HookT) -> HookT:
-    """Mark a method as a tool: `(self, state, ...) -> str`, optionally async.
+@overload
+def tool(hook: HookT) -> HookT: ...
+@overload
+def tool(hook: None = None) -> Callable[[HookT], HookT]: ...
+def tool(hook: HookT | None = None) -> HookT | Callable[[HookT], HookT]:
+    """Mark a method as a tool: `(self, state, ...) -> str`, optionally async; written `@tool` or `@tool()`.
 
     The policy provides the parameters after the first two. Each needs a type that pydantic can parse from JSON. A
     parameter named `sandbox` receives the episode's sandbox instead. The docstring's text before its sections becomes
     the tool's description, and its `Args:` section describes the parameters.
     """
+    if hook is None:
+        return tool
     hook.is_tool = True  # type: ignore[attr-defined]
     return hook
 

@@ -52,6 +52,10 @@ def signature(schema: Mapping[str, Any]) -> str:
     return f"{function['name']}({', '.join(written)})"
 
 
+_POLICY_TYPES = (str, int, float, bool)
+"""Types that no state has."""
+
+
 @dataclass(frozen=True, slots=True)
 class MethodTool:
     """A tool method: its spec for the policy, and the pydantic model of its arguments."""
@@ -65,15 +69,24 @@ class MethodTool:
         """Read a bound method's signature and docstring.
 
         Raises:
-            ConfigError: The docstring, a type or a parameter's description is missing, or a type has no JSON schema.
+            ConfigError: The state, the docstring, a type or a parameter's description is missing, or a type has no
+                JSON schema.
         """
         try:
             types = get_type_hints(hook, include_extras=True)
         except Exception as error:
             raise ConfigError(f"{label}: its types can't be read: {error}") from error
-        parameters = [*inspect.signature(hook).parameters.values()][1:]
-        policy_parameters = [parameter for parameter in parameters if parameter.name != "sandbox"]
         summary, described = docstring_parts(inspect.getdoc(hook) or "")
+        try:
+            state, *parameters = inspect.signature(hook).parameters.values()
+        except ValueError as error:  # No parameter at all, not even self, or none behind it.
+            raise ConfigError(f"{label}: expected the parameters (self, state, ...)") from error
+        if state.name != "state" and (state.name in described or types.get(state.name) in _POLICY_TYPES):
+            raise ConfigError(
+                f"{label}: the first parameter after self is the state, and {state.name!r} is one that the policy "
+                f"gives: write (self, state, {state.name}, ...)"
+            )
+        policy_parameters = [parameter for parameter in parameters if parameter.name != "sandbox"]
         if not summary:
             raise ConfigError(f"{label} has no docstring; the policy reads it as the tool's description")
         fields: dict[str, Any] = {}
