@@ -554,6 +554,8 @@ def tables(results: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "| planted hint | world | n | proven | refuted |", "|-" * 5 + "|")
     for kind, by_world in results["planted"].items():
         for name, shares in by_world.items():
+            if not shares["n"]:
+                continue
             yield f"| {kind} | {name} | {shares['n']} | {percent(shares['proven'])} | {percent(shares['refuted'])} |"
     yield from ("", "| world | signal | named | precision | recall | lost pass rate |", "|-" * 6 + "|")
     for name, signals in results["signals"].items():

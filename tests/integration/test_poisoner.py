@@ -18,7 +18,7 @@ from tests.support.scripted_judge import judge_server
 from tests.support.vllm import RootedServer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.all]
 
 QUESTION = {"role": "user", "content": "Say 3."}
 
