@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from agentic_opd.gateway.config import LearnersConfig
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.keys import bearer, checked_key, digest_of_key
-from agentic_opd.wire.files import GroupFile, JsonLines, whole_lines
+from agentic_opd.wire.files import GroupFile, JsonLines, check_settings, has_lines, whole_lines
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.learners import GROUPS, HELD_OUT, LEARNER_NAME, names_of, remove_files, remove_sessions
 
@@ -88,9 +88,16 @@ class LearnerFiles:
     """The folders of all learners of a gateway; a file is opened when a group is written to it."""
 
     def __init__(self, config: LearnersConfig, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Write to `folder`; `settings` are those that the lines depend on."""
+        """Write to `folder`; `settings` are those that the lines depend on.
+
+        Raises:
+            PlaceError: a learner's groups were written with other settings.
+        """
         self.folder, self._config, self._settings = folder, config, settings
         self._files = OrderedDict[str, GroupFile]()
+        for path in sorted(folder.glob(f"*/{GROUPS}")):
+            if has_lines(path):
+                check_settings(path, settings)
 
     def of(self, owner: str) -> str | None:
         """Return the learner of an owner."""

@@ -164,17 +164,18 @@ def check_place(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         tempfile.TemporaryFile(dir=folder).close()
-        has_lines = _has_lines(path)
+        is_written = has_lines(path)
     except OSError as error:
         raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
-    if has_lines and not (resume or overwrite):
+    if is_written and not (resume or overwrite):
         raise PlaceError(
             f"{str(path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
             f"--env.overwrite, or choose another {setting}."
         )
 
 
-def _has_lines(path: Path) -> bool:
+def has_lines(path: Path) -> bool:
+    """Return whether a file is there and not empty."""
     return path.is_file() and path.stat().st_size > 0
 
 
@@ -224,21 +225,17 @@ class GroupFile:
             try:
                 self._lock = FileLock(path, setting)
                 undo.callback(self._lock.release)
-                is_continued = resume and _has_lines(path)
+                is_continued = resume and has_lines(path)
                 if is_continued:
                     self._read_earlier(settings)
                 self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
                 undo.callback(self._lines.close)
                 if not is_continued:
-                    check_regular(self._settings_path)
-                    self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+                    check_regular(_settings_path(path))
+                    _settings_path(path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             except OSError as error:
                 raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
             undo.pop_all()
-
-    @property
-    def _settings_path(self) -> Path:
-        return self.path.with_suffix(".run.json")
 
     async def write(self, group: ScoredGroup) -> None:
         """Append one group; writes are serialised and run in a thread.
@@ -257,31 +254,38 @@ class GroupFile:
         self._lock.release()
 
     def _read_earlier(self, settings: Mapping[str, Any]) -> None:
-        self._compare(settings)
+        check_settings(self.path, settings)
         for line, _ in whole_lines(self.path):
             group = _read_group(line, self.path)
             if group.item_id is not None:
                 self.finished.add(group.item_id)
             self._on_group(group)
 
-    def _compare(self, settings: Mapping[str, Any]) -> None:
-        try:
-            check_regular(self._settings_path)
-            earlier = current_names(read_json(self._settings_path.read_text()))
-        except (FileNotFoundError, ValueError) as error:
-            raise PlaceError(
-                f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
-                "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
-            ) from error
-        settings = {**{name: value for name, value in _REMOVED.items() if name in earlier}, **settings}
-        earlier = {**{name: value for name, value in _ADDED.items() if name in settings}, **earlier}
-        changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
-        if changed:
-            changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
-            raise PlaceError(
-                f"{str(self.path)!r} was written with other settings ({changes}). Set them back to continue, or use "
-                "--env.overwrite, without --env.resume, to start again."
-            )
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise PlaceError if the lines of a file of groups were written with settings other than these."""
+    beside = _settings_path(path)
+    try:
+        check_regular(beside)
+        earlier = current_names(read_json(beside.read_text()))
+    except (FileNotFoundError, ValueError) as error:
+        raise PlaceError(
+            f"{str(beside)!r}, the settings that {str(path)!r} was written with, can't be read; "
+            "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
+        ) from error
+    settings = {**{name: value for name, value in _REMOVED.items() if name in earlier}, **settings}
+    earlier = {**{name: value for name, value in _ADDED.items() if name in settings}, **earlier}
+    changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
+    if changed:
+        changes = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
+        raise PlaceError(
+            f"{str(path)!r} was written with other settings ({changes}). Set them back to continue, or use "
+            "--env.overwrite, without --env.resume, to start again."
+        )
+
+
+def _settings_path(path: Path) -> Path:
+    return path.with_suffix(".run.json")
 
 
 def _read_group(line: bytes, path: Path) -> ScoredGroup:

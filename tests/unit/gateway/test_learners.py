@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.keys import digest_of_key
-from agentic_opd.gateway.learners import learner_of
+from agentic_opd.gateway.learners import LearnerFiles, learner_of
+from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.learners import learner_names, names_of, remove_sessions
 
 from .fakes import MORE, USER, Running, ScriptedVllm, gateway_before
@@ -77,6 +79,19 @@ async def test_each_key_has_a_file_of_groups_and_its_adapter_samples(vllm: Scrip
         assert asked == [learner(ANN)] * 2 + [learner(BEN)] * 4
         assert not running.groups_path.read_text()
     assert not any(ANN.encode() in text for text in contents(tmp_path)), "no file holds a key"
+
+
+@in_loop
+async def test_other_settings_than_those_of_a_learners_groups_are_refused_at_the_start(
+    vllm: ScriptedVllm, tmp_path: Path
+) -> None:
+    async with gateway_before(vllm, tmp_path, **BY_KEY) as running:
+        await talk(running, "one", ANN)
+        await running.gateway.drained()
+        settings, folder = line_settings(running.gateway.config), tmp_path / "learners"
+    with pytest.raises(PlaceError, match="distill_topk was 50, is 20"):
+        LearnerFiles(BY_KEY["learners"], folder, {**settings, "distill_topk": 20})
+    LearnerFiles(BY_KEY["learners"], folder, settings)
 
 
 @in_loop
