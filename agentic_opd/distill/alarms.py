@@ -49,6 +49,8 @@ class InactivityWatch:
             self._groups.clear()
             self._was_said, self._has_scored = False, True
             return None
+        if not records:
+            return None
         self._groups.append(list(records))
         num_turns = sum(map(len, self._groups))
         while len(self._groups) > self._quiet_groups and num_turns - len(self._groups[0]) >= self._quiet_turns:

@@ -117,7 +117,7 @@ def tool_responses(text: str) -> list[str]:
 
 
 def conversation_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a row that hold a conversation with an answer, whatever their names are."""
+    """Return the names of the columns of a row that contain a conversation with an answer."""
     return [name for name, value in row.items() if _is_conversation(value)]
 
 

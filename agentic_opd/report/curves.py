@@ -28,7 +28,7 @@ class Point(NamedTuple):
     low: float | None = None
     high: float | None = None
     is_marked: bool = False
-    """Whether it stands out: the brake rolled the version back."""
+    """Whether the point has a mark: the brake rolled the version back."""
 
 
 class Corrections(NamedTuple):

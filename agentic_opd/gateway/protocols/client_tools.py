@@ -10,7 +10,7 @@ _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _FILE = {
     "path": {**_STRING, "description": "Absolute path of the file or folder."},
     "file_text": {**_STRING, "description": "Text of the new file, for create."},
-    "old_str": {**_STRING, "description": "Text to replace, which stands in the file once, for str_replace."},
+    "old_str": {**_STRING, "description": "Text to replace; it must occur exactly once in the file. For str_replace."},
     "new_str": {**_STRING, "description": "Text in its place."},
     "insert_line": {
         **_INTEGER,

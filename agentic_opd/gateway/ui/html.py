@@ -113,7 +113,7 @@ def login_page(shell: Shell, problem: str | None, *, has_keys: bool, has_named_l
     intro = (
         "The page shows the sessions of the key that opens it."
         if has_keys
-        else "This gateway has no keys of its own: enter the key that your agent sends, or nothing if it sends none. "
+        else "This gateway has no API keys: enter the key that your agent sends, or leave the field empty if it sends none. "
         "The page shows the sessions of that key."
     )
     learner = ""
