@@ -113,8 +113,8 @@ def login_page(shell: Shell, problem: str | None, *, has_keys: bool, has_named_l
     intro = (
         "The page shows the sessions of the key that opens it."
         if has_keys
-        else "This gateway has no API keys: enter the key that your agent sends, or leave the field empty if it sends none. "
-        "The page shows the sessions of that key."
+        else "This gateway has no API keys: enter the key that your agent sends, or leave the field empty if it sends "
+        "none. The page shows the sessions of that key."
     )
     learner = ""
     if has_named_learners:
