@@ -86,17 +86,19 @@ class Target:
 
     def report(self) -> str:
         """Return what was seen of the things, in words."""
-        where = "is gone" if self.distance is None else f"is {_steps_away(self.distance)} at the end"
-        if self.distance == 0:
-            where = "is carried at the end"
+        if self.distance is None:
+            now = "is gone now"
+        else:
+            now = "is carried now" if self.distance == 0 else f"is {_steps(self.distance)} away now"
         if self.first_seen is None:
-            return f"{self.words} was never in view and {where}"
-        seen = f"first in view after step {self.first_seen}, last in view after step {self.last_seen}"
-        return f"{self.words} was {seen}, at best {_steps_away(self.nearest or 0)}, and {where}"
+            return f"{self.words} was never seen and {now}"
+        nearest = "was carried" if self.nearest == 0 else f"was never nearer than {_steps(self.nearest or 0)}"
+        clauses = (f"was first seen after step {self.first_seen}", f"last seen after step {self.last_seen}", nearest)
+        return f"{self.words} {', '.join(clauses)}, and {now}"
 
 
-def _steps_away(cells: int) -> str:
-    return f"{cells} step{'s' * (cells != 1)} away"
+def _steps(cells: int) -> str:
+    return f"{cells} step{'s' * (cells != 1)}"
 
 
 def _distance(env: RoomGridLevel, thing: WorldObj) -> int | None:

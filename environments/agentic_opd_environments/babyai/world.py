@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -48,9 +48,9 @@ class BabyAIWorld(CustomWorld):
 
     def __init__(
         self,
-        levels: Sequence[str] = USUAL_LEVELS,
+        levels: tuple[str, ...] = USUAL_LEVELS,
         seeds: Seeds = (0, 256),
-        eval_levels: Sequence[str] | None = None,
+        eval_levels: tuple[str, ...] | None = None,
         eval_seeds: Seeds = (1_000_000, 1_000_064),
         max_steps: Annotated[int, Field(ge=1)] | None = 64,
         explain_no_effect: bool = True,
@@ -77,8 +77,8 @@ class BabyAIWorld(CustomWorld):
                 f"env.world: babyai needs the package minigrid ({error}): pip install 'agentic-opd[babyai]'"
             ) from error
         self._games, self._limit, self._explains = game.Game, max_steps, explain_no_effect
-        self._training = _Part("", (*levels,), seeds)
-        self._evaluation = _Part("eval_", self._training.levels if eval_levels is None else (*eval_levels,), eval_seeds)
+        self._training = _Part("", levels, seeds)
+        self._evaluation = _Part("eval_", levels if eval_levels is None else eval_levels, eval_seeds)
         for part in (self._training, self._evaluation):
             part.check(game.level_names())
         self._training.check_apart(self._evaluation)
@@ -97,15 +97,15 @@ class BabyAIWorld(CustomWorld):
         return self._game(task.data)
 
     @tool
-    def act(self, game: "Game", action: Action) -> str:  # noqa: D417 - the policy reads this and passes no game
+    def act(self, state: Any, action: Action) -> str:  # noqa: D417 - the policy reads this and passes no state
         """Take one step.
 
         Args:
             action: What to do.
         """
-        if game.ended:
-            raise ToolError(f"the episode is over ({game.ended}).")
-        return game.act(action)
+        if state.ended:
+            raise ToolError(f"the episode is over ({state.ended}).")
+        return state.act(action)
 
     def judged(self, state: "Game") -> list[str]:
         """Return the steps: each of them is judged with the verdict."""
