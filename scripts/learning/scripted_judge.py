@@ -1,14 +1,15 @@
-"""A judge without a model, for function calls, a person's talks and coding: it reads what any judge is shown.
+"""A judge without a model, for function calls, games, a person's talks and coding: it reads what any judge is shown.
 
     python -m learning.scripted_judge PORT
 
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
 `words` is a sentence that says what to do; `conversation` is the error that answered a call, or what the environment
-says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `person` is
-what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked how good a
-turn was, it says 1 or -1 likewise. Asked about a whole
-trajectory, it names the first turns that it has a hint for.
+says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `game` is
+the error or the lack of an effect that answered a step, and for an end before the mission is done that it is not;
+`person` is what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked
+how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory, it names the first turns that it has a
+hint for.
 """
 
 import re
@@ -27,6 +28,8 @@ _WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
 _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
+_NO_EFFECT = re.compile(r"^(?:Error: .+|Nothing changes: [^.\n]+\.)", re.MULTILINE)
+_NOT_DONE = re.compile(r"^The mission is not done [^.\n]+\.", re.MULTILINE)
 _FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
 HINT_START, OF_TRAJECTORY = "[HINT_START]", "\\boxed{N}"
@@ -77,6 +80,9 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
         return failure and f"Write {failure['function']} so that its examples pass; now there is {failure[0]}"
     if model == "conversation":
         return hint_of_conversation(turn, evidence_text, evidence_text)
+    if model == "game":
+        says = (_NO_EFFECT if _TURN_CALL.search(turn) else _NOT_DONE).search(evidence_text)
+        return says and says[0]
     call = _CALL.search(evidence_text)
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 
@@ -172,7 +178,7 @@ def serve(port: int, answering: Answer, names: Sequence[str]) -> None:
     web.run_app(app, host="127.0.0.1", port=port, print=None)
 
 
-NAMES = ("verbatim", "words", "conversation", "person", "reader")
+NAMES = ("verbatim", "words", "conversation", "game", "person", "reader")
 
 
 def main() -> None:

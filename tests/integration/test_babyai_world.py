@@ -6,12 +6,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from learning.babyai_bot import bot_actions
 
 from agentic_opd_environments.babyai.game import Game
 from tests.support import commands
 from tests.support.environment import command, process, read_lines, validate
 from tests.support.fake_plugin import CALL, FakePlugin, fake_plugin
-from tests.unit.environments.test_babyai import bot_actions
 
 LEVEL, SEED, HELD_OUT = "BabyAI-PickupLoc-v0", 3, 9
 GAMES = {Game.begin(LEVEL, seed, 64).view(): bot_actions(LEVEL, seed) for seed in (SEED, HELD_OUT)}

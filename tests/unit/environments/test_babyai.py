@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
+from learning.babyai_bot import bot_actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 from minigrid.core.world_object import Box, Wall
-from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
@@ -25,7 +25,6 @@ from agentic_opd_environments.babyai.game import ACTIONS, Game, level_names
 from agentic_opd_environments.babyai.view import no_effect
 from agentic_opd_environments.babyai.world import USUAL_LEVELS, BabyAIWorld
 
-NAMES = {action: name for name, action in ACTIONS.items()}
 LEVELS = (
     *USUAL_LEVELS,
     *("BabyAI-KeyInBox-v0", "BabyAI-PutNextS5N2Carrying-v0", "BabyAI-UnlockLocal-v0", "BabyAI-BossLevel-v0"),
@@ -40,17 +39,6 @@ PART = re.compile(
     r"an? (?P<name>[a-z ]+?)(?: (?P<forward>\d+) steps? forward)?(?: and)?"
     r"(?: (?P<side>\d+) steps? (?P<way>left|right))?"
 )
-
-
-def bot_actions(level: str, seed: int, max_steps: int | None = 64) -> list[str]:
-    """Return the actions of minigrid's bot, at most as many as the limit allows."""
-    game = Game.begin(level, seed, max_steps)
-    bot, action, names = BabyAIBot(game.env), None, list[str]()
-    while not game.ended:
-        action = bot.replan(action)
-        names.append(NAMES[action])
-        game.act(names[-1])
-    return names
 
 
 def world_of(**settings: Any) -> HookedWorld:
@@ -168,7 +156,7 @@ def test_the_bots_actions_through_the_tool_have_the_mission_done_and_the_levels_
     tasks, _ = asyncio.run(world.train_and_eval_tasks())
     assert len(tasks) == 18
     for task in tasks:
-        actions = bot_actions(task.data.level, task.data.seed)
+        actions = bot_actions(task.data.level, task.data.seed, 64)
         results, verdict = played(world, task, *({"action": name} for name in actions))
         assert not any(result.is_error for result in results)
         assert results[-1].content == "The mission is done."
@@ -183,7 +171,7 @@ def test_every_level_is_played_to_its_end_by_the_bot() -> None:
     games = {level: Game.begin(level, 1, None) for level in level_names() if level not in BEYOND_THE_BOT | NEVER_DONE}
     assert len(games) == 89
     for level, game in games.items():
-        for name in bot_actions(level, 1, None):
+        for name in bot_actions(level, 1):
             game.act(name)
         assert game.ended == "done", level
         assert game.reward == pytest.approx(1 - 0.9 * len(game.steps) / game.limit)
@@ -255,7 +243,7 @@ def test_a_box_that_was_opened_is_gone() -> None:
 
 def test_the_parts_of_a_mission_are_told_apart() -> None:
     level = "BabyAI-OpenRedBlueDoors-v0"
-    game, actions = Game.begin(level, 0, None), bot_actions(level, 0, None)
+    game, actions = Game.begin(level, 0, None), bot_actions(level, 0)
     assert [part.words for part in game.parts] == ["open the red door", "open the blue door"]
     for name in actions[: actions.index("toggle") + 1]:
         game.act(name)

@@ -139,3 +139,26 @@ def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
     asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
     vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
     assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+BLOCKED = "Nothing changes: a wall is in the way. You see a red ball 2 steps forward; a wall 1 step forward."
+LEFT = "The mission is not done after 3 of 24 steps.\nThe red ball was never seen and is 4 steps away now."
+
+
+@pytest.mark.parametrize(
+    ("turn", "result", "verdict", "hint"),
+    [
+        ("[act]\naction: go forward", BLOCKED, LEFT, "Nothing changes: a wall is in the way."),
+        ("[act]\naction: jump", "Error: act can't be called like this.", LEFT, "Error: act can't be called like this."),
+        ("[act]\naction: turn left", "You see a wall 1 step left.", LEFT, None),
+        ("Done.", None, LEFT, "The mission is not done after 3 of 24 steps."),
+        ("Done.", None, "The mission is done after 3 of 24 steps; the reward is 0.89.", None),
+    ],
+)
+def test_of_a_game_the_steps_without_an_effect_and_an_early_end_get_what_the_environment_says(
+    turn: str, result: str | None, verdict: str, hint: str | None
+) -> None:
+    parts = (*([Evidence("tool", result)] if result else []), Evidence("verdict", verdict))
+    asked = Questions(b"secret").question(HindsightPair(0, "Your mission: go to the red ball.", turn, parts))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "game"))
+    assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
