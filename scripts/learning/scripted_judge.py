@@ -81,8 +81,8 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
     if model == "conversation":
         return hint_of_conversation(turn, evidence_text, evidence_text)
     if model == "game":
-        says = (_NO_EFFECT if _TURN_CALL.search(turn) else _NOT_DONE).search(evidence_text)
-        return says and says[0]
+        answered = (_NO_EFFECT if _TURN_CALL.search(turn) else _NOT_DONE).search(evidence_text)
+        return answered and answered[0]
     call = _CALL.search(evidence_text)
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 

@@ -12,6 +12,7 @@ from agentic_opd_environments.babyai.game import Game
 from tests.support import commands
 from tests.support.environment import command, process, read_lines, validate
 from tests.support.fake_plugin import CALL, FakePlugin, fake_plugin
+from tests.support.scripted_judge import HINT
 
 LEVEL, SEED, HELD_OUT = "BabyAI-PickupLoc-v0", 3, 9
 GAMES = {Game.begin(LEVEL, seed, 64).view(): bot_actions(LEVEL, seed) for seed in (SEED, HELD_OUT)}
@@ -26,7 +27,7 @@ OWN = (
 
 @pytest.fixture
 def player() -> Iterator[FakePlugin]:
-    """A server whose second game, and each other one after it, is lost by one drop."""
+    """A server whose second game without a hint, and each other one after it, is lost by one drop."""
     games = count()
 
     def says(prompt: str, choice: int) -> str:
@@ -34,7 +35,8 @@ def player() -> Iterator[FakePlugin]:
         step = prompt.count("<|im_start|>assistant") - 1
         if actions is None or "<tools>" not in prompt:
             return "Nothing to say."
-        if (step == 0 and next(games) % 2) or "you carry nothing" in prompt:
+        is_lost_here = step == 0 and HINT[:10] not in prompt and next(games) % 2
+        if is_lost_here or "you carry nothing" in prompt:
             actions = ["drop"]
         return CALL.format("act", json.dumps({"action": actions[step]})) if step < len(actions) else "Done."
 
@@ -57,6 +59,14 @@ def test_missions_are_played_judged_and_scored(player: FakePlugin, tmp_path: Pat
     assert any(text.startswith("Nothing changes: you carry nothing. You see ") for text in results)
     dropped, closing = lost["opd"]["turns"]
     assert (dropped["evidence"], closing["evidence"]) == (["tool", "verdict"], ["verdict"])
+    argv = ("agentic_opd", "prove", str(out), "--openai.base_url", f"{player.base_url}/v1", "--pairs", "2")
+    done = commands.run(*argv, timeout_s=300)
+    assert done.returncode == 0, done
+    (group,) = read_lines(out)
+    lost = next(rollout for rollout in group["overrides"] if not rollout["verification"]["passed"])
+    proofs = [turn["proof"] for turn in lost["opd"]["turns"]]
+    assert [proof["with_hint"] for proof in proofs] == [[2, 2], [0, 2]], "the hint was in time for the first turn"
+    assert not any("not_replayed" in proof for proof in proofs)
 
 
 def test_evaluation_plays_games_of_other_seeds(player: FakePlugin, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ _SENTENCES: dict[type[ActionInstr], tuple[str, Sequence[str]]] = {
     PickupInstr: ("pick up {}", ("desc",)),
     PutNextInstr: ("put {} next to {}", ("desc_move", "desc_fixed")),
 }
-"""What a part of a mission says, and the attributes that describe its things."""
+"""What a part of a mission says, and the attributes that describe its objects."""
 Ending = Literal["done", "failed", "out of steps"]
 
 
@@ -64,10 +64,10 @@ def level_names() -> list[str]:
 
 @dataclass(slots=True)
 class Target:
-    """Things that fit a description of the mission, and what was seen of them. Steps count from 0, the start."""
+    """Objects that fit a description of the mission, and what was seen of them. Steps count from 0, the start."""
 
     words: str
-    things: Sequence[WorldObj]
+    objects: Sequence[WorldObj]
     first_seen: int | None = None
     last_seen: int | None = None
     nearest: int | None = None
@@ -76,37 +76,38 @@ class Target:
     """Distance now: 0 if it is carried, None if nothing is left of it."""
 
     def update(self, env: RoomGridLevel, in_view: Sequence[Sight], step: int) -> None:
-        """Look for the things after a step."""
-        if any(sight.thing is thing for sight in in_view for thing in self.things):
+        """Look for the objects after a step."""
+        if any(sight.cell is candidate for sight in in_view for candidate in self.objects):
             self.first_seen = step if self.first_seen is None else self.first_seen
             self.last_seen = step
-        distances = [distance for thing in self.things if (distance := _distance(env, thing)) is not None]
+        distances = [cells for candidate in self.objects if (cells := _distance(env, candidate)) is not None]
         self.distance = min(distances, default=None)
         self.nearest = min((cells for cells in (self.nearest, self.distance) if cells is not None), default=None)
 
     def report(self) -> str:
-        """Return what was seen of the things, in words."""
+        """Return what was seen of the objects, as a sentence."""
         if self.distance is None:
             now = "is gone now"
         else:
             now = "is carried now" if self.distance == 0 else f"is {_steps(self.distance)} away now"
+        subject = self.words[:1].upper() + self.words[1:]
         if self.first_seen is None:
-            return f"{self.words} was never seen and {now}"
+            return f"{subject} was never seen and {now}."
         nearest = "was carried" if self.nearest == 0 else f"was never nearer than {_steps(self.nearest or 0)}"
         clauses = (f"was first seen after step {self.first_seen}", f"last seen after step {self.last_seen}", nearest)
-        return f"{self.words} {', '.join(clauses)}, and {now}"
+        return f"{subject} {', '.join(clauses)}, and {now}."
 
 
 def _steps(cells: int) -> str:
     return f"{cells} step{'s' * (cells != 1)}"
 
 
-def _distance(env: RoomGridLevel, thing: WorldObj) -> int | None:
-    """Return the cells between the agent and a thing, 0 if it carries it, None if the thing is gone."""
-    if env.carrying is thing:
+def _distance(env: RoomGridLevel, target: WorldObj) -> int | None:
+    """Return the cells between the agent and an object, 0 if it carries it, None if the object is gone."""
+    if env.carrying is target:
         return 0
-    column, row = cast(tuple[int, int], thing.cur_pos)
-    if min(column, row) < 0 or env.grid.get(column, row) is not thing:
+    column, row = cast(tuple[int, int], target.cur_pos)
+    if min(column, row) < 0 or env.grid.get(column, row) is not target:
         return None
     return int(abs(column - env.agent_pos[0]) + abs(row - env.agent_pos[1]))
 
@@ -205,7 +206,7 @@ class Game:
     def report(self) -> str:
         """Return how the game stands: its first line says whether the mission is done, the rest what is missing.
 
-        It says what was seen of the missing parts' things and how far they are, and neither a place nor an action.
+        It says what was seen of the missing parts' objects and how far they are, and neither a place nor an action.
         """
         count = f"after {len(self.steps)} of {self.limit} steps"
         if self.ended == "done":
@@ -216,12 +217,8 @@ class Game:
             if len(self.parts) > 1:
                 lines.append(f"{'Done' if is_done else 'Not done'}: {part.words}.")
             if not is_done:
-                lines += [_capitalized(f"{target.report()}.") for target in part.targets]
+                lines += [target.report() for target in part.targets]
         return "\n".join(lines)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _actions(instruction: Instr, is_done: bool) -> Iterator[tuple[ActionInstr, bool]]:
@@ -242,7 +239,7 @@ def _part(instruction: ActionInstr) -> Part:
 
 
 def _described(description: ObjDesc) -> str:
-    """Return a description as the mission words it; minigrid's own method would search for the things again."""
+    """Return a description as the mission words it; minigrid's own method would search for the objects again."""
     article = "a" if len(description.obj_set) > 1 else "the"
     words = [article, description.color, description.type or "object", _LOCATIONS.get(description.loc or "")]
     return " ".join(filter(None, words))

@@ -14,9 +14,9 @@ from minigrid.minigrid_env import MiniGridEnv
 
 
 class Sight(NamedTuple):
-    """A thing in view."""
+    """An object or a wall in view."""
 
-    thing: WorldObj
+    cell: WorldObj
     forward: int
     """Cells in front of the agent, 0 or more."""
     right: int
@@ -36,22 +36,22 @@ def sights(env: MiniGridEnv) -> list[Sight]:
     grid, is_visible = env.gen_obs_grid()
     middle, own_row = env.agent_view_size // 2, env.agent_view_size - 1
     in_view = [
-        Sight(thing, own_row - row, column - middle)
+        Sight(cell, own_row - row, column - middle)
         for row in range(grid.height)
         for column in range(grid.width)
-        if is_visible[column, row] and (column, row) != (middle, own_row) and (thing := grid.get(column, row))
+        if is_visible[column, row] and (column, row) != (middle, own_row) and (cell := grid.get(column, row))
     ]
-    in_view.sort(key=lambda sight: (sight.thing.type == "wall", sight.distance, sight.right))
+    in_view.sort(key=lambda sight: (sight.cell.type == "wall", sight.distance, sight.right))
     straight_walls = dict[tuple[bool, bool], Sight]()
     for sight in in_view:
-        if sight.thing.type == "wall" and 0 in (sight.forward, sight.right):
+        if sight.cell.type == "wall" and 0 in (sight.forward, sight.right):
             straight_walls.setdefault((sight.right < 0, sight.right > 0), sight)
-    return [sight for sight in in_view if sight.thing.type != "wall" or sight in straight_walls.values()]
+    return [sight for sight in in_view if sight.cell.type != "wall" or sight in straight_walls.values()]
 
 
 def view_text(env: MiniGridEnv) -> str:
     """Return what the agent sees and carries, in one or two sentences."""
-    parts = [f"{name_of(thing)} {' and '.join(_steps(forward, right))}" for thing, forward, right in sights(env)]
+    parts = [f"{name_of(cell)} {' and '.join(_steps(forward, right))}" for cell, forward, right in sights(env)]
     text = f"You see {'; '.join(parts) or 'nothing'}."
     return f"{text} You carry {name_of(env.carrying)}." if env.carrying else text
 
@@ -62,13 +62,13 @@ def _steps(forward: int, right: int) -> Iterator[str]:
             yield f"{count} step{'s' * (count > 1)} {direction}"
 
 
-def name_of(thing: WorldObj) -> str:
-    """Return a thing with its article, colour and state: `a wall`, `a red ball`, `a locked grey door`."""
-    if thing.type == "wall":
+def name_of(cell: WorldObj) -> str:
+    """Return a cell's content with its article, colour and state: `a wall`, `a red ball`, `a locked grey door`."""
+    if cell.type == "wall":
         return "a wall"
-    if isinstance(thing, Door):
-        return f"{'an open' if thing.is_open else 'a locked' if thing.is_locked else 'a closed'} {thing.color} door"
-    return f"a {thing.color} {thing.type}"
+    if isinstance(cell, Door):
+        return f"{'an open' if cell.is_open else 'a locked' if cell.is_locked else 'a closed'} {cell.color} door"
+    return f"a {cell.color} {cell.type}"
 
 
 def no_effect(env: MiniGridEnv, action: Actions) -> str | None:

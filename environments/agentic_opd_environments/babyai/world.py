@@ -42,7 +42,7 @@ class BabyAIWorld(CustomWorld):
         "You move through rooms of square cells until your mission is done. Each call of act is one step. You see up "
         "to 6 steps forward and 3 to each side; walls and closed doors hide what is behind them. go forward moves one "
         "step. pick up, drop and toggle act on the cell 1 step forward; toggle opens or closes a door, a locked one "
-        "with a key of its color. To go to a thing, stand 1 step before it and face it. When the mission is done, "
+        "with a key of its color. To go to an object, stand 1 step before it and face it. When the mission is done, "
         "answer with one word and no call."
     )
 
@@ -119,23 +119,28 @@ class BabyAIWorld(CustomWorld):
     def _tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and the held-out games."""
         if self._split is None:
-            training = {data: self._game(data) for data in self._training.games()}
-            known = {game.fingerprint for game in training.values()}
-            held_out = {
-                data: game for data in self._evaluation.games() if (game := self._game(data)).fingerprint not in known
-            }
+            training, training_starts = list[Task](), set[bytes]()
+            for name in self._training.games():
+                game = self._game(name)
+                training.append(_task(name, game))
+                training_starts.add(game.fingerprint)
+            held_out = [
+                _task(name, game)
+                for name in self._evaluation.games()
+                if (game := self._game(name)).fingerprint not in training_starts
+            ]
             if not held_out:
                 raise ConfigError(f"env.world: each game of {self._evaluation} begins as a training game does")
-            self._split = [_task(*pair) for pair in training.items()], [_task(*pair) for pair in held_out.items()]
+            self._split = training, held_out
         return self._split
 
-    def _game(self, data: LevelSeed) -> "Game":
-        return self._games.begin(data.level, data.seed, self._limit, self._explains)
+    def _game(self, name: LevelSeed) -> "Game":
+        return self._games.begin(name.level, name.seed, self._limit, self._explains)
 
 
-def _task(data: LevelSeed, game: "Game") -> Task:
+def _task(name: LevelSeed, game: "Game") -> Task:
     prompt = f"Your mission: {game.mission}.\n{game.view()}"
-    return Task(f"babyai/{data.level}/{data.seed}", prompt, data=data, limits={"max_turns": game.limit + 1})
+    return Task(f"babyai/{name.level}/{name.seed}", prompt, data=name, limits={"max_turns": game.limit + 1})
 
 
 @dataclass(frozen=True, slots=True)
