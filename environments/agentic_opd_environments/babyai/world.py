@@ -74,7 +74,7 @@ class BabyAIWorld(CustomWorld):
             from agentic_opd_environments.babyai import game
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"env.world: babyai needs the package minigrid ({error}): pip install 'agentic-opd[babyai]'"
+                f"env.world: {error}. The world babyai needs the extra: pip install 'agentic-opd[babyai]'"
             ) from error
         self._games, self._limit, self._explains = game.Game, max_steps, explain_no_effect
         self._training = _Part("", levels, seeds)

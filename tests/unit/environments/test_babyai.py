@@ -388,7 +388,9 @@ def test_without_minigrid_the_extra_to_install_is_named(monkeypatch: pytest.Monk
     for name in ("game", "view"):
         monkeypatch.delitem(sys.modules, f"{babyai.__name__}.{name}")
         monkeypatch.delattr(babyai, name)
-    with pytest.raises(ConfigError, match=r"env.world: babyai needs the package minigrid .*: pip install 'agentic-opd"):
+    with pytest.raises(
+        ConfigError, match=r"minigrid.*The world babyai needs the extra: pip install 'agentic-opd.babyai.'"
+    ):
         BabyAIWorld()
 
 
