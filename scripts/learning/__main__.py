@@ -35,8 +35,9 @@ conversations.json has [conversations, share of turns, share whole, n]. --world 
 that call functions as they are, with whole documents and all categories, on a GPU: --model runs/models/qwen3-4b.
 
 With --world babyai the tasks are missions in a grid world (pip install 'agentic-opd[babyai]'), and seeds are held out.
-The start imitates minigrid's bot; the hints are what the environment says of steps that changed nothing, and of an end
-before the mission is done. A point is the share of missions done.
+The start imitates minigrid's bot; the hints are what the environment says of steps that changed nothing, of an end
+before the mission is done, and in mode trajectory of the step that took an object of the mission out of view. A point
+is the share of missions done.
 
 Worlds of functions also measure gauges before and after each run (gauges.md): pass@8, calls where none is right,
 repetition, length, and the hinted teacher's agreement on failure.

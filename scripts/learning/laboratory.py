@@ -254,6 +254,7 @@ _MULTITURN_MODES = {
     mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, **({} if mode in USUAL_MODES[3:] else {"hint.source": "judge"})}}
     for mode in (*USUAL_MODES, "next-state")
 }
+_GAME_MODES = {**_MULTITURN_MODES, "trajectory": _MULTITURN_MODES["opd"]}
 _GPU_ADAPTERS: dict[str, object] = {"lora_rank": 32, "max_token_len": 16384, "precision": "bf16"}
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
@@ -327,14 +328,14 @@ SUBJECTS = {
         {},
         {},
         200,
-        _MULTITURN_MODES,
+        _GAME_MODES,
         0.0,
         has_scripted_judge=True,
         divergence={"teacher_temperature": 0.7},  # That of the rollouts.
         measured="missions done without hints, most likely answers",
         judge_model="game",
         has_supervised_start=True,
-        usual_modes=("opd", "grpo"),
+        usual_modes=("opd", "trajectory", "grpo"),
     ),
     # The judge repeats what the person replied.
     "person": Subject(

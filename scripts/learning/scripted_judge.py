@@ -9,12 +9,12 @@ says of the first wrong user turn, for the turns with the call that it names and
 the error or the lack of an effect that answered a step, and for an end before the mission is done that it is not;
 `person` is what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked
 how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory, it names the first turns that it has a
-hint for.
+hint for, in a game before them the step after which an object of the mission was seen no more.
 """
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -30,6 +30,7 @@ _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
 _NO_EFFECT = re.compile(r"^(?:Error: .+|Nothing changes: [^.\n]+\.)", re.MULTILINE)
 _NOT_DONE = re.compile(r"^The mission is not done [^.\n]+\.", re.MULTILINE)
+_LAST_SEEN = re.compile(r"^[^,\n]+, last seen after step (?P<step>[0-9]+), .+$", re.MULTILINE)
 _FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
 HINT_START, OF_TRAJECTORY = "[HINT_START]", "\\boxed{N}"
@@ -124,7 +125,7 @@ def about_trajectory(question: str, model: str) -> str:
     """Return the answer about a whole trajectory.
 
     A turn's evidence is what answered it, for the last one also the verdict; a reader looks for the failure of a turn's
-    function in all that came after.
+    function in all that came after, and a game's verdict may speak of any step.
     """
     turns = dict[int, str]()
     answered = dict[int, str]()
@@ -137,14 +138,30 @@ def about_trajectory(question: str, model: str) -> str:
     verdict = next((section.text for section in sections(question) if section.title == "Verdict"), "")
     if turns:
         answered[max(turns)] = "\n\n".join(filter(None, (answered.get(max(turns)), verdict)))
-    named = list[str]()
+    hints = out_of_view(turns, answered, verdict) if model == "game" else {}
     for number, turn in turns.items():
         later = [text for position, text in answered.items() if position >= number]
         evidence_text = "\n\n".join(later) if model == "reader" else answered.get(number, "")
         hint = hint_of(turn, evidence_text, model) if evidence_text else None
-        if hint and len(named) < MOST_TURNS:
-            named.append(f"\\boxed{{{number}}}\n{HINT_START}{hint}[HINT_END]")
-    return "\n".join(named) or "\\boxed{-1}"
+        if hint and number not in hints:
+            hints[number] = hint
+    named = [f"\\boxed{{{number}}}\n{HINT_START}{hint}[HINT_END]" for number, hint in hints.items()]
+    return "\n".join(named[:MOST_TURNS]) or "\\boxed{-1}"
+
+
+def out_of_view(turns: Mapping[int, str], answered: Mapping[int, str], verdict: str) -> dict[int, str]:
+    """Return the turns of a game that took an object of the mission out of view for good, with the verdict's words.
+
+    A turn is a step, unless it has no call or its call was an error.
+    """
+    taken = [
+        number
+        for number, turn in turns.items()
+        if _TURN_CALL.search(turn) and not answered.get(number, "").startswith("Error: ")
+    ]
+    steps = dict(enumerate(taken, start=1))
+    last_seen = ((int(match["step"]), match[0]) for match in _LAST_SEEN.finditer(verdict))
+    return {steps[step + 1]: words for step, words in last_seen if step + 1 in steps}
 
 
 Answer = Callable[[str, str, str], str]

@@ -288,7 +288,7 @@ def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
         learn.parse_args(["--world", "babyai", "--model", "scripts/demo_policy/policy", "--quick"]),
         laboratory.SUBJECTS["babyai"],
     )
-    assert (args.modes, args.start_conversations, args.exam_tasks) == (["opd", "grpo"], 8, 4)
+    assert (args.modes, args.start_conversations, args.exam_tasks) == (["opd", "trajectory", "grpo"], 8, 4)
     place = laboratory.Laboratory(
         *(FakeServer(2), "http://127.0.0.1:3", args.model, Path("out"), 1, 2, 4, "linear", True, False),
         *(subject, 4, "chat", "http://127.0.0.1:4"),
@@ -296,6 +296,8 @@ def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
     run = laboratory.Run("opd", 0, laboratory.Setting(5e-4, 32, 1.0), 256)
     command = place.serve_command(run, "http://127.0.0.1:1")
     assert command[command.index("--env.judge.model_name") + 1] == "game"
+    of_all = place.serve_command(run._replace(mode="trajectory"), "http://127.0.0.1:1")
+    assert {*of_all} - {*command} >= {"--env.judge.scope", "trajectory"}
     assert not any(map(subject.needs_expert, subject.modes))
     env = laboratory.Examiner(place).env
     assert env.config.reward.correctness == 1

@@ -162,3 +162,23 @@ def test_of_a_game_the_steps_without_an_effect_and_an_early_end_get_what_the_env
     asked = Questions(b"secret").question(HindsightPair(0, "Your mission: go to the red ball.", turn, parts))
     vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "game"))
     assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+def test_of_a_whole_game_the_step_that_lost_an_object_is_named_first() -> None:
+    go, see = "[act]\naction: go forward", "You see a red ball 1 step forward."
+    turns = {
+        go: BLOCKED,
+        f"{go} ": "Error: act can't be called like this.",
+        f"{go}  ": see,
+        "[act]\nturn left": "You see.",
+    }
+    seen = LEFT.partition("\n")[0] + "\nThe red ball was first seen after step 0, last seen after step {}, was never "
+    seen += "nearer than 1 step, and is 1 step away now."
+    named = about_trajectory({**turns, "Done.": ""}, seen.format(2), "game")
+    assert list(named) == [4, 1, 2], "two of three steps were seen, and one turn was none"
+    assert named[4] == seen.format(2).partition("\n")[2]
+    assert named[1] == "Nothing changes: a wall is in the way."
+    assert list(about_trajectory({**turns, "Done.": ""}, seen.format(3), "game")) == [1, 2, 5], (
+        "it was in view at the end"
+    )
+    assert about_trajectory({go: see}, "The mission is done after 1 of 24 steps; the reward is 0.96.", "game") == {}
