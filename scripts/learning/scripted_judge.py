@@ -154,12 +154,12 @@ def out_of_view(turns: Mapping[int, str], answered: Mapping[int, str], verdict: 
 
     A turn is a step, unless it has no call or its call was an error.
     """
-    taken = [
+    numbers = [
         number
         for number, turn in turns.items()
         if _TURN_CALL.search(turn) and not answered.get(number, "").startswith("Error: ")
     ]
-    steps = dict(enumerate(taken, start=1))
+    steps = dict(enumerate(numbers, start=1))
     last_seen = ((int(match["step"]), match[0]) for match in _LAST_SEEN.finditer(verdict))
     return {steps[step + 1]: words for step, words in last_seen if step + 1 in steps}
 
