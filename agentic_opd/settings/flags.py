@@ -53,7 +53,8 @@ class FlagText:
         if text.lower() in ("null", "none") and NoneType in kinds:
             return None
         is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
-        if is_text and get_origin(annotation) not in (dict, list, tuple):
+        origin = get_origin(annotation)
+        if is_text and not (isinstance(origin, type) and issubclass(origin, Collection)):
             return text
         return self.data()
 
