@@ -122,7 +122,9 @@ def add_settings(
 
     Help shows the groups that `mode` needs (None: all), and of those the fields and sections in `effective`, if given.
     """
-    sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
+    *names, last = models
+    listed = f"{', '.join(names)} and {last}" if names else last
+    sections = "settings" if "" in models else f"the sections {listed}"
     usage = " ".join(f"[--{dotted(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
     parser.usage = f"{parser.prog} [--config FILE] {usage}"

@@ -19,7 +19,7 @@ from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 _DESCRIPTION = """\
-Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
+Start all parts of a training loop from one file: vLLM servers, the trajectory API, environments or a gateway, and the
 trainer. Each part starts when the parts that it needs answer. When the trainer ends, or a part dies, all parts are
 stopped; --resume continues from the last checkpoint."""
 _EPILOG = f"""\
