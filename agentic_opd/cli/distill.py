@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             env = settings_of_run(env, file)
         settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
-            raise ConfigError("distill reads with one policy server: name one below openai")
+            raise ConfigError("distill uses one policy server: name only one below openai")
         if missing := {"sibling", "reference"} & {*settings.env.hint.source}:
-            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
+            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file has no data for it; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
@@ -204,7 +204,7 @@ def _out(arguments: argparse.Namespace) -> Path:
         name = f"{stem}.{name}"
     out: Path = arguments.out or (Path(name) if file is None else file.with_name(name))
     if any(out.resolve() == path.resolve() for path in arguments.paths):
-        raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
+        raise PlaceError(f"--out {str(out)!r} is an input file; choose another")
     return out
 
 

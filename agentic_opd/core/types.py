@@ -256,7 +256,8 @@ class Completion:
             index := next((i for i, logprob in enumerate(self.logprobs) if not abs(logprob) <= MOST_NATS), None)
         ) is not None:
             raise AlignmentError(
-                f"completion: token {index} has the logprob {self.logprobs[index]!r}; does the model compute?"
+                f"completion: token {index} has the logprob {self.logprobs[index]!r}, expected a finite number: check "
+                "the model's weights"
             )
 
 
@@ -921,7 +922,10 @@ class TeacherRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):
-            raise AlignmentError(f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score")
+            raise AlignmentError(
+                f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score, expected at least one, "
+                "and one before them"
+            )
 
     @classmethod
     def of(

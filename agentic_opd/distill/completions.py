@@ -71,7 +71,7 @@ def _joined(text: str) -> Any:
                     if delta.get(name):
                         choice["message"][name] = choice["message"].get(name, "") + _plain(delta[name])
         except (AttributeError, TypeError) as error:
-            raise ValueError(f"a piece of the stream is no part of a chat completion: {data[:200]!r}") from error
+            raise ValueError(f"a piece of the stream is not part of a chat completion: {data[:200]!r}") from error
     if not is_done and not (choices and all(choice["finish_reason"] for choice in choices.values())):
         raise ValueError("the stream broke off")
     return {"choices": [choices[index] for index in sorted(choices)], "usage": usage}

@@ -288,7 +288,7 @@ class JudgeConfig(Section):
     def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
         words = _PROTOCOLS[info.field_name or ""]
         if missing := [word for word in words if prompt is not None and word not in prompt]:
-            raise ValueError(f"it does not say {' and '.join(missing)}, so its answers could not be read")
+            raise ValueError(f"it must name {' and '.join(missing)}: without them no answer can be read")
         return prompt
 
     @field_validator("question", "trajectory_question")

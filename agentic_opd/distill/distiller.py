@@ -189,8 +189,8 @@ class Distiller:
         """
         if self.config.hint.proof.type != "none" and self._prove is None:
             raise ConfigError(
-                f"env.hint.proof.type {self.config.hint.proof.type} starts episodes again. process and serve can, but "
-                "not conversations of a gateway, a file or another environment: set it to none"
+                f"env.hint.proof.type {self.config.hint.proof.type} replays episodes, which only process and serve can "
+                "do. Conversations of a gateway, a file or another environment can't be replayed: set it to none"
             )
         servers = await connect(
             self.config,

@@ -134,7 +134,7 @@ class Questions:
             AlignmentError: the pair has no evidence.
         """
         if not pair.evidence:
-            raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
+            raise AlignmentError(f"turn {pair.turn_index} has no next state, so it can't be judged")
         mark = self.mark(pair.task_text)
         sections: list[str] = []
         for part in pair.evidence:

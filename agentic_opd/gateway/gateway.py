@@ -427,7 +427,7 @@ class Gateway:
         if count >= MOST_FEEDBACK:
             raise ClientError(
                 429,
-                f"this turn has got feedback {MOST_FEEDBACK} times, and takes no more; the last one counts",
+                f"this turn has received feedback {MOST_FEEDBACK} times, the maximum; the last one counts",
                 "turn",
                 "too_much_feedback",
             )
@@ -548,7 +548,8 @@ class Gateway:
         if learner is None:
             raise ClientError(
                 400,
-                "you teach no learner of this gateway (env.learners.by), and weights that all share forget no session",
+                "this gateway has no learners (env.learners.by), and a session can't be removed from weights that "
+                "all share",
                 code="no_learners",
             )
         return learner
@@ -681,7 +682,7 @@ def check_adapters(servers: Sequence[PluginClient]) -> None:
     """Refuse servers that take no adapters, with ServerMismatchError: a learner has one."""
     if without := [server.url for server in servers if not server.info.max_adapters]:
         raise ServerMismatchError(
-            f"learners have adapters, and {' and '.join(without)} takes none: start it with scripts/serve_vllm "
+            f"learners need adapters, and {' and '.join(without)} accepts none: start it with scripts/serve_vllm "
             "--max-lora-rank N"
         )
 

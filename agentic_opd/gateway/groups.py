@@ -329,7 +329,7 @@ class GroupWriter:
                     return await store()
                 except OutputError as error:
                     if not self._refused:
-                        logger.error("finished groups wait until the disk takes them: %s", error)
+                        logger.error("finished groups wait until they can be written: %s", error)
                     cause = error.__cause__ or error
                     self._refused[waiting] = getattr(cause, "strerror", None) or str(cause)
                 await asyncio.sleep(STORE_RETRY_S)

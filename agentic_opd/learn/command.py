@@ -93,9 +93,9 @@ def check_settings(settings: Settings) -> None:
     """
     env, train, defaults = settings.env, settings.sections["train"], train_defaults()
     if len(settings.servers) > 1:
-        raise ConfigError("learn reads with one policy server: name one below openai")
+        raise ConfigError("learn uses one policy server: name only one below openai")
     if missing := {"sibling", "reference"} & {*env.hint.source}:
-        raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: logs do not hold that; leave it out")
+        raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: logs have no data for it; leave it out")
     if env.hint.proof.type != "none":
         raise ConfigError("env.hint.proof: logs can't be replayed; leave it out")
     if wrong := [name for name in SET_HERE if getattr(train, name) != getattr(defaults, name)]:

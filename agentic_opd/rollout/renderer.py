@@ -188,7 +188,7 @@ def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     if unknown := [token for token in tokens if token not in vocabulary]:
         special = ", ".join(control_tokens(tokenizer).values())
         raise ConfigError(
-            f"renderer.stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {special}"
+            f"renderer.stop_tokens: {unknown[0]!r} is not a token of the tokenizer. Its special tokens: {special}"
         )
     return [vocabulary[token] for token in tokens]
 

@@ -323,7 +323,7 @@ class EpisodeReplay:
         if message != recorded_message:
             raise _unreadable(f"the tokens of turn {turn_index} are read as another message than the recorded one")
         if stop in (StopReason.CONTEXT_FULL, StopReason.RENDER_ERROR) and recorded:
-            raise _unreadable(f"the episode ends as {stop} with turn {turn_index}, the recorded one went on")
+            raise _unreadable(f"the episode ends as {stop} with turn {turn_index}, but the recorded one continued")
         has_calls = bool(message.get("tool_calls"))
         compared = self.world.comparable if has_calls else str
         pairs = zip_longest((answer["content"] for answer in recorded), (answer["content"] for answer in replayed))

@@ -301,7 +301,7 @@ class FileDistiller:
         if not self.keep_hints:
             return await self._group(group, has_logprobs=has_logprobs)
         if not has_logprobs:
-            raise AlignmentError("inference_logprobs are missing: hints that are kept are of a file that has them")
+            raise AlignmentError("inference_logprobs are missing, which --keep-hints needs")
         return await self._rescored(group)
 
     async def _messages(self, line: Line) -> DistilledLine:

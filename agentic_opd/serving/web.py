@@ -116,7 +116,9 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         message, path = match.groups() if match else (text, "")
         named = _FIELD.fullmatch(message)
         field = ".".join(filter(None, (path, named and named[1])))
-        raise RouteError(field or None, message if field else f"the JSON is not what is expected: {message}") from error
+        raise RouteError(
+            field or None, message if field else f"the JSON has another form than expected: {message}"
+        ) from error
     except RecursionError as error:
         raise RouteError(None, "the body is not JSON that can be read: it is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -113,7 +113,7 @@ class Merge:
         if isinstance(entry, FlagText):
             return entry.value(info.annotation)
         if isinstance(entry, _FlagTree):
-            raise ConfigError(f"{dotted(path, next(iter(entry)))} is unknown: {path} is one value")
+            raise ConfigError(f"{dotted(path, next(iter(entry)))} is unknown: {path} is a single value")
         return entry
 
     def _section(

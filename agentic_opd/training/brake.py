@@ -198,7 +198,7 @@ class Brake:
         scores = read_scores(samples, number)
         if len(scores) < self._settings.bound**2:
             raise ConfigError(
-                f"brake.command evaluates {len(scores)} tasks, and no fall of so few reaches brake.bound "
+                f"brake.command evaluates {len(scores)} tasks, too few for a fall to reach brake.bound "
                 f"{self._settings.bound:g}: evaluate at least {int(self._settings.bound**2) + 1} tasks, or lower the "
                 "bound"
             )

@@ -645,7 +645,7 @@ class TrainerConfig(BaseModel):
         }
         if named := [name for name, is_set in wrong.items() if is_set]:
             raise ValueError(
-                f"learners.folder goes on where it was, with groups of its own: leave out {', '.join(named)}"
+                f"learners.folder always continues, with the learners' own groups: leave out {', '.join(named)}"
             )
 
 

@@ -243,7 +243,7 @@ class MovingAverage:
             ValueError: they belong to other parameters.
         """
         if state.keys() != self._averages.keys():
-            raise ValueError("the saved average is of other parameters")
+            raise ValueError("the saved average has other parameters")
         for name, value in state.items():
             self._averages[name].copy_(value)
 

@@ -144,7 +144,7 @@ class PictureReader:
                 token, of_server = (ids[shared] if shared < len(ids) else "none" for ids in (written, recorded))
                 raise AlignmentError(
                     f"{name}, position {image.offset + shared}: the processor of {self.family} writes "
-                    f"{len(written)} tokens for the picture {image.digest} and vLLM wrote {len(recorded)}; token "
+                    f"{len(written)} tokens for the picture {image.digest}, but vLLM wrote {len(recorded)}; token "
                     f"{shared} is {token} here and {of_server} there. Was the server started with other settings of "
                     "the processor (--mm-processor-kwargs), or with another model?"
                 )

@@ -472,7 +472,9 @@ def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
         assistant = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
         context = [turn.message_index for turn in rollout.context_turns]
         if wrong := [index for index in context if index not in assistant] or len(context) != len(set(context)):
-            yield Problem("", f"opd context_turns: messages {wrong or context} are not the assistant's, or stand twice")
+            yield Problem(
+                "", f"opd context_turns: messages {wrong or context} are not the assistant's, or are listed twice"
+            )
         elif len(assistant) != len(rollout.turns) + len(context):
             context_part = f" and {len(context)} context turns" if context else ""
             records = f"{len(rollout.turns)} records{context_part}"

@@ -114,7 +114,7 @@ class Images:
         recorded = read_json(labels.get(_BASES, "{}"))
         for base, digest in (await self._digests(bases)).items():
             if recorded.get(base) != digest:
-                logger.warning("the base image %s of %s is another than when it was built", base, tag)
+                logger.warning("the base image %s of %s has changed since the image was built", base, tag)
                 return None
         return _image(tag, inspected)
 
