@@ -75,7 +75,7 @@ def _list(arguments: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    """Remove lines and files first: a deletion that is interrupted can be asked for again."""
+    """Remove lines and files first: a deletion that is interrupted can be requested again."""
     folder = arguments.folder / arguments.learner
     journal_path = arguments.journal or arguments.folder.with_name("journal.sqlite")
     journal = Journal(journal_path) if journal_path.exists() else None

@@ -90,7 +90,7 @@ def tokens_of(answer: Mapping[str, Any]) -> JudgeTokens | None:
 
 
 def choice_texts(answer: Mapping[str, Any]) -> list[str] | None:
-    """Return the text of each choice, "" for one without a text; None if the answer is no chat completion."""
+    """Return the text of each choice, "" for one without a text; None if the answer is not a chat completion."""
     choices = answer.get("choices")
     if not isinstance(choices, list):
         return None

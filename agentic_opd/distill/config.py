@@ -50,7 +50,7 @@ class SeparateTeacher(NamedTuple):
         return "env.teacher.api_key" if self.kind is None else f"env.teacher.by_kind: {self.kind}: api_key"
 
     def named(self, text: str) -> str:
-        """Return the text behind the kind of tasks that it scores."""
+        """Return the text that names the kind of tasks that it scores."""
         return text if self.kind is None else f"{self.kind}: {text}"
 
 

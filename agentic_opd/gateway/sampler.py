@@ -246,7 +246,7 @@ class Sampler:
 
 
 def _prompted(chat_format: ChatFormat, field_name: str, messages: Sequence[Message], placed: Placed | None) -> Prompted:
-    """Render the messages behind the turns that they continue, or from the first one on."""
+    """Render the messages after the turns that they continue, or from the first one on."""
     reply = placed and placed.follows
     if placed is not None and placed.path:
         turn_id, num_new = placed.path[-1].turn_id, len(placed.new_messages)

@@ -282,7 +282,7 @@ class Sessions(Generic[TurnT]):
         return last
 
     def _following(self, key: TurnKey, chat: ChatInput, match: HistoryMatch[TurnKey]) -> Placed[TurnT]:
-        """Return the place of a request whose messages behind `match` answer a turn of another text or prompt."""
+        """Return the place of a request whose messages after `match` answer a turn of another text or prompt."""
         session, messages, start = self._by_id[key.session_id], chat.messages, match.position
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
         last = self.path(key)[-1].messages[-2:-1]
@@ -403,7 +403,7 @@ class Sessions(Generic[TurnT]):
 
 
 def with_answers(request: Request, paths: Mapping[str, Sequence[TurnT]]) -> Sequence[Message]:
-    """Return the request's messages with the answers that they refer to, behind the conversation that they continue.
+    """Return the request's messages with the answers that they refer to, after the conversation that they continue.
 
     Args:
         request: The request.

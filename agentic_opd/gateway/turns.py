@@ -84,7 +84,7 @@ class RecordedTurn:
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
     follows: ClientReply | None = None
-    """The earlier turn that the request answers, if its prompt was rendered anew; None: there is none."""
+    """The earlier turn that the request answers, if its prompt was rendered anew; None if there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0

@@ -18,7 +18,7 @@ CORRECTED_BELOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AnswerFigures:
-    """What is counted of a sampled answer."""
+    """Counts of a sampled answer."""
 
     is_calling: bool
     """Whether it calls a tool, parsed or not."""

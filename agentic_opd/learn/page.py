@@ -1,6 +1,6 @@
 """A run's result -> report.html: the verdict, the figures, and pairs of answers side by side. Pure.
 
-All texts are escaped, and a content security policy allows nothing but the page's style.
+All texts are escaped, and a content security policy allows only the page's style.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -155,7 +155,7 @@ class LearnRun:
         return {"groups": len(learned), "sequences": len(sequences), "tokens": tokens}
 
     def _check_answers(self, parts: Mapping[str, Any]) -> None:
-        """Refuse before the judge is asked what can only be refused later."""
+        """Refuse a run with too few answers before the judge is asked."""
         config = self.plan.config
         if (answers := parts["training"]["answers"]) < config.min_hints:
             raise RefusedError(

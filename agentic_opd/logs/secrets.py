@@ -64,7 +64,7 @@ _BEFORE = {
     "secret": ("client", "_", "-"),
     "token": ("access", "auth", "bearer", "refresh", "session", "api", "bot", "id", "_", "-"),
 }
-"""Last word of a name -> what stands before it in the names of secrets; a password's name needs nothing before it."""
+"""Last word of a name -> the words before it in names of secrets; a password's name needs none."""
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy")
 

@@ -1,4 +1,4 @@
-"""Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and what it is rewarded for."""
+"""Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and its reward."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def explained_tokenizer_errors(name: str) -> Generator[None]:
     """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do.
 
-    A name that is no folder is logged, because an unreachable hub is retried for a minute.
+    A name that is not a folder is logged, because an unreachable hub is retried for a minute.
     """
     if not Path(name).is_dir():
         logger.info("the tokenizer %r is no folder here: it is loaded from the hub or its cache", name)

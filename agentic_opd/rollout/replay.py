@@ -129,7 +129,7 @@ class Continuation:
         return None if self.episode is None or self.episode.reward is None else self.episode.reward.total
 
     def is_rollout_of(self, recording: Recording) -> bool:
-        """Whether this is a rollout of the recording's task like any other: with a verdict, from the first turn on,
+        """Return whether this is an ordinary rollout of the recording's task: with a verdict, from the first turn on,
         whose prompt is the recorded one, without a hint.
         """
         if self.outcome is not ReplayOutcome.PLAYED or self.episode is None or self.hint is not None or self.turn_index:

@@ -270,7 +270,7 @@ class _WrittenTurn(NamedTuple):
 
 
 def _written(chat: ChatFormat, prompt: list[int], before: Sequence[Message], message: Message) -> _WrittenTurn:
-    """Render a turn behind its prompt; without its reasoning, if it is not read back with it."""
+    """Render a turn after its prompt; without its reasoning, if it is not read back with it."""
     without = {name: value for name, value in message.items() if name != "reasoning_content"}
     has_reasoning = bool((message.get("reasoning_content") or "").strip())
     turn = None

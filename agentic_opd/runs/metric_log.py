@@ -224,7 +224,7 @@ class RunMetrics:
         return ", ".join([f"{len(collected.episodes)} rollouts since the last one", *values])
 
     def _collected(self) -> "_Collected":
-        """Return what was collected since the last logging step."""
+        """Return the data collected since the last logging step."""
         total = self.close_failures()
         failures = None if total is None else total - self._logged_close_failures
         seconds, lags = self.sample_seconds(), self.loop_lag.latest()

@@ -331,7 +331,7 @@ class KeyGuard:
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:
-        """Return whether anybody may send the request; browsers send preflights (OPTIONS) without keys."""
+        """Return whether any client may send the request; browsers send preflights (OPTIONS) without keys."""
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
         return scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/") in OPEN_ROUTES

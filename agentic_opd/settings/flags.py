@@ -1,4 +1,4 @@
-"""Flags of settings (`--env.judge.temperature 0.5`): where they stand on a command line, and how values are read.
+"""Flags of settings (`--env.judge.temperature 0.5`): their positions on a command line, and how values are read.
 
 Flags are taken from the command line before argparse reads the rest, because which settings there are may depend on
 other settings (`env.sandbox.type`).
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*")
 
 @dataclass(frozen=True, slots=True)
 class FlagText:
-    """The texts behind a flag on the command line; none for a flag without a value."""
+    """The values after a flag on the command line; empty for a flag without one."""
 
     flag: str
     texts: tuple[str, ...]

@@ -16,7 +16,7 @@ SPARE = 0.2
 CHUNK_VALUES = 2**24
 """Number of logits in memory at a time (`logprobs.head_logprobs`); one position, if the vocabulary is larger."""
 MAX_PART_TOKENS = 32_768
-"""Largest part that is chosen: longer ones are no faster."""
+"""Largest part that is chosen: longer parts are not faster."""
 MIN_PART_TOKENS = 4_096
 """Part below which the layers' products do not fill a GPU: layers are recomputed rather than split further."""
 _CHUNK_BYTES = 14

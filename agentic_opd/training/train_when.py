@@ -148,7 +148,7 @@ def read_counts(text: str) -> dict[str, float]:
     """Return vLLM's counts of requests in Prometheus' text format by name, summed over their labels.
 
     Raises:
-        ValueError: a count is no number.
+        ValueError: a count is not a number.
     """
     totals: dict[str, float] = {}
     for line in text_lines(text):

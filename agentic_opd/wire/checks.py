@@ -116,7 +116,7 @@ def _read(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
 
 
 def _check_entries(rollout: ScoredRollout, where: str, problems: list[Problem]) -> None:
-    """Add a problem for each array or row with an entry that is no id or number."""
+    """Add a problem for each array or row with an entry that is not an id or number."""
     if not _are_ids(rollout.tokens_T):
         problems.append(Problem(where, "tokens: expected token ids"))
     validated(_MASKS, rollout.masks_T, problems, where, "masks")
@@ -513,7 +513,7 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
 
 
 def _is_contrast(turn: TurnRecord) -> bool:
-    """Whether the turn's refuted hint is its control, and its rows are without a hint."""
+    """Return whether the turn's refuted hint is its control, and its rows are without a hint."""
     return turn.control is not None and turn.control.kind == "refuted"
 
 

@@ -201,7 +201,7 @@ class CustomWorld:
 
 
 def world_problems(hooks: CustomWorld) -> list[str]:
-    """Return what is wrong with a world's hooks and tools, without calling any of them; empty if nothing is."""
+    """Return the problems of a world's hooks and tools, without calling any of them."""
     problems = [problem for name in _HOOKS if (problem := _hook_problem(hooks, name))]
     for name in _tool_names(type(hooks)):
         try:
@@ -568,7 +568,7 @@ class HookedSession:
     state: Any = None
     is_started: bool = False
     _running: set[asyncio.Future[Any]] = field(default_factory=set[asyncio.Future[Any]])
-    """Hooks in threads, also those that nobody waits for after a time limit or a cancellation."""
+    """Hooks in threads, also those that are no longer awaited after a time limit or a cancellation."""
 
     def __post_init__(self) -> None:
         self._authors = Authors(self.task.prompt)

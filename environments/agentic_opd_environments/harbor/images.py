@@ -90,7 +90,7 @@ class Images:
         return self._images[tag]
 
     async def _up_to_date(self, task: HarborTask, build: Build, tag: str) -> Image:
-        """Return the image of a build, which is made anew if there is none, or if it has other base images."""
+        """Return the image of a build, which is built again if there is none, or if it has other base images."""
         text = await asyncio.to_thread(build.dockerfile.read_text, "utf-8", "replace")
         bases = base_images(text, build.arguments, build.target)
         image = await self._reusable(tag, bases)

@@ -37,7 +37,7 @@ _FILES = {
 """Names whose use in tests loads code, or shares files with the solution."""
 
 _MOST_PASSES = 30
-"""Largest number of passes over the variables of the tests. Each finds the values behind one more variable."""
+"""Largest number of passes over the variables of the tests. Each pass finds the values of one more variable."""
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
 _OBJECT_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
 """Modules whose use in tests involves more than plain data."""

@@ -314,7 +314,7 @@ def _type_name(name: str, files: Mapping[str, bytes]) -> str:
 
 
 def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
-    """Whether a name stands in the agent's Python files as a whole word."""
+    """Return whether a name occurs in the agent's Python files as a whole word."""
     if not name.isidentifier() or len(name) > _MAX_TEXT:
         return False
     word = name.encode()
