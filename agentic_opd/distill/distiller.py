@@ -218,6 +218,7 @@ class Distiller:
             )
 
     def servers_of(self, policy_url: str) -> DistillServers:
+        """Return the judge and the teachers of the episodes that this policy server sampled."""
         return self._servers[policy_url]
 
     async def distill_turn(self, recording: Recording, turn_index: int, policy_url: str) -> DistilledTurn:

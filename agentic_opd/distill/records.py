@@ -360,6 +360,10 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
 def distilled_recording(
     recording: Recording, turns: Sequence[DistilledTurn], policy_url: str, config: DistillConfig
 ) -> DistilledRecording:
+    """Join the distilled turns of a recording: for each trace the arrays (one entry a token) and the turns' records.
+
+    `turns` has one entry for each turn of the recording, in order.
+    """
     rest = iter(turns)
     traces: list[DistilledTrace] = []
     for trace in recording.traces:

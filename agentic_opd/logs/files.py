@@ -105,15 +105,11 @@ def find_logs(paths: Sequence[Path], *, but: Path | None = None) -> FoundLogs:
     for path in paths:
         if path.is_dir():
             for file in search.files(path):
-                if but is None or not _is_same(file, but):
+                if but is None or file.name != but.name or file.resolve() != but.resolve():
                     search.read(file, path)
         else:
             search.read(path, path.parent)
     return search.ended()
-
-
-def _is_same(file: Path, output: Path) -> bool:
-    return file.name == output.name and file.resolve() == output.resolve()
 
 
 @dataclass

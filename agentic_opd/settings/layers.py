@@ -161,7 +161,7 @@ class Merge:
         return settings
 
     def _refuse(self, path: str, model: type[BaseModel], kinds: Kinds | None, type_name: str) -> None:
-        """Add a sentence about a name that is not a setting: an old or a wrong one, or one of another command or type."""
+        """Add a sentence about a name that is not a setting: old, wrong, or of another command or type."""
         below = path.removeprefix(f"{self._prefix}.") if self._prefix else path
         section, _, name = path.rpartition(".")
         outermost = old_names.RENAMED.get(below, below).partition(".")[0]

@@ -91,6 +91,7 @@ class TrainBatch:
 
     @property
     def turn_count(self) -> int:
+        """Number of turns, counted as runs of sampled positions."""
         return int(turn_starts(self.sampled_BT).sum())
 
     def count(self, config: LossConfig) -> float:

@@ -75,6 +75,7 @@ class Version:
 
     @property
     def mean(self) -> float:
+        """Mean score over the tasks, in [0, 1]."""
         return fmean(self.scores.values())
 
 
@@ -223,6 +224,11 @@ class Brake:
         return True
 
     def falls(self, version: Version) -> list[Fall]:
+        """Return the comparison with each kept version.
+
+        Raises:
+            EvaluationFailedError: the versions were evaluated on different tasks.
+        """
         return [compare(version, earlier) for earlier in self.versions]
 
     def is_bad(self, falls: Sequence[Fall]) -> bool:

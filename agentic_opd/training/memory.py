@@ -113,6 +113,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: TrainerConfig, processes: int = 1) -> "Recipe":
+        """Return the recipe of a trainer's settings, with the weights sharded over `processes`."""
         needs_start = config.loss.reads_start or config.measure_start
         return cls(
             is_bf16=config.precision == "bf16",

@@ -85,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> UpConfig:
+    """Read a file of `up`.
+
+    Raises:
+        ConfigError: the file can't be read, or has wrong settings; the message has all of them.
+    """
     wrong: list[str] = []
     config = validated(UpConfig, "", [[read_yaml(path, "loop")]], wrong)
     refuse(wrong)

@@ -626,6 +626,7 @@ class ScoredGroup:
 
     @property
     def scores(self) -> list[float]:
+        """One score for each sequence."""
         return [rollout.score for rollout in self.rollouts]
 
     @property

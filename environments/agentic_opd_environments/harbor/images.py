@@ -149,9 +149,11 @@ class Images:
             str(build.context),
         ]
         tries = [await self._build(task, *_ULIMITS, *arguments)]
-        if tries[0].exit_code != 0 and not tries[0].is_over_limit and await self._is_podman():
+        if tries[0].exit_code != 0 and not tries[0].is_over_limit:
             # Podman in a container, or without rights to make another one for each RUN, builds in a chroot.
-            tries.append(await self._build(task, "--isolation", "chroot", *arguments))
+            version = await self._engine.run("--version")
+            if "podman" in version.text.lower():
+                tries.append(await self._build(task, "--isolation", "chroot", *arguments))
         inspected = await self._inspect(tag) if tries[-1].exit_code == 0 else None
         if inspected is None:
             # What a chroot can't do is no mistake of the Dockerfile, nor is what other isolation can't.
@@ -164,9 +166,6 @@ class Images:
         return await self._engine.run(
             "build", *arguments, timeout_s=task.build_timeout_s, max_output_bytes=_OUTPUT_BYTES
         )
-
-    async def _is_podman(self) -> bool:
-        return "podman" in (await self._engine.run("--version")).text.lower()
 
 
 def _image(name: str, inspected: Mapping[str, Any]) -> Image:

@@ -437,11 +437,10 @@ class _Full:
             for table, index in (first, second)
         ]
         counted = [*(f"SELECT DISTINCT * FROM ({sql})" for sql in selected), " INTERSECT ".join(selected)]
-        first_count, second_count, both_count = (self._count(sql) for sql in counted)
+        first_count, second_count, both_count = (
+            self.connection.execute(f"SELECT COUNT(*) FROM ({sql})").fetchone()[0] for sql in counted
+        )
         return first_count, second_count, both_count
-
-    def _count(self, sql: str) -> int:
-        return self.connection.execute(f"SELECT COUNT(*) FROM ({sql})").fetchone()[0]
 
     def _names(self, table: int, indices: Iterable[int]) -> list[str]:
         return [self.tables[table].columns[index] for index in indices]
