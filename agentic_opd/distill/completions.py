@@ -104,7 +104,7 @@ def _choice_text(choice: Mapping[str, Any]) -> str:
     content = fields.get("content")
     text = _plain(content)
     if not text.strip() and choice.get("finish_reason") != "length":
-        # Some endpoints take a whole answer for reasoning.
+        # Some endpoints return a whole answer as reasoning.
         reasoning = next((fields[name] for name in _REASONING_FIELDS if fields.get(name)), content)
         text = _plain(reasoning, with_reasoning=True)
     return well_formed(text)

@@ -244,7 +244,7 @@ def _read_tree(tree: ast.Module, facts: _Facts) -> None:
                 values[node] = _Value([name.casefold()], [name.casefold()])
             case ast.Attribute(attr="assertTrue" | "assertFalse" as name):
                 values[node] = _Value(keys=[name.removeprefix("assert").casefold()])
-            case ast.Expr(ast.Constant()) | ast.JoinedStr():  # An f-string is a message, and no data.
+            case ast.Expr(ast.Constant()) | ast.JoinedStr():  # An f-string is a message, not data.
                 values[node] = _Value()
             case _:
                 values[node], keys = _joined(node, values, facts)

@@ -335,7 +335,7 @@ class Hindsight(BaseEnv):
                 if config.model_name != UNNAMED_MODEL:
                     await check_model(distiller.policy.http, info, config.model_name, "openai.model_name")
                 if config.model_name == UNNAMED_MODEL or names_the_same(config.model_name, info.model):
-                    config.model_name = info.model  # vLLM knows a folder by the path that it was given only.
+                    config.model_name = info.model  # vLLM recognises a folder only by the path that it was given.
                 self._opd_distillers.append(distiller)
         return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
 

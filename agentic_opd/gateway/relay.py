@@ -63,7 +63,7 @@ class Relay:
         self._keys = [key.get_secret_value() for key in config.api_keys]
         self._upstream, self._recorder, self._telemetry = config.upstream, recorder, recorder.telemetry
         self._page_app: ASGIApp | None = None
-        # The client waits as long as it likes, and sees each answer as it came: its encoding, cookies and redirects.
+        # The client sets its own time limit, and sees each answer as it came: its encoding, cookies and redirects.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),

@@ -318,7 +318,7 @@ def branches(
         complaints += [] if branch_reward is None else [branch_reward <= 0]
         failed = any(complaints) if complaints else None
         learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward, failed))
-    # The first branch tells the session's reward to its group.
+    # The group reads the session's reward from the first branch.
     return sorted(learned_branches, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
 
 

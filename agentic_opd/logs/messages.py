@@ -371,7 +371,7 @@ def without_media(content: Any) -> tuple[Any, int]:
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the messages of a row's conversation."""
     name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
-    values = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
+    values = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are not a conversation.
     prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in values)
     if name is not None:
         rows = from_text(fields[name], name)

@@ -84,7 +84,7 @@ def mask_secrets(text: str) -> tuple[str, int]:
     return text, number
 
 
-# Each returns the masked text of a match, None if it is no secret.
+# Each returns the masked text of a match, None if it is not a secret.
 
 
 def _key(match: re.Match[str]) -> str | None:

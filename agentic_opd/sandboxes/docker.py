@@ -62,7 +62,7 @@ _PASSED_ON = (
 
 PROFILE = "seccomp.json"
 
-# Nothing but built-in commands: no process can be started in a container that is full of them.
+# Built-in commands only: no process can be started in a container that is full of them.
 _KEEP = """
 echo ready
 while read -r line; do

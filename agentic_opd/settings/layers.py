@@ -184,6 +184,6 @@ class Merge:
     def _owners(self, name: str, kinds: Kinds) -> list[str]:
         owners: list[str] = []
         for kind in kinds.names():
-            with suppress(ValueError):  # A type whose settings can't be read is no answer to a name of another one.
+            with suppress(ValueError):  # Do not suggest a type whose settings can't be read.
                 owners += [kind] if name in kinds.model_of(kind).model_fields else []
         return owners

@@ -156,7 +156,7 @@ class Images:
                 tries.append(await self._build(task, "--isolation", "chroot", *arguments))
         inspected = await self._inspect(tag) if tries[-1].exit_code == 0 else None
         if inspected is None:
-            # What a chroot can't do is no mistake of the Dockerfile, nor is what other isolation can't.
+            # A limitation of the isolation, chroot or other, is not a mistake of the Dockerfile.
             result = max(reversed(tries), key=lambda result: len(_STEP.findall(result.text)))
             why = f"no end in {task.build_timeout_s:g} s\n" if result.timed_out else ""
             raise WorldError(f"{task.folder.name}: {path} can't be built: {why}{build_failure(result.text)}")

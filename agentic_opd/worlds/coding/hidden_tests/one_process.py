@@ -180,7 +180,10 @@ class Values:
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OBJECT
         self._kinds_by_node = dict[ast.expr, _Kind]()
-        for kinds in (_Kind.FUNCTION | _Kind.NAMESPACE, ~_PLAIN):  # What a call gives depends on what is called.
+        for kinds in (
+            _Kind.FUNCTION | _Kind.NAMESPACE,
+            ~_PLAIN,
+        ):  # The result of a call depends on the called function.
             self._spread(kinds)
 
     def _spread(self, kinds: _Kind) -> None:
