@@ -14,7 +14,7 @@ from agentic_opd.settings.fields import CUSTOM, NO_EFFECT, Mode, SettingGroup
 from agentic_opd.settings.listing import Setting, settings_in
 
 _RULES = """\
-Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
+Flags override the YAML file, and the file overrides the defaults. Values are read as YAML: 8, true, null, {key: value}.
 """
 
 
