@@ -173,6 +173,7 @@ class Sessions(Generic[TurnT]):
         return [part for part in self if part.row.parent == session.session_id]
 
     def path(self, key: TurnKey) -> tuple[TurnT, ...]:
+        """Return a turn of an open session and the turns before it, the first one first."""
         return self._tree(key).path(key.turn_id)
 
     def _with_dropped_text(self, owner: str, message: Message) -> Message:
@@ -367,6 +368,7 @@ class Sessions(Generic[TurnT]):
         return session
 
     def add(self, session: OpenSession[TurnT], turn: TurnT) -> None:
+        """Add an answered turn, so that later requests can continue it by its answer's id, its calls or its text."""
         session.tree.add(turn)
         key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
         before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
@@ -380,6 +382,7 @@ class Sessions(Generic[TurnT]):
         self._histories.add(key, turn.messages, before, scope=owner.encode())
 
     def remove(self, session: OpenSession[TurnT]) -> None:
+        """Remove a session and its turns from all indexes."""
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
             self._of_key[session.row.owner.partition("/")[0]] -= 1

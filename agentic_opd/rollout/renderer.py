@@ -56,6 +56,11 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
 
 
 def load_tokenizer(name: str) -> Any:
+    """Load a tokenizer from a folder or the hub.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
     from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
 
     load: Any = AutoTokenizer.from_pretrained

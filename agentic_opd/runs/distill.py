@@ -329,6 +329,7 @@ def _complete(messages: Sequence[Message]) -> list[Message]:
 
 
 def arrays_of(rollout: ScoredRollout, rows: Iterable[WrittenRows], top_k: int) -> DistillArrays:
+    """Return the distillation arrays of a sequence, with one entry a token and `top_k` entries in each scored row."""
     return build_arrays(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, rows, top_k)
 
 

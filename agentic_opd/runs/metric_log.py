@@ -249,6 +249,7 @@ class RunMetrics:
         self.log = MetricFile(path, is_continued=bool(groups.finished) if groups else not self.config.overwrite)
 
     def to_wandb(self, project: str, settings: Mapping[str, Any], name: str | None, group: str | None = None) -> None:
+        """Log to a new run of Weights & Biases in place of the file."""
         self.log = WandbLog(project, name, settings, group)
 
     def destination(self) -> dict[str, str]:
