@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from agentic_opd import __version__
-from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_USAGE
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_REFUSED, EXIT_USAGE
 
 COMMANDS = {
     "up": "run a whole loop from one file: vLLM servers, run-api, environments, the trainer",
@@ -83,6 +83,6 @@ def help_text() -> str:
             *("On-policy distillation from hindsight for agents that use tools.", ""),
             *("commands:", *lines, ""),
             "agentic-opd COMMAND --help describes a command; agentic-opd --version prints the version.",
-            EXIT_CODES,
+            EXIT_CODES.replace("130:", f"{EXIT_REFUSED}: weights rolled back or refused (up, train, learn); 130:"),
         ]
     )
