@@ -443,8 +443,8 @@ class Verification:
     """Changes to the judged content (`Episode.changes`, counted from 0 over all turns) of which something was left.
     None: unknown."""
     score: float | None = None
-    """Score in [0, 1], if the verification gave a number in place of counts: one check, which passes from
-    `PASSING_SCORE` on."""
+    """Score in [0, 1], if the verification gave a number: beside counts, or in place of them, as one check that passes
+    from `PASSING_SCORE` on."""
     no_verdict: NoVerdict | None = None
     """Given if and only if `outcome` is NO_VERDICT."""
 

@@ -83,6 +83,8 @@ class Checks:
     """Report for readers who may know the task's secret. Empty: the counts."""
     judge_report: str = ""
     """Report for the judge, whose hints the policy learns from; must not reveal the secret. Empty: the counts."""
+    score: float | None = None
+    """Score in [0, 1] that is rewarded, in place of `passed / total`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +439,9 @@ class HookedWorld:
                 well_formed(text or result.report or counts),
                 well_formed(text or result.judge_report or counts),
                 made_by=left.made_by,
+                score=None if result.score is None else float(result.score),
             )
-        except AlignmentError as error:
+        except (AlignmentError, TypeError, ValueError) as error:
             raise self.failure("verify", f"verify returned wrong Checks: {error}") from error
 
     async def check(self) -> None:

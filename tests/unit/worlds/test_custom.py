@@ -301,6 +301,8 @@ def lying(value: Any) -> Callable[..., Any]:
         ("verify", lying((1.0, None)), "world Plain: verify returned a text of type NoneType"),
         ("verify", lying(Checks(2, 1)), "world Plain: verify returned wrong Checks: .* got 2 of 1"),
         ("verify", lying(Checks(0.5, 1)), "world Plain: verify returned 0.5 of 1, expected counts"),  # type: ignore[arg-type]
+        ("verify", lying(Checks(1, 1, score=1.5)), "world Plain: verify returned wrong Checks: .* got 1.5"),
+        ("verify", lying(Checks(1, 1, score="much")), "world Plain: verify returned wrong Checks: .*'much'"),  # type: ignore[arg-type]
         ("judged", lying(lambda: 0), "judged returned function, which can't be pickled"),
         ("user_reply", lying(3), "user_reply returned int, expected text or None"),
         ("go", lying(None), "tool go returned NoneType, expected text"),
@@ -687,6 +689,14 @@ def test_a_number_stays_exact_and_passes_at_one(number: float, has_passed: bool)
     made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
     assert (made.correctness, made.all_passed) == (number, has_passed)
     assert made.report == f"The result is {number:.15g} of 1."
+
+
+@pytest.mark.parametrize("score", [0.25, np.float64(0.25)])
+def test_checks_may_have_a_score_beside_them(score: Any) -> None:
+    hooks = Plain()
+    hooks.verify = lying(Checks(2, 2, "Slow.", score=score))  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
+    assert (made.correctness, made.all_passed, made.passed, made.total, made.report) == (0.25, True, 2, 2, "Slow.")
 
 
 class Room(CustomWorld):

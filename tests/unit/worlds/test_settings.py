@@ -76,7 +76,10 @@ def test_flags_go_over_the_file_and_another_world_drops_its_settings(tmp_path: P
 @pytest.mark.parametrize(
     ("argv", "lines"),
     [
-        (["--env.world", "sqll"], ["env.world.type: there is no world 'sqll'. There are coding, functions, harbor, "]),
+        (
+            ["--env.world", "sqll"],
+            ["env.world.type: there is no world 'sqll'. There are coding, babyai, functions, harbor, "],
+        ),
         (
             ["--env.world", "own.py"],
             ["env.world.type: there is no world 'own.py'. There are coding, "],
