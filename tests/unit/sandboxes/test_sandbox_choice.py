@@ -38,7 +38,7 @@ def test_no_container_engine(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\necho 'Cannot connect to the daemon'; exit 1\n")
     broken.chmod(0o755)
     said = enter_docker(f"{broken} --runtime runc")
-    assert said.startswith("`podman --runtime runc image inspect` failed: 'Cannot connect to the daemon'. See that")
+    assert said.startswith("`podman --runtime runc image inspect` failed: 'Cannot connect to the daemon'. Check that")
     assert "`podman --runtime runc pull python:3.11-slim`" in said
 
 

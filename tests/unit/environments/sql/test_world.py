@@ -139,7 +139,7 @@ def test_a_file_of_macos_beside_a_database_is_no_hidden_database(shops: Path) ->
         ({"db_id": "shop", "question": "Which?"}, "entry 0 has no text as query or SQL"),
         ({"db_id": "shop", "question": " ", "query": GOLD}, "entry 0 has no text as question"),
         ({"db_id": "bank", "question": "Which?", "query": GOLD}, r"there is no .*bank\.sqlite"),
-        ({"db_id": "../shop", "question": "Which?", "query": GOLD}, "no name of a folder"),
+        ({"db_id": "../shop", "question": "Which?", "query": GOLD}, "not the name of a folder"),
         ({"db_id": "shop", "question": "Which?", "query": "SELECT x"}, "its own query fails: no such column: x"),
         ([], "entry 0 has no text as db_id"),
     ],
