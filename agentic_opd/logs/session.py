@@ -393,8 +393,24 @@ def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Return for each message a digest of all messages up to it."""
     digest, chain = b"", list[bytes]()
     for message in messages:
-        stored = {key: value for key, value in message.items() if key != NOT_LEARNED}
-        text = json.dumps(stored, sort_keys=True, ensure_ascii=False, default=str)
+        text = json.dumps(_compared(message), sort_keys=True, ensure_ascii=False, default=str)
         digest = hashlib.blake2b(digest + text.encode(errors="surrogatepass"), digest_size=16).digest()
         chain.append(digest)
     return chain
+
+
+def _compared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in the form in which it is compared: an answer and the later requests with it may differ in
+    theirs.
+    """
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(parts, list):
+        parts = [part for part in parts if part != {"type": "text", "text": ""}]
+    compared = {key: value for key, value in message.items() if key not in (NOT_LEARNED, "content", "tool_calls")}
+    return compared | {"content": parts or [], "tool_calls": [_compared_call(call) for call in objects(calls)]}
+
+
+def _compared_call(call: Record) -> list[Any]:
+    function = call.get("function", call)
+    return [call.get("id"), member(function, "name"), member(function, "arguments")]

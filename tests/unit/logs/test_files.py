@@ -157,7 +157,7 @@ def test_rows_that_zstd_packed_are_skipped_by_name(tmp_path: Path) -> None:
 
 def test_a_document_may_be_written_over_many_lines_or_be_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(mini_swe_agent(), indent=2))
-    (tmp_path / "b.json").write_text(json.dumps(chat()[:4], indent=2))
+    (tmp_path / "b.json").write_text(json.dumps([{"role": "user", "content": "Please."}, *chat()[1:4]], indent=2))
     found = find_logs([tmp_path])
     assert {name: tally.answers for name, tally in found.tallies.items()} == {
         "mini-swe-agent": 3,

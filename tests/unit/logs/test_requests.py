@@ -158,6 +158,20 @@ def test_a_request_that_names_the_answer_before_it_continues_its_conversation() 
     assert counts == {LeftOut.NO_BEGINNING: 1}
 
 
+def test_an_answer_in_another_form_in_a_later_request_is_learned_once() -> None:
+    first, second, third = request_log()
+    for record in (second, third):
+        answer = record["request"]["messages"][1]
+        call = {**answer["tool_calls"][0], "index": 0}
+        record["request"]["messages"][1] = {
+            "role": "assistant",
+            "content": [{"type": "text", "text": answer["content"], "cache_control": {"type": "ephemeral"}}],
+            "tool_calls": [call],
+            "function_call": None,
+        }
+    assert learned(list(request_sessions([first, second, third], Counter()))) == [(6, [1, 3, 5])]
+
+
 def test_a_row_of_messages_is_no_request() -> None:
     assert not is_request_log([{"messages": chat(), "tools": TOOLS}])
 
