@@ -75,7 +75,9 @@ def test_events_in_files_of_a_folder_are_one_session(tmp_path: Path) -> None:
         path = tmp_path / "session/events" / f"{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(event))
-    for number, event in enumerate(openhands_sdk()):
+    other = openhands_sdk()
+    other[1]["llm_message"]["content"][0]["text"] = "Which folders?"
+    for number, event in enumerate(other):
         path = tmp_path / "other/events" / f"event-{number:05d}-a.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(event))
