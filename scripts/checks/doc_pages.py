@@ -127,10 +127,10 @@ For every turn the judge reads the task, the turn and what came after it, and vo
 else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint.vote_rule`).
 Hints that give hidden tests away are left out before one is chosen.
 
-These words are read in the ways that judges write them: `\\boxed { 1 }`, `\\boxed{\\text{1}}`, `\\boxed{1.0}`, any minus
-sign, `[ hint_start ]`, `[HINT\\_START]`. What has two readings abstains: boxes that differ, a second hint, a hint
-without its end, reasoning without its end. Boxes in the reasoning and in the hint do not count. Spaces in a row count
-as one of the hint's characters, and characters that can't be seen as none.
+These words are read in the ways that judges write them: `\\boxed { 1 }`, `\\boxed{\\text{1}}`, `\\boxed{1.0}`, any
+minus sign, `[ hint_start ]`, `[HINT\\_START]`. What has two readings abstains: boxes that differ, a second hint, a
+hint without its end, reasoning without its end. Boxes in the reasoning and in the hint do not count. Spaces in a row
+count as one of the hint's characters, and characters that can't be seen as none.
 
 If several votes bring a hint, `hint.selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
 teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
