@@ -206,7 +206,8 @@ class _Reader:
 
     def _read_observation(self, event: Record, observation: str) -> None:
         call_id = member(event, "tool_call_metadata", "tool_call_id")
-        content = text_of(event.get("content")) + "".join(_terminal_lines(member(event, "extras", "metadata")))
+        metadata = member(event, "extras", "metadata")
+        content = f"{_prefix(metadata)}{text_of(event.get('content'))}{''.join(_terminal_lines(metadata))}"
         if isinstance(call_id, str):
             self.add(event, {"role": "tool", "tool_call_id": call_id, "content": content})
         elif observation in _SILENT_OBSERVATIONS:
@@ -253,8 +254,7 @@ class _Reader:
         content: Any = next((text for text in (*texts, event.get("error")) if text), "")
         parts = _parts(read_content(content, self.counts) if isinstance(content, str | list) else json_text(content))
         metadata, is_error = member(observation, "metadata"), member(observation, "is_error") is True
-        prefix, ending = member(metadata, "prefix"), "".join(_terminal_lines(metadata))
-        head = f"{_ERROR_HEAD if is_error else ''}{prefix if isinstance(prefix, str) else ''}"
+        head, ending = f"{_ERROR_HEAD if is_error else ''}{_prefix(metadata)}", "".join(_terminal_lines(metadata))
         return [*(_parts(head) if head else ()), *parts, *(_parts(ending) if ending else ())]
 
     def _add_action(self, event: Record) -> None:
@@ -313,6 +313,12 @@ _ERROR_HEAD = "[An error occurred during execution.]\n"
 
 def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _prefix(metadata: Any) -> str:
+    """Return what the model reads before the output of a command."""
+    prefix = member(metadata, "prefix")
+    return prefix if isinstance(prefix, str) else ""
 
 
 def _terminal_lines(metadata: Any) -> Iterator[str]:
