@@ -481,21 +481,52 @@ _ZIP_ZSTD = 93
 
 
 def _database_sessions(path: Path, counts: Counts) -> Iterator[Record]:
-    """Yield the sessions of OpenCode's database as documents."""
-    messages_of = "SELECT id, data FROM message WHERE session_id = ?"
-    parts_of = "SELECT id, data, message_id FROM part WHERE session_id = ?"
+    """Yield the sessions of OpenCode's database as documents.
+
+    While version 2 came, both versions wrote a session's messages: it is read from the tables with more answers.
+    """
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
         database.text_factory = bytes
-        for (session_id,) in database.execute("SELECT id FROM session ORDER BY id").fetchall():
-            rows = database.execute(messages_of, (_text(session_id),))
-            messages = [_data(data, counts) | {"id": _text(name)} for name, data in rows]
-            rows = database.execute(parts_of, (_text(session_id),))
+        tables = {_text(name) for (name,) in database.execute("SELECT name FROM sqlite_master").fetchall()}
+        for session in _rows(database, "SELECT id, * FROM session ORDER BY id"):
+            identity, time = _text(session["id"]), {"created": session.get("time_created")}
+            info = {"id": identity, "directory": _text(session.get("directory") or ""), "time": time}
+            messages = _messages_of(database, identity, counts) if "message" in tables else []
+            newer = _newer_messages_of(database, identity, counts) if "session_message" in tables else []
+            answers = sum(message.get("role") == "assistant" for message in messages)
+            if sum(message.get("type") == "assistant" for message in newer) > answers or not messages:
+                yield {"info": info, "messages": newer}
+                continue
+            rows = _rows(database, "SELECT id, data, message_id, * FROM part WHERE session_id = ?", identity)
             parts = [
-                _data(data, counts) | {"id": _text(name), "messageID": _text(message)} for name, data, message in rows
+                _data(row["data"], counts) | {"id": _text(row["id"]), "messageID": _text(row["message_id"])}
+                for row in rows
             ]
-            document, number = opencode.stored({"id": _text(session_id)}, messages, parts)
+            document, number = opencode.stored(info, messages, parts)
             counts[LeftOut.OTHER_PART] += number
             yield document
+
+
+def _messages_of(database: sqlite3.Connection, session_id: str, counts: Counts) -> list[Record]:
+    rows = _rows(database, "SELECT id, data, * FROM message WHERE session_id = ?", session_id)
+    return [_data(row["data"], counts) | {"id": _text(row["id"])} for row in rows]
+
+
+def _newer_messages_of(database: sqlite3.Connection, session_id: str, counts: Counts) -> list[Record]:
+    """Return a session's messages of version 2; its first databases number them by time alone."""
+    rows = _rows(database, "SELECT id, type, data, * FROM session_message WHERE session_id = ?", session_id)
+    rows.sort(key=lambda row: (_number(row.get("seq")), _number(row.get("time_created")), _text(row["id"])))
+    return [_data(row["data"], counts) | {"id": _text(row["id"]), "type": _text(row["type"])} for row in rows]
+
+
+def _rows(database: sqlite3.Connection, query: str, *values: str) -> list[dict[str, Any]]:
+    cursor = database.execute(query, values)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def _text(value: object) -> str:

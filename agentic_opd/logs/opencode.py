@@ -3,12 +3,13 @@
 A document is `{"info": session, "messages": [{"info": message, "parts": [...]}]}`; `stored` makes it from the files of
 `~/.local/share/opencode/storage` or the rows of `opencode.db`. A message of the agent has a part for each text, thought
 and call; `step-start` begins the next answer of the model. A compaction ends a conversation; the next begins with its
-summary. System prompt and tools are not stored.
+summary. System prompt and tools are not stored. Sessions of version 2 are read by `opencode_2`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from agentic_opd.logs import opencode_2
 from agentic_opd.logs.messages import LogNote
 from agentic_opd.logs.session import (
     Counts,
@@ -34,7 +35,10 @@ def is_opencode(records: Sequence[Record]) -> bool:
     """Return whether records are exported sessions."""
     return any(
         isinstance(record.get("info"), dict)
-        and any("parts" in message and member(message, "info", "role") for message in objects(record.get("messages")))
+        and any(
+            ("parts" in message and member(message, "info", "role")) or opencode_2.is_message(message)
+            for message in objects(record.get("messages"))
+        )
         for record in records
     )
 
@@ -42,6 +46,9 @@ def is_opencode(records: Sequence[Record]) -> bool:
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversations of exported sessions: one, and one more for each compaction."""
     for record in records:
+        if not any("parts" in message for message in objects(record.get("messages"))):
+            yield from opencode_2.conversations(record, counts)
+            continue
         draft = Draft(counts, str(member(record, "info", "id") or ""))
         draft.begin(member(record, "info", "directory"), member(record, "info", "time", "created"))
         tail_start: object = None

@@ -48,7 +48,7 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
         "Claude Code": 1,
         "Codex": 1,
         "OpenClaw": 1,
-        "OpenCode": 1,
+        "OpenCode": 2,
         "SWE-agent": 1,
         "mini-swe-agent": 1,
         "OpenHands": 2,
