@@ -29,8 +29,21 @@ def place(tmp_path: Path) -> Iterator[Arena]:
         yield ready
 
 
+DEAR = frozenset(
+    (
+        *("a text that the tests read as a number for long", "works in a process of its own"),
+        *("an endless call that cannot be interrupted", "an endless call without its alarm"),
+        *("sleeps without its alarm", "more items than are read"),
+    )
+)
+"""Attacks that end at a limit of time as a cheaper one does, and take 10 to 30 seconds each: with --all."""
+
+
 def _each(attacks: dict[str, Attack]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("attack", attacks.values(), ids=attacks.keys())
+    params = [
+        pytest.param(attack, id=name, marks=pytest.mark.all if name in DEAR else ()) for name, attack in attacks.items()
+    ]
+    return pytest.mark.parametrize("attack", params)
 
 
 def test_the_honest_part_earns_what_it_should(place: Arena) -> None:

@@ -18,11 +18,8 @@ from tests.support.places import ROOT
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_tools.py"]
 
-AGAIN = (
-    "(honest_part or nothing_escapes or machine_withstands or outside or daemons or bomb or network)"
-    " and not (endless or stops or waits or works or reads or number or integer or told or docker)"
-)
-"""Tests of what a sandbox holds in, and off. Limits of time and of numbers are the same for any user, and a container
+AGAIN = "(honest_part or nothing_escapes or outside or daemons or bomb or network) and not (stops or waits or docker)"
+"""Tests of what a sandbox holds in. Limits of time, of numbers and of files are the same for any user, and a container
 runs as a user of its own."""
 
 pytestmark = [
@@ -66,4 +63,4 @@ def test_the_attacks_as_an_ordinary_user() -> None:
     counts = re.search(r"(\d+) passed", result.stdout.splitlines()[-1])
     assert counts is not None
     assert "skipped" not in result.stdout.splitlines()[-1], "bubblewrap did not work for the user nobody"
-    assert int(counts[1]) > 40
+    assert int(counts[1]) > 25

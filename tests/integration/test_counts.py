@@ -18,7 +18,7 @@ from tests.support.trajectory import handed_out, sent, trajectory_api
 from tests.support.vllm import RootedServer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.all]
 
 STEPS, GROUPS = 6, 2
 """Steps of the whole run, and groups of 4 rollouts a batch."""

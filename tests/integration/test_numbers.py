@@ -77,7 +77,7 @@ def check_rows(group: dict[str, Any], forward: Forward) -> int:
     return checked
 
 
-@pytest.mark.parametrize(("placement", "group_size"), [("end", 2), ("last_user", 1)])
+@pytest.mark.parametrize(("placement", "group_size"), [("end", 2), pytest.param("last_user", 1, marks=pytest.mark.all)])
 def test_real_rollouts(vllm_server: Any, forward: Forward, tmp_path: Path, placement: str, group_size: int) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:

@@ -23,8 +23,8 @@ from .conftest import DemoRun
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 CASES = [
-    (50, "token_advantage"),
     (50, "forward_kl"),
+    pytest.param(50, "token_advantage", marks=pytest.mark.all),
     pytest.param(50, "reverse_kl", marks=pytest.mark.all),
     pytest.param(1, "token_advantage", marks=pytest.mark.all),
 ]

@@ -1,6 +1,7 @@
 """The trainer over several processes (FSDP2 on gloo): the same numbers as in one, whatever they train.
 
-Two by default; `--all` has four too, which save what two and one go on from.
+Two by default, and half of what is trained; `--all` has the other half too, and four processes, which save what two and
+one go on from.
 """
 
 import json
@@ -18,13 +19,16 @@ RELATIVE = 1e-5
 LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
 ONE_STEP: dict[str, dict[str, Any]] = {
     "packed": {},
-    "padded": {"pack": False, "micro_tokens": 4096},
     "adapters": {"lora_rank": 4},
-    "token advantage": {"loss": {"token_advantage": 1.0}},
-    "checkpointing": {"gradient_checkpointing": True},
     "tied": {},
 }
 """`tied` gets its model from the fixture."""
+WITH_ALL: dict[str, dict[str, Any]] = {
+    "padded": {"pack": False, "micro_tokens": 4096},
+    "token advantage": {"loss": {"token_advantage": 1.0}},
+    "checkpointing": {"gradient_checkpointing": True},
+}
+KINDS = [pytest.param("whole", marks=pytest.mark.all), "adapter"]
 Results = dict[int, dict[str, Any]]
 """By the number of processes, then by the name of what they trained."""
 
@@ -33,24 +37,25 @@ Results = dict[int, dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Results:
     folder = tmp_path_factory.mktemp("sharded")
     ONE_STEP["tied"]["model"] = str(save_tiny_model(folder / "tiny"))
-    kinds: dict[str, dict[str, Any]] = {"whole": {}, "adapter": {"lora_rank": 4}}
+    is_all = pytestconfig.getoption("--all")
+    one_step = ONE_STEP | (WITH_ALL if is_all else {})
+    kinds: dict[str, dict[str, Any]] = {"adapter": {"lora_rank": 4}} | ({"whole": {}} if is_all else {})
     curve = {"curve": {"steps": 6, "lr": 3e-4}}
     saves = {name: {"save_to": str(folder / name), "save_after": 3} for name in kinds}
     saving = {f"save {name}": {**one, "steps": 3, **saves[name]} for name, one in kinds.items()}
     resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
-    is_all = pytestconfig.getoption("--all")
     straight = {
         f"straight {name}": {**one, "steps": 6, **({} if is_all else saves[name])} for name, one in kinds.items()
     }
-    bf16 = {"bf16": {"steps": 4, "lr": 3e-4, "precision": "bf16"}}
-    bf16 |= {"bf16 adapters": {"steps": 8, "lr": 3e-3, "precision": "bf16", "lora_rank": 4}}
+    bf16: dict[str, Any] = {"bf16 adapters": {"steps": 8, "lr": 3e-3, "precision": "bf16", "lora_rank": 4}}
+    bf16 |= {"bf16": {"steps": 4, "lr": 3e-4, "precision": "bf16"}} if is_all else {}
     start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}
     broken = {"broken": {"broken": True}}
     held = {f"held {name}": {**one, "steps": 3, "loss": start_kl} for name, one in kinds.items()}
-    four = {4: trained(folder, 4, ONE_STEP | curve | saving)} if is_all else {}
+    four = {4: trained(folder, 4, one_step | curve | saving)} if is_all else {}
     return four | {
-        2: trained(folder, 2, ONE_STEP | curve | straight | resuming | bf16 | held | broken),
-        1: trained(folder, 1, ONE_STEP | curve | resuming | bf16 | held),
+        2: trained(folder, 2, one_step | curve | straight | resuming | bf16 | held | broken),
+        1: trained(folder, 1, one_step | curve | resuming | bf16 | held),
     }
 
 
@@ -62,7 +67,7 @@ def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> di
     return torch.load(out)
 
 
-@pytest.mark.parametrize("name", ONE_STEP)
+@pytest.mark.parametrize("name", [*ONE_STEP, *(pytest.param(name, marks=pytest.mark.all) for name in WITH_ALL)])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.all)])
 def test_several_processes_compute_what_one_does(results: Results, name: str, processes: int) -> None:
     alone, sharded = results[1][name], results[processes][name]
@@ -101,7 +106,7 @@ def test_six_steps_are_the_same_curve(results: Results) -> None:
         assert curve == pytest.approx(one, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["whole", "adapter"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_several_processes_hold_the_policy_where_one_does(results: Results, kind: str) -> None:
     one, two = ([line["loss/start_kl"] for line in results[n][f"held {kind}"]["lines"]] for n in (1, 2))
     assert abs(one[0]) < 1e-6, "nothing has moved yet"
@@ -109,7 +114,7 @@ def test_several_processes_hold_the_policy_where_one_does(results: Results, kind
     assert two == pytest.approx(one, rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["whole", "adapter"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_several_saved_two_and_one_go_on_from_exactly(results: Results, kind: str) -> None:
     straight = results[2][f"straight {kind}"]
     expected = [line["loss"] for line in straight["lines"][3:]]
@@ -120,6 +125,7 @@ def test_what_several_saved_two_and_one_go_on_from_exactly(results: Results, kin
             torch.testing.assert_close(resumed["averages"][name], value, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.all
 def test_bfloat16_is_near_and_masters_stay_float32(results: Results) -> None:
     assert {value.dtype for value in results[2]["bf16"]["state"].values()} == {torch.float32}
     first = results[1]["packed"]["lines"][0]["loss"]

@@ -27,6 +27,7 @@ def threads_that_change_in_the_collector() -> Iterator[None]:
     gc.callbacks.remove(look)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads_that_change_in_the_collector")
 def test_threads_that_parse_at_once_do_not_spoil_each_others_trees() -> None:
     def parsed(depth: int) -> list[str]:

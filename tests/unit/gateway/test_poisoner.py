@@ -33,6 +33,7 @@ async def asked(running: Running, method: str, path: str, key: str, body: Any = 
     return response.status_code, response.json().get("error", {}).get("code")
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_poisoner_moves_nobody_else_and_hits_limits(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def played(random: Random, with_rate: float, without_rate: float, shared: float 
     raise AssertionError("the last look gives a verdict")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.5])
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5, 0.8, 0.95])
 def test_a_hint_without_effect_is_rarely_proven_or_refuted(rate: float, shared: float) -> None:

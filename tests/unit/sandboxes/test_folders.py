@@ -60,6 +60,7 @@ def test_whose_process_lives(dead_tag: str) -> None:
     assert is_dead(dead_tag)
 
 
+@pytest.mark.slow
 def test_only_folders_of_dead_runs_go(temp: Path, dead_tag: str) -> None:
     mine = make_folder()
     dead = temp / f"{PREFIX}{dead_tag}-abcd1234"

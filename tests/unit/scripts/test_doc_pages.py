@@ -246,11 +246,16 @@ def test_every_config_is_named_on_a_page() -> None:
     assert [path for path in configs if path not in text] == []
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=str)
-def test_every_setting_that_is_named_exists(path: Path) -> None:
+@cache
+def flags_of_settings() -> frozenset[str]:
     env, servers = default_settings()
     models = ({"env": env, "openai": servers[0]}, {"env": GatewayConfig()})
-    settings = {row.flag for model in models for row in settings_in(model)}
+    return frozenset(row.flag for model in models for row in settings_in(model))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=str)
+def test_every_setting_that_is_named_exists(path: Path) -> None:
+    settings = flags_of_settings()
     sections = {flag.rpartition(".")[0] for flag in settings}
     named = set(re.findall(r"(?:--|`)((?:env|openai)(?:\.[a-z_]+)+)\b", path.read_text()))
     named = {

@@ -69,6 +69,7 @@ TURNS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.booleans()),
 """Turns one behind the other: positions before it, its length, and whether it has a baseline."""
 
 
+@pytest.mark.slow
 @given(TURNS)
 def test_a_baseline_is_as_long_as_the_tokens_and_differs_in_its_spans_only(turns: list[tuple[int, int, bool]]) -> None:
     records: list[TurnRecord] = []

@@ -335,6 +335,7 @@ def test_copies_are_seeded(shop: Path) -> None:
     assert len({*images, *(Copies(shop, []).image(seed) for seed in range(3, NUM_COPIES))}) == NUM_COPIES
 
 
+@pytest.mark.slow
 def test_a_large_database_is_sampled_with_what_its_rows_refer_to_and_what_questions_name(tmp_path: Path) -> None:
     path = made(tmp_path, "bank", "CREATE TABLE a (a_id INTEGER PRIMARY KEY, owner TEXT, city TEXT)")
     with closing(sqlite3.connect(path)) as connection:
