@@ -273,7 +273,7 @@ async def verified(
     tools = world.tools if task.tools is None else task.tools
     counts_calls: bool = getattr(world, "counts_calls", True)
     broken_turns = episode.broken_turns if counts_calls else 0
-    needs_call = counts_calls and bool(tools)
+    needs_call = counts_calls and bool(tools or episode.tool_calls)  # The run of an agent's program counts as a call.
     reward = compute_reward(verification, turns, worked, broken_turns, config, needs_call=needs_call)
     return replace(episode, verification=verification, reward=reward)
 
@@ -304,8 +304,8 @@ def compute_reward(
     - efficiency: correctness times the share of saved turns, (max_turns - turns_used) / (max_turns - 1): 1 after one
       turn, 0 after `max_turns`.
     - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
-      if no call worked and `needs_call`: the task has tools. A command that ran and failed (a test that found a bug)
-      counts as working; a call that returned `Error:` does not.
+      if no call worked and `needs_call`: the task has tools, or calls were made. A command that ran and failed (a test
+      that found a bug) counts as working; a call that returned `Error:` does not.
 
     Efficiency and tool_usage are proportional to correctness: an episode that solves nothing earns nothing. Both are
     relative to `max_turns`, so further calls or turns raise neither. `turns_used` are, for a program, all of its
