@@ -171,7 +171,7 @@ class TrajectoryApi:
         """Send one scored group (see `body_of`), only over a connection that is open already.
 
         A restarted API that receives a group before its trainer registers never starts: it takes the trainer for
-        registered, and answers every environment that there is none.
+        registered, and answers every environment that no trainer is registered.
 
         Raises:
             NotSentError: no connection is open.

@@ -121,8 +121,8 @@ class TrainerClient:
         if info.batch_size > 0 and not (is_same and self._is_known):
             logger.warning(
                 "the trajectory API is at step %d with batches of %d, left by %s; this trainer is at step %d with "
-                "batches of %d: it is reset, and the groups that it has queued are dropped (%d, and batches that it "
-                "has made up already)",
+                "batches of %d. The API is reset, and drops its queue: %d groups, and the batches that it has "
+                "assembled already",
                 *(api_step, info.batch_size, "this run" if self._is_known else "another run"),
                 *(step, batch_size, status.queue_size),
             )
@@ -181,7 +181,7 @@ class TrainerClient:
             return True
         if group_id in self._received_ids:
             self.duplicates += 1
-            logger.warning("the group %s came twice: it is trained on once", group_id)
+            logger.warning("the group %s was received twice, and is trained on once", group_id)
             return False
         self._received_ids[group_id] = None
         if len(self._received_ids) > _REMEMBERED:

@@ -52,16 +52,14 @@ def build_parser() -> SettingsParser:
     env, servers = default_settings()
     parser = SettingsParser(
         prog="agentic-opd distill PATH... [--out OUT] [--keep-hints] [--tools TOOLS] [--keep-secrets]",
-        description="Add hints and teacher rows to groups and conversations, without new rollouts. PATH is a file, or "
-        "a folder that is searched for files, of the sessions of an agent "
-        f"({', '.join(FORMAT_NAMES)}), or JSONL, or one JSON array, of scored groups, of "
-        "this package or of another Atropos environment, or of "
-        'conversations in text, one per line: {"messages": [...], "tools": [...]}, or the journal of a gateway that '
-        "recorded a foreign model (--env.upstream). The format is recognised by "
-        "content; what is left out and skipped is counted. The turns of a group are recovered "
-        "by rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
-        "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
-        "group is marked as off-policy.",
+        description="Add hints and teacher rows to existing groups and conversations, without new rollouts. PATH is a "
+        "file, or a folder that is searched for files. A file has an agent's sessions "
+        f"({', '.join(FORMAT_NAMES)}), or scored groups of this package or of another Atropos environment, or "
+        'conversations in text ({"messages": [...], "tools": [...]}), as JSONL or one JSON array; or it is the '
+        "journal of a gateway that recorded another provider's model (--env.upstream). The format is recognised by "
+        "content; skipped files and turns are counted. The turns of a group are located by rendering its messages "
+        "with the policy's renderer; a group whose messages do not render to its tokens is counted as unmatched and "
+        "left out. Missing inference_logprobs are read from the policy server, and the group is marked as off-policy.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -81,7 +79,7 @@ def build_parser() -> SettingsParser:
     parser.add_argument(
         "--keep-secrets",
         action="store_true",
-        help="learn conversations as they are; by default what looks like a key becomes its prefix and ***",
+        help="do not mask keys; by default text that looks like a key becomes its prefix and ***",
     )
     add_settings(parser, {"env": env, "openai": servers[0]}, "process", _SETTINGS)
     return parser
@@ -98,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             env = settings_of_run(env, file)
         settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
-            raise ConfigError("distill reads with one policy server: name one below openai")
+            raise ConfigError("distill uses one policy server: name only one below openai")
         if missing := {"sibling", "reference"} & {*settings.env.hint.source}:
-            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
+            raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: a file has no data for it; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 
@@ -206,7 +204,7 @@ def _out(arguments: argparse.Namespace) -> Path:
         name = f"{stem}.{name}"
     out: Path = arguments.out or (Path(name) if file is None else file.with_name(name))
     if any(out.resolve() == path.resolve() for path in arguments.paths):
-        raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
+        raise PlaceError(f"--out {str(out)!r} is an input file; choose another")
     return out
 
 

@@ -17,8 +17,9 @@ from agentic_opd.wire.learners import learner_names, read_standing, remove_files
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentic-opd learners",
-        description="List the learners of a gateway, or delete one with all that was learned from it, while no gateway "
-        "runs. The trainer removes the versions of its adapter, and trains what is left, at its next look.",
+        description="List the learners of a gateway, or delete a learner or a session of it while no gateway runs. "
+        "The trainer then removes the adapter versions that were trained on it, and trains on the remaining groups "
+        "again.",
         allow_abbrev=False,
     )
     default = GatewayConfig()
@@ -27,13 +28,13 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         default=default.learners_folder,
         metavar="FOLDER",
-        help="the learners (default: %(default)s)",
+        help="folder of the learners (default: %(default)s)",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="list name, sessions, waiting groups, version, held-out score and size")
-    listed.add_argument("--json", action="store_true", help="a JSON object a line, with every evaluation")
+    listed.add_argument("--json", action="store_true", help="print a JSON object per line, with every evaluation")
     deleted = actions.add_parser("delete", help="delete a learner, or with --session single sessions of it")
-    deleted.add_argument("learner", help="its name")
+    deleted.add_argument("learner", help="name of the learner")
     deleted.add_argument("--session", action="append", default=[], metavar="SESSION", help="id or name of a session")
     deleted.add_argument(
         "--journal", type=Path, default=None, metavar="FILE", help="the gateway's journal (default: beside the folder)"
@@ -74,7 +75,7 @@ def _list(arguments: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    """Remove lines and files first: a deletion that is interrupted can be asked for again."""
+    """Remove lines and files first: a deletion that is interrupted can be requested again."""
     folder = arguments.folder / arguments.learner
     journal_path = arguments.journal or arguments.folder.with_name("journal.sqlite")
     journal = Journal(journal_path) if journal_path.exists() else None

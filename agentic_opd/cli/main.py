@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from agentic_opd import __version__
-from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_USAGE
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_REFUSED, EXIT_USAGE
 
 COMMANDS = {
     "up": "run a whole loop from one file: vLLM servers, run-api, environments, the trainer",
@@ -18,14 +18,14 @@ COMMANDS = {
     "evaluate": "measure the policy on the held-out tasks",
     "gateway": "serve the policy to any agent in OpenAI's and Anthropic's protocols, and record conversations as "
     "groups (extra [gateway])",
-    "learners": "list or delete the learners of a gateway, each with an adapter of its own",
+    "learners": "list or delete the learners of a gateway, each with a separate adapter",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
     "report": "write an HTML report of a file of scored groups, or a comparison of two files",
-    "prove": "replay the hinted turns of a file with and without their hints, and write down what the hints change",
+    "prove": "replay the hinted turns of a file with and without their hints, and record the hints' effects",
     "distill": "add hints and teacher rows to a file of groups or conversations, without new rollouts",
-    "learn": "make an adapter of the sessions on your disk, with a held-out figure, or refuse to (extra [train])",
+    "learn": "train an adapter on your own sessions, and measure it on held-out ones (extra [train])",
     "serve-vllm": "start a vLLM server with everything that the other commands need",
 }
 
@@ -83,6 +83,6 @@ def help_text() -> str:
             *("On-policy distillation from hindsight for agents that use tools.", ""),
             *("commands:", *lines, ""),
             "agentic-opd COMMAND --help describes a command; agentic-opd --version prints the version.",
-            EXIT_CODES,
+            EXIT_CODES.replace("130:", f"{EXIT_REFUSED}: weights rolled back or refused (up, train, learn); 130:"),
         ]
     )

@@ -21,7 +21,7 @@ def stream_events(stream: bytes) -> Iterator[Body]:
     """Yield the JSON objects among the server-sent events of a stream; an event that broke off is left out.
 
     Raises:
-        ValueError: an event is no JSON.
+        ValueError: an event is not JSON.
     """
     data: list[bytes] = []
     for line in _LINE_END.split(stream):

@@ -44,7 +44,7 @@ def unpadded_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_padded(tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a tool has a null where a tool or a JSON schema has none."""
+    """Return whether a tool has a null where a tool or a JSON schema has none."""
     return any(map(_is_padded_schema, tools))
 
 
@@ -96,7 +96,7 @@ def unpadded_arguments(calls: Sequence[Call], tools: Sequence[Mapping[str, Any]]
 def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
     """Return messages with the arguments of calls that are stored as objects without padding; see above.
 
-    A call is in OpenAI's form, or its function alone. What is no message or call is unchanged.
+    A call is in OpenAI's form, or its function alone. Other values stay unchanged.
 
     Raises:
         AlignmentError: a message is nested too deeply.
@@ -140,7 +140,7 @@ def _schemas_of_calls(calls: Sequence[Call]) -> dict[str, Schema]:
 
 
 def is_null(value: Any) -> bool:
-    """Whether a value is null, or an object of nothing but nulls, as some writers store a null object."""
+    """Return whether a value is null, or an object of nulls only, as some writers store a null object."""
     return value is None or (isinstance(value, Mapping) and bool(value) and all(map(is_null, value.values())))
 
 
@@ -148,7 +148,7 @@ def is_null(value: Any) -> bool:
 
 
 def _properties(schema: Schema) -> Mapping[str, Any] | None:
-    """Return the properties of a schema and of its alternatives; None if it lists none, so that any key may stand."""
+    """Return the properties of a schema and of its alternatives; None if it lists none, so any key is allowed."""
     listed: dict[str, Any] = {}
     for option in _options(schema):
         if isinstance(properties := option.get("properties"), Mapping):
@@ -166,7 +166,7 @@ def _options(schema: Schema) -> Iterator[Schema]:
 
 
 def _allows_null(schema: Any) -> bool:
-    """Whether a schema names null explicitly."""
+    """Return whether a schema names null explicitly."""
     if not isinstance(schema, Mapping):
         return False
     for option in _options(cast(Schema, schema)):
@@ -179,7 +179,7 @@ def _allows_null(schema: Any) -> bool:
 
 
 def _has_padding(value: Any, schema: Schema) -> bool:
-    """Whether an object holds a null where its schema has no such key or does not allow null."""
+    """Return whether an object holds a null where its schema has no such key or does not allow null."""
     if isinstance(value, list):
         items = _items(schema)
         return any(_has_padding(item, items) for item in cast(list[Any], value))
@@ -227,7 +227,7 @@ def _items(schema: Schema) -> Schema:
 
 
 def _is_padded_schema(value: Any, *, has_names: bool = False) -> bool:
-    """Whether a tool or a schema holds a null that is no value; the keys of `properties` are names (`has_names`)."""
+    """Return whether a tool or a schema has a null as padding; the keys of `properties` are names (`has_names`)."""
     if isinstance(value, list):
         return any(map(_is_padded_schema, cast(list[Any], value)))
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Output for a person on standard error: one console, a progress bar with counts, and log lines.
+"""Output for users on standard error: one console, a progress bar with counts, and log lines.
 
 The bar is shown in a terminal only; elsewhere its owner prints lines. Log lines of this package are shown, repeated
 warnings only rarely. Log lines of other libraries are shown only at level ERROR or above.

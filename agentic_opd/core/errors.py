@@ -17,7 +17,7 @@ class DatasetError(OPDError):
 
 
 class SandboxError(OPDError):
-    """The isolation asked for does not work on this machine."""
+    """The requested isolation does not work on this machine."""
 
 
 class WorldError(OPDError):

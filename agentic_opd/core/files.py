@@ -35,4 +35,4 @@ def check_regular(path: Path, *, is_read: bool = False) -> None:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind != stat.S_IFREG:
-        raise OSError(errno.EINVAL, f"it is {_KINDS[kind]}, and a regular file is needed", str(path))
+        raise OSError(errno.EINVAL, f"it is {_KINDS[kind]}, expected a regular file", str(path))

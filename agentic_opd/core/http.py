@@ -103,9 +103,7 @@ class RetryWindow:
                     raise
                 if now - self._down_since > _QUIET_S and not self._is_logged:
                     self._is_logged = True
-                    logger.warning(
-                        "%s does not answer (%s); it is asked again for %.0f s", self._server, error, retry_s
-                    )
+                    logger.warning("%s does not answer (%s); retrying for %.0f s", self._server, error, retry_s)
             else:
                 self._down_since = self._limited_since = None
                 return answer

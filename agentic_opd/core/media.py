@@ -1,4 +1,4 @@
-"""Parts of a message's content that are no text, in the formats of the APIs. Pure."""
+"""Parts of a message's content that are not text, in the formats of the APIs. Pure."""
 
 _WORDS = {
     **dict.fromkeys(("image", "image_url", "input_image", "image_file"), "[picture]"),
@@ -9,5 +9,5 @@ _WORDS = {
 
 
 def media_word(kind: object) -> str | None:
-    """Return the text that replaces a part of this type for a reader of text; None: the type is no medium's."""
+    """Return the text that replaces a part of this type for a reader of text; None: the type is not a medium's."""
     return _WORDS.get(kind) if isinstance(kind, str) else None

@@ -1,8 +1,8 @@
 """Syntax trees of Python source, made by one thread at a time.
 
-Python 3.11 counts the depth of the tree that it makes in one place for all threads. If the garbage collector runs
-Python code meanwhile, another thread may go on, and one of two trees fails with a SystemError. What warns, such as an
-invalid escape sequence, is other people's source: warnings are ignored, which is also a matter of the whole process.
+Python 3.11 counts the depth of the current tree in a variable that all threads share. If the garbage collector runs
+Python code meanwhile, another thread may continue, and one of the two trees fails with a SystemError. Warnings, such as
+of an invalid escape sequence, concern the parsed source and are ignored; that also affects the whole process.
 """
 
 import ast
@@ -10,7 +10,7 @@ import threading
 import warnings
 
 _ONE_AT_A_TIME = threading.RLock()
-"""The garbage collector may call the thread that holds it again."""
+"""Reentrant, because the garbage collector may run code in the thread that holds the lock."""
 
 
 def parse_module(source: str | bytes) -> ast.Module:

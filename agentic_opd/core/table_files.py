@@ -12,7 +12,7 @@ _ROWS_AT_ONCE = 1024
 
 
 class NoTableError(ValueError):
-    """The file is no table, or is damaged."""
+    """The file is not a table, or is damaged."""
 
 
 def is_table(head: bytes) -> bool:

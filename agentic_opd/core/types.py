@@ -256,7 +256,8 @@ class Completion:
             index := next((i for i, logprob in enumerate(self.logprobs) if not abs(logprob) <= MOST_NATS), None)
         ) is not None:
             raise AlignmentError(
-                f"completion: token {index} has the logprob {self.logprobs[index]!r}; does the model compute?"
+                f"completion: token {index} has the logprob {self.logprobs[index]!r}, expected a finite number: check "
+                "the model's weights"
             )
 
 
@@ -419,7 +420,7 @@ class NoVerdict(StrEnum):
     NO_REWARD = "no_reward"
     """The tests write a reward, but wrote none this time."""
     UNREADABLE_REWARD = "unreadable_reward"
-    """The reward that the tests wrote is no finite number."""
+    """The reward that the tests wrote is not a finite number."""
 
 
 PASSING_SCORE = 1 - 1e-9
@@ -442,8 +443,8 @@ class Verification:
     """Changes to the judged content (`Episode.changes`, counted from 0 over all turns) of which something was left.
     None: unknown."""
     score: float | None = None
-    """Score in [0, 1], if the verification gave a number in place of counts: one check, which passes from
-    `PASSING_SCORE` on."""
+    """Score in [0, 1], if the verification gave a number: beside counts, or in place of them, as one check that passes
+    from `PASSING_SCORE` on."""
     no_verdict: NoVerdict | None = None
     """Given if and only if `outcome` is NO_VERDICT."""
 
@@ -536,7 +537,7 @@ def moved_attachments(attachments: Attachments, end: int, insert_at: int, added:
 
 
 class TokenSequence(Protocol):
-    """Tokens with what is attached to them, such as a `Trace`."""
+    """Tokens with their attachments, such as a `Trace`."""
 
     @property
     def tokens_T(self) -> Sequence[int]: ...
@@ -592,7 +593,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation as the distiller reads it: its traces in order, and what is known beyond the messages.
+    """A conversation as the distiller reads it: its traces in order, and data beyond the messages.
 
     The messages of each trace are the first ones of the next trace; each turn to learn from is in one trace. A
     conversation recorded elsewhere has no task, changes or verification.
@@ -796,7 +797,7 @@ EvidenceKind = Literal["tool", "user", "later", "verdict"]
 """Source of evidence about a turn: its tool results, the user's reply, later turns, or the verdict."""
 
 StepScore = Literal[1, 0, -1]
-"""Whether a turn did what was wanted: 1 yes, 0 unclear, -1 no."""
+"""Whether a turn did what the user wanted: 1 yes, 0 unclear, -1 no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -921,7 +922,10 @@ class TeacherRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):
-            raise AlignmentError(f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score")
+            raise AlignmentError(
+                f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score, expected at least one, "
+                "and one before them"
+            )
 
     @classmethod
     def of(

@@ -71,7 +71,7 @@ def _joined(text: str) -> Any:
                     if delta.get(name):
                         choice["message"][name] = choice["message"].get(name, "") + _plain(delta[name])
         except (AttributeError, TypeError) as error:
-            raise ValueError(f"a piece of the stream is no part of a chat completion: {data[:200]!r}") from error
+            raise ValueError(f"a piece of the stream is not part of a chat completion: {data[:200]!r}") from error
     if not is_done and not (choices and all(choice["finish_reason"] for choice in choices.values())):
         raise ValueError("the stream broke off")
     return {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
@@ -90,7 +90,7 @@ def tokens_of(answer: Mapping[str, Any]) -> JudgeTokens | None:
 
 
 def choice_texts(answer: Mapping[str, Any]) -> list[str] | None:
-    """Return the text of each choice, "" for one without a text; None if the answer is no chat completion."""
+    """Return the text of each choice, "" for one without a text; None if the answer is not a chat completion."""
     choices = answer.get("choices")
     if not isinstance(choices, list):
         return None
@@ -104,7 +104,7 @@ def _choice_text(choice: Mapping[str, Any]) -> str:
     content = fields.get("content")
     text = _plain(content)
     if not text.strip() and choice.get("finish_reason") != "length":
-        # Some endpoints take a whole answer for reasoning.
+        # Some endpoints return a whole answer as reasoning.
         reasoning = next((fields[name] for name in _REASONING_FIELDS if fields.get(name)), content)
         text = _plain(reasoning, with_reasoning=True)
     return well_formed(text)

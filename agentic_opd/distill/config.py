@@ -50,7 +50,7 @@ class SeparateTeacher(NamedTuple):
         return "env.teacher.api_key" if self.kind is None else f"env.teacher.by_kind: {self.kind}: api_key"
 
     def named(self, text: str) -> str:
-        """Return the text behind the kind of tasks that it scores."""
+        """Return the text that names the kind of tasks that it scores."""
         return text if self.kind is None else f"{self.kind}: {text}"
 
 
@@ -93,7 +93,7 @@ class ReplayProof(ProofConfig):
     )
     refuted: Literal["drop", "contrast"] = Field(
         default="drop",
-        description="What becomes of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "
+        description="Treatment of a refuted hint: drop, or contrast (its turn is scored without a hint, and the "
         "refuted hint is its control, so that a trainer with loss.contrast moves against it; needs hint.control).",
     )
 
@@ -120,7 +120,7 @@ class HintConfig(Section):
     )
     selection: Literal["longest", "shortest", "overlap"] = Field(
         default="longest",
-        description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
+        description="Choice among the positive votes' hints: the longest, the shortest, or the one whose teacher "
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
         "turn's distinct accepted hints, and where there are several also the turn without a hint, in one request.",
     )
@@ -206,7 +206,7 @@ class JudgeConfig(Section):
     api_key: SecretStr | None = Field(default=None, description="API key for base_url.")
     scope: Annotated[Literal["turn", "trajectory"], FIRST] = Field(
         default="turn",
-        description="What one question of the judge is about. turn: each turn with a next state is asked about by "
+        description="Subject of a question to the judge. turn: each turn with a next state is asked about by "
         "itself; trajectory: the whole rollout is asked about once, and the answer names the turns at fault, each with "
         "a hint (docs/judge.md). prm_votes answers are asked for either way. Rollouts are then judged at their end.",
     )
@@ -288,7 +288,7 @@ class JudgeConfig(Section):
     def _check_prompt(cls, prompt: str | None, info: ValidationInfo) -> str | None:
         words = _PROTOCOLS[info.field_name or ""]
         if missing := [word for word in words if prompt is not None and word not in prompt]:
-            raise ValueError(f"it does not say {' and '.join(missing)}, so its answers could not be read")
+            raise ValueError(f"it must name {' and '.join(missing)}: without them no answer can be read")
         return prompt
 
     @field_validator("question", "trajectory_question")

@@ -76,7 +76,10 @@ async def connect(
         hint_encoder.encode(hint, as_message=config.hint.placement == "end")
     separate = {teacher.kind: teacher for teacher in config.teacher.separate}
     usual = separate.pop(None, None)
-    policy_info = await _policy_info(policy, retry_s) if config.teacher.separate else None
+    policy_info = None
+    if config.teacher.separate:
+        async with JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s) as client:
+            policy_info = await fetch_info(client)
     async with AsyncExitStack() as undo:
 
         async def connected(
@@ -197,11 +200,6 @@ async def connect_teacher(
         await teacher.check_tokenizer(tokenizer)
         undo.pop_all()
         return teacher
-
-
-async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
-    async with JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s) as client:
-        return await fetch_info(client)
 
 
 def make_judge(config: JudgeConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:

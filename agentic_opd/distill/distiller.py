@@ -189,8 +189,8 @@ class Distiller:
         """
         if self.config.hint.proof.type != "none" and self._prove is None:
             raise ConfigError(
-                f"env.hint.proof.type {self.config.hint.proof.type} starts episodes again. process and serve can, but "
-                "not conversations of a gateway, a file or another environment: set it to none"
+                f"env.hint.proof.type {self.config.hint.proof.type} replays episodes, which only process and serve can "
+                "do. Conversations of a gateway, a file or another environment can't be replayed: set it to none"
             )
         servers = await connect(
             self.config,
@@ -218,6 +218,7 @@ class Distiller:
             )
 
     def servers_of(self, policy_url: str) -> DistillServers:
+        """Return the judge and the teachers of the episodes that this policy server sampled."""
         return self._servers[policy_url]
 
     async def distill_turn(self, recording: Recording, turn_index: int, policy_url: str) -> DistilledTurn:

@@ -1,4 +1,4 @@
-"""Recording -> TurnContexts: each turn as text with the evidence that followed it, and what else is known of it. Pure.
+"""Recording -> TurnContexts: each turn as text with the evidence that followed it, and further data. Pure.
 
     turn 0: write   turn 1: run   turn 2: patch, run   turn 3: "Done."     verdict: failed
     |- tool         |- tool       |- tool              |- verdict (its first line: is the claim true?)
@@ -26,7 +26,7 @@ from agentic_opd.distill.config import DistillConfig
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """A turn with its evidence, its place, and what else is known when it is judged and scored."""
+    """A turn with its evidence, its position, and further data for judging and scoring."""
 
     recording: Recording
     pair: HindsightPair
@@ -98,12 +98,12 @@ class ConversationTurn:
 
 @dataclass(frozen=True, slots=True)
 class WholeRollout:
-    """A rollout as text for the judge: all assistant messages behind the task's examples, in order."""
+    """A rollout as text for the judge: all assistant messages after the task's examples, in order."""
 
     task_text: str
     turns: tuple[ConversationTurn, ...]
     verdict: str | None
-    """None: there is none."""
+    """None if there is none."""
 
 
 def whole_rollout(recording: Recording, config: DistillConfig) -> WholeRollout:
@@ -130,7 +130,7 @@ def whole_rollout(recording: Recording, config: DistillConfig) -> WholeRollout:
 
 
 def _task_text(recording: Recording) -> str:
-    """Return the first user message behind the task's examples; without one, or with own messages, its prompt."""
+    """Return the first user message after the task's examples; without one, or with own messages, its prompt."""
     position = _task_position(recording)
     if position is not None:
         return message_text(recording.messages[position])
@@ -138,7 +138,7 @@ def _task_text(recording: Recording) -> str:
 
 
 def _task_position(recording: Recording) -> int | None:
-    """Return the index of the first user message behind the task's examples; None without one or with own messages."""
+    """Return the index of the first user message after the task's examples; None without one or with own messages."""
     task = recording.task
     if task and task.messages:
         return None

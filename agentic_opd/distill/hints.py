@@ -128,7 +128,7 @@ class Questions:
             AlignmentError: the pair has no evidence.
         """
         if not pair.evidence:
-            raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
+            raise AlignmentError(f"turn {pair.turn_index} has no next state, so it can't be judged")
         mark = self.mark(pair.task_text)
         sections: list[str] = []
         for part in pair.evidence:
@@ -153,7 +153,7 @@ class Questions:
         return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
 
     def step_messages(self, question: str) -> list[Message]:
-        """Return the messages that ask whether the turn did what was wanted."""
+        """Return the messages that ask whether the turn did what the user wanted."""
         return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
 
     def trajectory_messages(self, question: str, max_turns: int) -> list[Message]:
@@ -190,7 +190,7 @@ class TurnJudge(Protocol):
     """Asks the judge about turns; a test may take its place."""
 
     async def judge_turn(self, context: TurnContext) -> tuple[Judgement, tuple[str, ...] | NoHint]:
-        """Return the votes on a turn, and the hints that they accept, the best first, or why there is none.
+        """Return the votes on a turn, and the accepted hints, the best first, or the reason why there is none.
 
         Raises:
             ServerUnreachableError: the judge is the policy's server, and is unreachable.

@@ -263,7 +263,7 @@ class OpenAIJudge:
 
     def _remember(self, form: _Form) -> None:
         if form.is_stream and not self._form.is_stream:
-            logger.info("the judge %s only answers with a stream: it is asked for one", self.base_url)
+            logger.info("the judge %s only answers with a stream: later requests ask for one", self.base_url)
         if (form.limit, form.has_temperature) != (self._form.limit, self._form.has_temperature):
             limit = f"{form.limit} for the limit of tokens" if form.limit else "no limit of tokens"
             temperature = "" if form.has_temperature else ", and no temperature: its votes are sampled at its own"
@@ -286,7 +286,7 @@ class OpenAIJudge:
             texts = choice_texts(answer)
             if texts is None:
                 raise ServerMismatchError(
-                    f"{self.base_url} answered a judge request with something else than a chat completion"
+                    f"{self.base_url} answered a judge request with something other than a chat completion"
                 )
             return _Answer(texts, time.monotonic() - start, tokens_of(answer))
 
@@ -321,7 +321,7 @@ class OpenAIJudge:
             raise ServerTooSlowError(
                 f"judge {self.model!r} at {self.base_url} answered nothing for {self._pace.patience_s:g} s, asked for "
                 f"one turn at a time: raise env.judge.timeout_s, lower env.judge.max_tokens "
-                f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge.base_url"
+                f"({self._max_tokens}) or env.prm_votes, or name a faster judge in env.judge.base_url"
             ) from error
 
     async def _retried(

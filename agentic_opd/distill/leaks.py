@@ -70,7 +70,7 @@ _ATOM = re.compile(
     r"(?<![\w.:])\d+(?::\d\d)+(?![\w:])|(?:(?<![\w)\]}.'\"])-)?(?<![\w.])\d+(?:_\d+)*+(?:\.\d+)?(?!\w|\.\d)|\w+"
     r"|(?<=(['\"`]))[^\w\s'\"`]++(?=\1)|(?<!\S)[^\w\s'\"`]++(?!\S)"
 )
-"""Matches a time, a number, a word, and signs that stand apart."""
+"""Matches a time, a number, a word, and separate signs."""
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*(?:_\d+)*)(?:\.\d+)?")
 _TYPOGRAPHY = str.maketrans("“”„«»‘’−–—→⇒", '"""""\'\'--->>')  # noqa: RUF001
 _SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)['\")]?\s+(?=[A-Z(\[`'\"\d])|\n+")
@@ -244,7 +244,7 @@ def _read_tree(tree: ast.Module, facts: _Facts) -> None:
                 values[node] = _Value([name.casefold()], [name.casefold()])
             case ast.Attribute(attr="assertTrue" | "assertFalse" as name):
                 values[node] = _Value(keys=[name.removeprefix("assert").casefold()])
-            case ast.Expr(ast.Constant()) | ast.JoinedStr():  # An f-string is a message, and no data.
+            case ast.Expr(ast.Constant()) | ast.JoinedStr():  # An f-string is a message, not data.
                 values[node] = _Value()
             case _:
                 values[node], keys = _joined(node, values, facts)

@@ -28,7 +28,8 @@ _OUTCOMES = {
     TurnOutcome.SCORING_ERROR: "turns with a hint for which the teacher returned no usable rows",
     TurnOutcome.REFUTED: "turns whose hint was dropped because the policy passes less often with it (hint.proof). Left "
     "out unless hints are proven",
-    TurnOutcome.UNPROVEN: "turns whose hint was dropped because replays did not show that it helps, likewise",
+    TurnOutcome.UNPROVEN: "turns whose hint was dropped because replays did not show that it helps. Left out unless "
+    "hints are proven",
     TurnOutcome.NOT_JUDGED: "turns of rollouts that did not fail, with judge.when: failed",
 }
 _VOTE_KINDS = {
@@ -69,7 +70,11 @@ OPD_METRICS = (
         "lowers it. Left out if no source asks the judge",
     ),
     *(
-        Metric(f"opd/trajectory_vote/{kind.value}", "votes", f"answers about a trajectory of which each {text}")
+        Metric(
+            f"opd/trajectory_vote/{kind.value}",
+            "votes",
+            f"answers of the judge about a trajectory; such an answer {text}",
+        )
         for kind, text in _VOTE_KINDS.items()
     ),
     Metric(
@@ -95,8 +100,8 @@ OPD_METRICS = (
     Metric(
         "opd/step_score_unhinted",
         "score",
-        "mean step score of the other judged turns, likewise. If it is below that of turns with a hint, the judge "
-        "contradicts itself",
+        "mean step score of the other judged turns, left out in the same cases. If it is below that of turns with a "
+        "hint, the judge contradicts itself",
     ),
     Metric("opd/scored_token_fraction", "share", "scored tokens, of all sampled tokens"),
     Metric(
@@ -118,7 +123,11 @@ OPD_METRICS = (
         "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hints were compared "
         "(hint.selection: overlap)",
     ),
-    Metric("opd/hints_compared", "hints", "mean number of hints that a scored turn's hint was chosen from, likewise"),
+    Metric(
+        "opd/hints_compared",
+        "hints",
+        "mean number of hints that a scored turn's hint was chosen from, left out in the same cases",
+    ),
     Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),
     Metric(
         "opd/control_gap_mean",
@@ -183,10 +192,19 @@ OPD_METRICS = (
     Metric(
         "opd/judge_sampled_tokens",
         "tokens",
-        "tokens that the judge sampled per episode (usage.completion_tokens), all votes and their reasoning, likewise",
+        "tokens that the judge sampled per episode (usage.completion_tokens), all votes and their reasoning; mean as "
+        "above",
     ),
-    Metric("opd/judge_read_tokens_per_hint", "tokens", "tokens that the judge read per accepted hint, likewise"),
-    Metric("opd/judge_sampled_tokens_per_hint", "tokens", "tokens that the judge sampled per accepted hint, likewise"),
+    Metric(
+        "opd/judge_read_tokens_per_hint",
+        "tokens",
+        "tokens that the judge read per accepted hint, over the same episodes",
+    ),
+    Metric(
+        "opd/judge_sampled_tokens_per_hint",
+        "tokens",
+        "tokens that the judge sampled per accepted hint, over the same episodes",
+    ),
     Metric(
         "opd/judge_uncounted",
         "questions",

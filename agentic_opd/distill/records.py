@@ -117,7 +117,7 @@ class DistilledTurn:
     rows: WrittenRows | None = None
 
     def is_of(self, pair: HindsightPair) -> bool:
-        """Whether `pair` has the same text and evidence, so that the result is still valid."""
+        """Return whether `pair` has the same text and evidence, so that the result is still valid."""
         return replace(self.pair, turn_index=pair.turn_index) == pair
 
     def with_tokens_of(self, before: "DistilledTurn") -> "DistilledTurn":
@@ -129,7 +129,7 @@ class DistilledTurn:
         return replace(self, stats=replace(self.stats, record=replace(record, judge_tokens=tokens)))
 
     def has_rows_of(self, pair: HindsightPair) -> bool:
-        """Whether the turn of `pair` was scored, even if its evidence has changed since."""
+        """Return whether the turn of `pair` was scored, even if its evidence has changed since."""
         return self.rows is not None and self.pair.turn_text == pair.turn_text
 
 
@@ -181,7 +181,7 @@ def distilled_turn(
     config: DistillConfig,
     proof: HintProof | None = None,
 ) -> DistilledTurn:
-    """Put together the results of a turn's steps; `result` is None if and only if there is no hint."""
+    """Join the results of a turn's steps; `result` is None if and only if there is no hint."""
     turn, judgement = context.turn, hint.judgement
     failure = next((step for step in (hint, result) if isinstance(step, NoHint | NotScored)), None)
     request = result.request if isinstance(result, NotScored) else None
@@ -360,6 +360,10 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
 def distilled_recording(
     recording: Recording, turns: Sequence[DistilledTurn], policy_url: str, config: DistillConfig
 ) -> DistilledRecording:
+    """Join the distilled turns of a recording: for each trace the arrays (one entry a token) and the turns' records.
+
+    `turns` has one entry for each turn of the recording, in order.
+    """
     rest = iter(turns)
     traces: list[DistilledTrace] = []
     for trace in recording.traces:

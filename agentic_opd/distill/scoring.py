@@ -249,7 +249,7 @@ def _readings(
 
 
 def _is_of_other_weights(baseline: Reading | None, reply: TeacherReply) -> bool:
-    """Whether the reading without the hint is by other weights than the sampling ones, or by weights unknown."""
+    """Return whether the reading without the hint is by other weights than the sampling ones, or by weights unknown."""
     if baseline is None:
         return False
     return baseline.unless_weight_version is None or baseline.unless_weight_version != reply.weight_version

@@ -46,7 +46,7 @@ _OUTLINE_CHARS = 120
 _LEAST_CHARS = 40
 """No text of a question is cut to less."""
 _CUT_LINE_CHARS = 40
-"""Length of the line in place of what is cut."""
+"""Length of the line in place of the cut text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def windows_of(rollout: WholeRollout, questions: Questions, max_chars: int) -> l
 
 
 def _cut(text: str, max_chars: int) -> str:
-    """Return `text` cut in the middle to `max_chars` characters, the line about what is missing included."""
+    """Return `text` cut in the middle to `max_chars` characters, including the line about the missing text."""
     return text if len(text) <= max_chars else cut_middle(text, max(0, max_chars - _CUT_LINE_CHARS))
 
 
@@ -245,7 +245,7 @@ def parse_answer(text: str, window: Window, max_turns: int) -> ParsedAnswer:
     r"""Parse an answer about a window.
 
     Reasoning is dropped (`reasoning.answers`). For each turn at fault there is a box with its number and one hint
-    behind it, or `\boxed{-1}` is the only box and there is no hint. Boxes in a hint are part of the hint; a box may be
+    after it, or `\boxed{-1}` is the only box and there is no hint. Boxes in a hint are part of the hint; a box may be
     repeated. A shorter reading of the text is used only if it has all hints of the whole one: no turn is dropped.
     """
     kind = TrajectoryVoteKind.UNREADABLE
@@ -270,7 +270,7 @@ def parse_answer(text: str, window: Window, max_turns: int) -> ParsedAnswer:
 
 
 class _MarkedHint(NamedTuple):
-    """A hint with the boxes since the hint before it, and the text since then; behind the last hint there is none."""
+    """A hint with the boxes since the hint before it, and the text since then; after the last hint there is none."""
 
     boxes: list[str]
     hint: str | None
@@ -278,7 +278,7 @@ class _MarkedHint(NamedTuple):
 
 
 def _marked_hints(answer: str) -> Iterator[_MarkedHint]:
-    """Yield the hints of an answer in order, and then the boxes behind the last one."""
+    """Yield the hints of an answer in order, and then the boxes after the last one."""
     start: Word | None = None
     part_start, boxes = 0, list[str]()
     for word in words(answer):

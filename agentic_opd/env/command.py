@@ -85,7 +85,7 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
     def run() -> int:
         settings = read_settings(arguments, env_defaults, server_defaults)
         for name in settings.without_effect:
-            logger.warning("%s is a setting of Atropos that does nothing here", name)
+            logger.warning("%s is a setting of Atropos that has no effect here", name)
         from agentic_opd.env import AgenticOPDEnv
 
         return asyncio.run(_run(env_class or AgenticOPDEnv, settings, arguments.mode))

@@ -93,7 +93,7 @@ class HindsightConfig(DistillConfig):
 
 
 def _from_text(text: Any) -> Any:
-    """Return the data that a text holds as YAML (`{a: b}`); what is no text stays as it is."""
+    """Return the data that a text holds as YAML (`{a: b}`); other values stay as they are."""
     if not isinstance(text, str):
         return text
     try:
@@ -108,7 +108,7 @@ _SECTIONS = {
 
 
 class Hindsight(BaseEnv):
-    """A mixin that adds hints and the teacher's rows to the groups of the environment class behind it.
+    """A mixin that adds hints and the teacher's rows to the groups of the environment class after it.
 
     Its methods and attributes begin with `opd_` or `_opd_`, except for `verdicts` and those of Atropos that it extends.
     Its settings join those of the environment (`env.distill_topk`, `env.judge.base_url`, ...); with `env.opd_enabled`
@@ -238,7 +238,7 @@ class Hindsight(BaseEnv):
         return hindsight_settings(self.config)
 
     def _opd_is_kept(self, group: Any) -> bool:
-        """Whether Atropos keeps the group, so that none is judged in vain."""
+        """Return whether Atropos keeps the group, so that only such groups are judged."""
         if not isinstance(group, dict) or not group.get("tokens"):
             return False
         size = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
@@ -247,7 +247,7 @@ class Hindsight(BaseEnv):
         return len(group["tokens"]) == size and not is_even and not is_too_long
 
     def _opd_is_equal(self, group: Any) -> bool:
-        """Whether a value is a whole group whose scores are all equal."""
+        """Return whether a value is a whole group whose scores are all equal."""
         if not isinstance(group, dict):
             return False
         columns: list[Any] = [group.get(name) for name in ("tokens", "masks", "scores")]
@@ -335,7 +335,7 @@ class Hindsight(BaseEnv):
                 if config.model_name != UNNAMED_MODEL:
                     await check_model(distiller.policy.http, info, config.model_name, "openai.model_name")
                 if config.model_name == UNNAMED_MODEL or names_the_same(config.model_name, info.model):
-                    config.model_name = info.model  # vLLM knows a folder by the path that it was given only.
+                    config.model_name = info.model  # vLLM recognises a folder only by the path that it was given.
                 self._opd_distillers.append(distiller)
         return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
 
@@ -408,7 +408,7 @@ def _return_lists(tokenizer: Any) -> None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a column has no entries: Atropos' default `collect_trajectories` makes empty ones."""
+    """Return whether a column has no entries: Atropos' default `collect_trajectories` makes empty ones."""
     return value is None or (isinstance(value, (list, dict)) and not value)
 
 

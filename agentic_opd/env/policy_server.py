@@ -66,6 +66,7 @@ class ServedPolicy:
     """Seed of the first turn; the turns after it have the following numbers. None: the server draws."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        """Sample one completion with the weights that sampled the first turn, if the server still has them."""
         params: dict[str, Any] = {**self.params, "max_tokens": max_tokens}
         if self.seed is not None:
             params["seed"] = self.seed

@@ -374,7 +374,7 @@ class AgentProcess:
             count = f"{capture.requests} requests" if capture.requests else "no request"
             how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
             raise AgentError(
-                f"env.agent.command made {count} on task {task.task_id!r}, of which nothing can be learned ({how}). "
+                f"env.agent.command made {count} on task {task.task_id!r}, without a turn to learn from ({how}). "
                 f"It printed: {run.output[-1000:]!r}"
             )
         return episode

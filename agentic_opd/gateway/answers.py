@@ -123,7 +123,7 @@ _TEXT_SOURCES = ("text", "content")
 def without_media(history: Any, kinds: list[str]) -> Any:
     """Return the messages or items of a request with texts in place of pictures, sounds and files.
 
-    The types of what was replaced are appended to `kinds`, in order.
+    The types of the replaced parts are appended to `kinds`, in order.
     """
     if isinstance(history, list):
         return [without_media(part, kinds) for part in cast(list[Any], history)]

@@ -160,7 +160,7 @@ class SamplingFields(OpenModel):
         return {**named, **(self.chat_template_kwargs or {})}
 
     def unknown_fields(self) -> list[str]:
-        """Return the names of the fields that are not read and name no sampling.
+        """Return the names of the fields that are not read and do not concern sampling.
 
         Raises:
             ClientError: 400, an unknown field would change what is sampled, or there are too many of them.

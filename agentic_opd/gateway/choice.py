@@ -149,7 +149,7 @@ class Choice:
         )
 
     def _space_behind(self, content: str, token_ids: Sequence[int]) -> str:
-        """Return the space that was sampled behind the content, at the end of the answer; parsers strip it."""
+        """Return the space that was sampled after the content, at the end of the answer; parsers strip it."""
         text = self._chat.text([token for token in token_ids if token not in self._chat.stop_token_ids])
         answer = text.rpartition("</think>")[2]
         if not content or content not in answer:

@@ -29,8 +29,8 @@ class LearnersConfig(Section):
 
     by: Annotated[Literal["nothing", "key", "header"], FIRST, RUN_ONLY] = Field(
         default="nothing",
-        description="What names the learner of a session, who has an adapter of its own beside the base weights: key "
-        "(each API key), header (X-Learner, within the key), or nothing: all teach one policy.",
+        description="How sessions are assigned to learners, each with an adapter beside the base weights: key (one for "
+        "each API key), header (X-Learner, within the key), or nothing (all sessions train one policy).",
     )
     folder: Annotated[Path | None, RUN_ONLY] = Field(
         default=None,
@@ -46,7 +46,7 @@ class LearnersConfig(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of each learner's sessions that nothing is trained on, for the brake of this learner. A "
+        description="Share of each learner's sessions that are held out of training, for the brake of this learner. A "
         "hash of the session's id selects them.",
     )
 

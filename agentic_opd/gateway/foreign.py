@@ -16,7 +16,7 @@ class ForeignTurn:
     turn_id: int
     """Id that increases in order of completion."""
     parent: int | None
-    """Id of the turn that it continues; None: its history is none that was recorded."""
+    """Id of the turn that it continues; None: its history was not recorded."""
     messages: tuple[Message, ...]
     """Messages after the parent's. The last one is the answer."""
     message_index: int
@@ -32,13 +32,13 @@ class ForeignTurn:
     usage: Mapping[str, int] = field(default_factory=dict[str, int])
     """Tokens of the prompt and the answer (`input`, `output`) as the upstream counted them."""
     follows: ClientReply | None = None
-    """The earlier turn that the request answers, if it changed its history; None: there is none."""
+    """The earlier turn that the request answers, if it changed its history; None if there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
     """Number of first messages that belong to the request, and not to the conversation that a later one continues."""
     left_out: tuple[str, ...] = ()
-    """Kinds of the parts of `messages` that are no text, such as `image`; each one is `[picture]` or `[file]` there."""
+    """Kinds of the parts of `messages` that are not text, such as `image`; each is `[picture]` or `[file]` there."""
     kind: Literal["foreign"] = "foreign"
 
     @property

@@ -58,7 +58,7 @@ _NO_NEXT_STATE = (
     "it; some clients begin a new conversation with every request"
 )
 _MOST_LOOKED_AT = 16
-"""Number of turns of an ended session in which a next state is looked for, to say in the log that there is none."""
+"""Number of turns of an ended session that are searched for a next state, to log sessions without one."""
 MOST_FEEDBACK = 100
 """Number of times that a client can give feedback for one turn: each is a question to the judge."""
 _MOST_COUNTED = 4096
@@ -235,7 +235,7 @@ class Gateway:
         stage: Prompted | Begun | Piece | Finished,
         answers: dict[int, RunningAnswer],
     ) -> None:
-        """Judge the turn that a prompt answers, and keep what is sampled of `answers` for open pages."""
+        """Judge the turn that a prompt answers, and collect the sampled parts of `answers` for open pages."""
         if isinstance(stage, Prompted):
             reply = stage.reply
             if reply is not None and request.client.turn_type == "main":
@@ -427,7 +427,7 @@ class Gateway:
         if count >= MOST_FEEDBACK:
             raise ClientError(
                 429,
-                f"this turn has got feedback {MOST_FEEDBACK} times, and takes no more; the last one counts",
+                f"this turn has received feedback {MOST_FEEDBACK} times, the maximum; the last one counts",
                 "turn",
                 "too_much_feedback",
             )
@@ -457,7 +457,7 @@ class Gateway:
         return TurnKey(row.session_id, turn_id)
 
     def under_way(self, session: SessionRow) -> UnderWay:
-        """Return what is known of an open session, or of a closed one whose group is not made."""
+        """Return the state in memory of an open session, or of a closed one whose group is not made."""
         open_session = self._sessions.named(session.owner, session.session_id)
         state = open_session or self._writer.closed(session.session_id)
         if state is None:
@@ -476,7 +476,7 @@ class Gateway:
 
     @property
     def waiting(self) -> Waiting:
-        """What waits to be trained."""
+        """Groups that wait for training."""
         return self._writer.waiting
 
     async def status(self, owner: str, name: str) -> SessionStatus:
@@ -548,7 +548,8 @@ class Gateway:
         if learner is None:
             raise ClientError(
                 400,
-                "you teach no learner of this gateway (env.learners.by), and weights that all share forget no session",
+                "this gateway has no learners (env.learners.by), and a session can't be removed from weights that "
+                "all share",
                 code="no_learners",
             )
         return learner
@@ -575,7 +576,7 @@ class Gateway:
         await to_its_end(self._deleted(learner, names, is_all))
 
     async def _deleted(self, learner: str, session_ids: Sequence[str], is_all: bool) -> None:
-        """Remove the groups first: a deletion that is interrupted can be asked for again by the session's name."""
+        """Remove the groups first: a deletion that is interrupted can be requested again by the session's name."""
         assert self._learners is not None
         group_ids = await self._journal.run(partial(self._journal.group_ids, session_ids))
         if is_all:
@@ -681,7 +682,7 @@ def check_adapters(servers: Sequence[PluginClient]) -> None:
     """Refuse servers that take no adapters, with ServerMismatchError: a learner has one."""
     if without := [server.url for server in servers if not server.info.max_adapters]:
         raise ServerMismatchError(
-            f"learners have adapters, and {' and '.join(without)} takes none: start it with scripts/serve_vllm "
+            f"learners need adapters, and {' and '.join(without)} accepts none: start it with scripts/serve_vllm "
             "--max-lora-rank N"
         )
 

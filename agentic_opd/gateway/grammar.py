@@ -110,7 +110,7 @@ def _only_calls(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: Tool
 
 
 def _text_or_call(form: CallForm, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> dict[str, Any]:
-    """Return the format of any text with calls behind it."""
+    """Return the format of any text with calls after it."""
     calls = _calls(form, tools, choice)
     begins_with_mark = calls[0][0]["type"] == "token"
     if begins_with_mark:

@@ -63,7 +63,7 @@ class Closed:
     grouped: Collection[int] = ()
     """The turns in parts of the session, by their ids."""
     part: SessionPart | None = None
-    """The part of the session that this is; None: what is left at its end."""
+    """The part of the session; None: the rest, at its end."""
 
     @property
     def ending(self) -> Ending:
@@ -116,7 +116,7 @@ class GroupWriter:
         self._refused: dict[object, str] = {}
         """Why the disk refused the groups that wait for it."""
         self.changes = Changes()
-        """Where pages are told that a session changed."""
+        """Notifies open pages that a session changed."""
 
     @property
     def problem(self) -> str | None:
@@ -125,7 +125,7 @@ class GroupWriter:
 
     @property
     def waiting(self) -> Waiting:
-        """What waits to be trained."""
+        """Groups that wait for training."""
         gathered = sum(len(gathering.closed) for gathering in self._gatherings.values())
         delivery, sessions = self._delivery, gathered + len(self._under_way)
         return Waiting(sessions, delivery and delivery.unsent, delivery and delivery.queued)
@@ -329,7 +329,7 @@ class GroupWriter:
                     return await store()
                 except OutputError as error:
                     if not self._refused:
-                        logger.error("finished groups wait until the disk takes them: %s", error)
+                        logger.error("finished groups wait until they can be written: %s", error)
                     cause = error.__cause__ or error
                     self._refused[waiting] = getattr(cause, "strerror", None) or str(cause)
                 await asyncio.sleep(STORE_RETRY_S)

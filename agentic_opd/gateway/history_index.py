@@ -4,7 +4,7 @@ Clients add messages to a request and remove them from the next one, rewrite the
 turns, or change the assistant's text. Three parts of a history survive such changes:
 
 - the first user message and the assistant's texts;
-- if old turns were dropped, the assistant's last text behind the first user message or behind the message before it;
+- if old turns were dropped, the assistant's last text after the first user message or after the message before it;
 - if that text was changed, the messages before it.
 """
 
@@ -36,11 +36,11 @@ class _Step(NamedTuple):
 
     position: int
     prompts: tuple[bytes, ...]
-    """Digests of what came before it: all messages, and those without a last user message."""
+    """Digests of the messages before it: all messages, and those without a last user message."""
     texts: bytes
     """Digest of all texts of the assistant up to and including it."""
     turn: tuple[bytes, ...]
-    """Digests of its text behind the first user message, and behind the message just before it."""
+    """Digests of its text after the first user message, and after the message just before it."""
     first: bytes
     """Identity of the first user message; empty if the assistant spoke first."""
 

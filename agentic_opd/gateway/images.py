@@ -87,7 +87,7 @@ def _decoded(image: ImageUri) -> bytes:
         raise ClientError(400, f"{name}: the picture's base64 can't be read", name) from error
     declared, kind = match[1].lower().replace("jpg", "jpeg"), kind_of(data)
     if kind is None:
-        raise ClientError(400, f"{name}: the data is no picture of a known kind ({_KINDS})", name)
+        raise ClientError(400, f"{name}: the data is not a picture of a known kind ({_KINDS})", name)
     if kind != declared:
         raise ClientError(400, f"{name}: declared as image/{declared}, but the data is image/{kind}", name)
     return data

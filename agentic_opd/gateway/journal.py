@@ -90,7 +90,7 @@ class SessionState(StrEnum):
     WRITTEN = "written"
     """Its group is in the file."""
     EMPTY = "empty"
-    """It ended, and holds nothing to learn from, or nothing behind its parts."""
+    """It ended, and holds nothing to learn from, or nothing after its parts."""
     FAILED = "failed"
     """Its group could not be built; the column `error` holds the reason."""
     RECORDING = "recording"
@@ -287,7 +287,7 @@ class Journal:
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
 
     def add_feedback(self, turn_id: int, feedback: Feedback) -> Feedback:
-        """Change the feedback for a turn; returns what it is now, see `Feedback.changed`."""
+        """Change the feedback for a turn; returns the new feedback, see `Feedback.changed`."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             query = "SELECT reward, text FROM feedback WHERE turn_id = ? ORDER BY rowid"
@@ -471,7 +471,7 @@ class Journal:
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def delete_ended(self, owner: str, name: str) -> SessionRow:
-        """Delete a client's latest session with this name or id, as `delete` does; returns what it was.
+        """Delete a client's latest session with this name or id, as `delete` does; returns its last state.
 
         Raises:
             ClientError: 404, there is none; 409, it is open, or its group is being made.
@@ -501,7 +501,7 @@ class Journal:
         return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
 
     def listed(self, owner: str, start: int, limit: int) -> list[ListedSession]:
-        """Return a client's sessions behind the first `start`, the one used last first; no turn or group is read."""
+        """Return a client's sessions after the first `start`, the one used last first; no turn or group is read."""
         query = (
             f"SELECT {_COLUMNS}, (SELECT count(*) FROM turns WHERE turns.session_id = sessions.session_id), "
             "(SELECT count(DISTINCT turn_id) FROM turns JOIN feedback USING (turn_id) "

@@ -34,7 +34,7 @@ async def checked_key(http: HttpRequest, key: str, keys: Sequence[str], advice: 
 
 
 def check_host(http: HttpRequest, keys: Sequence[str]) -> None:
-    """Refuse a host name that is no loopback one, if there are no keys; raises ClientError (403).
+    """Refuse a host name that is not a loopback name, if there are no keys; raises ClientError (403).
 
     DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
     """

@@ -53,7 +53,7 @@ class LearnerOwner:
         """Return the owner of the sessions of a key and, where clients name their learner, of this one.
 
         Raises:
-            ClientError: 400, learners are named by clients, and `name` is no name.
+            ClientError: 400, learners are named by clients, and `name` is not a valid name.
         """
         owner = digest_of_key(key)
         if not self.is_named:

@@ -42,7 +42,7 @@ class RecordedLog:
     """Numbers of answers by the reason why they are not learned."""
 
     def text(self) -> str:
-        """Return what was read and what is not learned, for the summary."""
+        """Return the counts of read and of unlearned answers, for the summary."""
         reasons = [f"{number} {reason}" for reason, number in sorted(self.not_learned.items())]
         left_out = f"; not learned: {', '.join(reasons)}" if reasons else ""
         branches = len(self.conversations)

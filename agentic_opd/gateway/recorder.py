@@ -126,11 +126,11 @@ class Recorder:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What waits to be trained: nothing is trained from here."""
+        """None: no trainer is fed from here."""
         return None
 
     def under_way(self, session: SessionRow) -> UnderWay:
-        """Return what is known of a session beside the journal: nothing."""
+        """Return no state: a recorder keeps sessions in the journal only."""
         return UnderWay()
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:

@@ -63,7 +63,7 @@ class Relay:
         self._keys = [key.get_secret_value() for key in config.api_keys]
         self._upstream, self._recorder, self._telemetry = config.upstream, recorder, recorder.telemetry
         self._page_app: ASGIApp | None = None
-        # The client waits as long as it likes, and sees each answer as it came: its encoding, cookies and redirects.
+        # The client sets its own time limit, and sees each answer as it came: its encoding, cookies and redirects.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
@@ -126,7 +126,7 @@ class Relay:
         origin = http.headers.get("Origin", "")
         if origin == "null" or origin.startswith(("http://", "https://")):
             await discard(http.stream())
-            raise ClientError(403, "this gateway passes no requests of web pages on")
+            raise ClientError(403, "this gateway does not pass on requests of web pages")
         key = http.headers.get(KEY_HEADER, "") or (bearer(http) if is_own else "")
         if not is_open:
             await checked_key(http, key, self._keys, _SEND_KEY)
@@ -143,7 +143,7 @@ class Relay:
         """
         if not path.startswith("/"):
             await discard(http.stream())
-            raise ClientError(400, "the target of a request is a path")
+            raise ClientError(400, "the target of a request must be a path")
         client = read_client(http.headers, name, 1)
         upload, download = _Upload(http, is_kept=protocol_path is not None), _Download()
         query: str = http.scope["query_string"].decode("latin-1")
@@ -189,7 +189,7 @@ class Relay:
                     f"the upstream {self._upstream} does not answer: {cause}. This gateway only passes requests on"
                 )
                 raise ClientError(502, message, code="upstream_unreachable") from None
-            logger.warning("the upstream broke an answer off: %s", cause)
+            logger.warning("an answer of the upstream broke off: %s", cause)
 
     def _record(self, protocol_path: str, owner: str, client: Client, upload: "_Upload", download: "_Download") -> None:
         if upload.copy.is_too_large or download.copy.is_too_large:

@@ -211,7 +211,7 @@ class Sampler:
                 async for delta in deltas:
                     if delta.index not in choices:
                         raise ServerMismatchError(
-                            f"{server.url} went on with choice {delta.index}, which it had not begun"
+                            f"{server.url} continued choice {delta.index}, which it had not begun"
                         )
                     piece = choices[delta.index].take(delta, sampling.stop)
                     if piece is not None:
@@ -223,7 +223,7 @@ class Sampler:
         finally:
             self._streams -= is_streamed
         if choices:
-            raise ServerMismatchError(f"{server.url} ended its stream before {len(choices)} of its choices")
+            raise ServerMismatchError(f"{server.url} ended its stream before {len(choices)} of its choices had ended")
 
     def _parameters(self, request: Request, sampling: Sampling, chat_format: ChatFormat) -> dict[str, Any]:
         """Return vLLM's parameters: the request's, the stop tokens, and a grammar of calls if the client wants one.
@@ -237,7 +237,7 @@ class Sampler:
         if tools and grammar is None and choice.is_constrained:
             parameters[GRAMMAR] = {"structural_tag": call_grammar(self._chat_formats.call_form, tools, choice)}
         elif tools and choice.is_forced:
-            raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
+            raise ClientError(400, "tool_choice can't be combined with a grammar for the whole answer", "tool_choice")
         elif tools and (schema := answer_schema(grammar)) is not None and (form := self._chat_formats.call_form):
             parameters[GRAMMAR] = {"structural_tag": answer_or_calls(form, tools, choice, schema)}
         if sampling.stop:
@@ -246,7 +246,7 @@ class Sampler:
 
 
 def _prompted(chat_format: ChatFormat, field_name: str, messages: Sequence[Message], placed: Placed | None) -> Prompted:
-    """Render the messages behind the turns that they continue, or from the first one on."""
+    """Render the messages after the turns that they continue, or from the first one on."""
     reply = placed and placed.follows
     if placed is not None and placed.path:
         turn_id, num_new = placed.path[-1].turn_id, len(placed.new_messages)

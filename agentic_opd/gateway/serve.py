@@ -131,8 +131,8 @@ class WebServer(uvicorn.Server):
 
         Args:
             app: The application.
-            on_stop: Called when the server begins to stop: it ends the responses that would go on for ever.
-            is_relay: Its answers are another server's, to which nothing is added.
+            on_stop: Called when the server begins to stop: it ends the endless responses.
+            is_relay: The answers are those of another server, and stay unchanged.
         """
         self._on_stop = on_stop
         # No access log: paths contain the clients' session names.
@@ -162,7 +162,7 @@ class WebServer(uvicorn.Server):
 async def serve(
     config: GatewayConfig, servers: Sequence[PolicyServerConfig], ready: Callable[[str, str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the address, and with what is served there."""
+    """Serve until SIGINT or SIGTERM. `ready` is called with the address and the name of the service."""
     listener = _listener(config)
     with listener:
         serving = _policy(config, servers) if config.upstream is None else recording(config)

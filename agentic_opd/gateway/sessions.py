@@ -173,6 +173,7 @@ class Sessions(Generic[TurnT]):
         return [part for part in self if part.row.parent == session.session_id]
 
     def path(self, key: TurnKey) -> tuple[TurnT, ...]:
+        """Return a turn of an open session and the turns before it, the first one first."""
         return self._tree(key).path(key.turn_id)
 
     def _with_dropped_text(self, owner: str, message: Message) -> Message:
@@ -282,7 +283,7 @@ class Sessions(Generic[TurnT]):
         return last
 
     def _following(self, key: TurnKey, chat: ChatInput, match: HistoryMatch[TurnKey]) -> Placed[TurnT]:
-        """Return the place of a request whose messages behind `match` answer a turn of another text or prompt."""
+        """Return the place of a request whose messages after `match` answer a turn of another text or prompt."""
         session, messages, start = self._by_id[key.session_id], chat.messages, match.position
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
         last = self.path(key)[-1].messages[-2:-1]
@@ -367,6 +368,7 @@ class Sessions(Generic[TurnT]):
         return session
 
     def add(self, session: OpenSession[TurnT], turn: TurnT) -> None:
+        """Add an answered turn, so that later requests can continue it by its answer's id, its calls or its text."""
         session.tree.add(turn)
         key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
         before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
@@ -380,6 +382,7 @@ class Sessions(Generic[TurnT]):
         self._histories.add(key, turn.messages, before, scope=owner.encode())
 
     def remove(self, session: OpenSession[TurnT]) -> None:
+        """Remove a session and its turns from all indexes."""
         if self._by_id.pop(session.session_id, None) is not None:
             self._on_server[session.row.server] -= 1
             self._of_key[session.row.owner.partition("/")[0]] -= 1
@@ -403,7 +406,7 @@ class Sessions(Generic[TurnT]):
 
 
 def with_answers(request: Request, paths: Mapping[str, Sequence[TurnT]]) -> Sequence[Message]:
-    """Return the request's messages with the answers that they refer to, behind the conversation that they continue.
+    """Return the request's messages with the answers that they refer to, after the conversation that they continue.
 
     Args:
         request: The request.

@@ -84,7 +84,7 @@ class RecordedTurn:
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's options of the chat template."""
     follows: ClientReply | None = None
-    """The earlier turn that the request answers, if its prompt was rendered anew; None: there is none."""
+    """The earlier turn that the request answers, if its prompt was rendered anew; None if there is none."""
     answer_id: str = ""
     """Id of the answer that the client received."""
     num_instructions: int = 0
@@ -318,7 +318,7 @@ def branches(
         complaints += [] if branch_reward is None else [branch_reward <= 0]
         failed = any(complaints) if complaints else None
         learned_branches.append(Branch(_trace(path, why, following, of_turns), ids, branch_reward, failed))
-    # The first branch tells the session's reward to its group.
+    # The group reads the session's reward from the first branch.
     return sorted(learned_branches, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
 
 

@@ -1,4 +1,4 @@
-"""What is in memory of sessions until they are trained on. Pure."""
+"""State in memory of sessions until they are trained on. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Waiting(NamedTuple):
-    """What waits to be trained, of all clients."""
+    """Numbers of groups that wait for training, of all clients."""
 
     sessions: int
     """Closed sessions and parts whose group is not written."""
@@ -46,7 +46,7 @@ class RunningAnswer:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """What is in memory of a session until its group is made."""
+    """State in memory of a session until its group is made."""
 
     is_ratable: bool = False
     """Whether feedback for its turns is still accepted, but for those in `grouped`."""

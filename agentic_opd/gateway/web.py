@@ -95,6 +95,7 @@ _SESSION = "/sessions/{name:path}"
 
 
 def make_app(gateway: Gateway) -> Starlette:
+    """Return the web application of a gateway: the routes of all protocols, of sessions and of the page."""
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     owner_of = LearnerOwner(keys, gateway.config.learners)
     chat = ChatRoutes(
@@ -226,6 +227,7 @@ class ChatRoutes:
         )
 
     async def count(self, protocol: WireProtocol, http: HttpRequest, owner: str) -> Response:
+        """Answer with the number of tokens of a request's prompt; nothing is sampled or stored."""
         request = await self._read(protocol, http, counts=True)
         return JSONResponse(protocol.counted(await self._answers.count(request, owner)))
 

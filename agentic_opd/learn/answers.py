@@ -58,7 +58,7 @@ async def sample_answers(
 
 
 def figures_of(row: Mapping[str, Any], tool_names: Collection[str]) -> AnswerFigures:
-    """Return what is counted of an answer's row; `tool_names` are those of the tools that it may call."""
+    """Return the counts of an answer's row; `tool_names` are those of the tools that it may call."""
     calls = row["calls"]
     return AnswerFigures(
         is_calling=bool(calls),

@@ -41,24 +41,25 @@ def build_parser() -> SettingsParser:
     env, servers = default_settings()
     parser = SettingsParser(
         prog="agentic-opd learn PATH... --model MODEL --out DIR [--overwrite] [--keep-secrets]",
-        description="Make an adapter of the sessions on your disk, or refuse to. The logs (docs/distill.md lists the "
-        "formats) are split by project and time. The judge finds the answers that were corrected, and writes hints; an "
-        "adapter is trained on them. Held-out turns are answered before and after; a judge with fixed weights grades "
-        "these answers without knowing which is which, and figures without a judge guard the rest. DIR/report.html and "
-        "DIR/result.json have the verdict, DIR/adapter the adapter if there is one. The same command goes on where it "
-        "was killed. Without --openai.base_url it starts a vLLM server, and everything after -- is passed to it.",
+        description="Train an adapter on the agent sessions on your disk, and refuse it if it is not better on "
+        "held-out sessions. The logs (docs/distill.md lists the formats) are split by project and time. The judge "
+        "finds the answers that were corrected, and writes hints; an adapter is trained on them. The model answers "
+        "held-out turns before and after training; a judge with fixed weights grades the shuffled answers, and "
+        "measurements without a judge guard against other losses. DIR/report.html and DIR/result.json have the "
+        "verdict, DIR/adapter an accepted adapter. After a kill, the same command continues. Without "
+        "--openai.base_url it starts a vLLM server, to which all arguments after -- are passed.",
         allow_abbrev=False,
         add_help=False,
     )
     add = parser.add_argument
     add("paths", type=Path, nargs="+", metavar="PATH", help="a file, also gzipped, or a folder")
-    add("--model", required=True, metavar="MODEL", help="model that learns: a folder or a name on the hub")
+    add("--model", required=True, metavar="MODEL", help="model to train: a folder or a name on the hub")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
     add("--overwrite", action="store_true", help="start again if DIR holds a run")
     add(
         "--keep-secrets",
         action="store_true",
-        help="learn conversations as they are; by default what looks like a key becomes its prefix and ***",
+        help="do not mask keys; by default text that looks like a key becomes its prefix and ***",
     )
     models = {"env": env, "openai": servers[0], "train": train_defaults(), "learn": LearnConfig()}
     add_settings(parser, models, "process", _SETTINGS)
@@ -92,9 +93,9 @@ def check_settings(settings: Settings) -> None:
     """
     env, train, defaults = settings.env, settings.sections["train"], train_defaults()
     if len(settings.servers) > 1:
-        raise ConfigError("learn reads with one policy server: name one below openai")
+        raise ConfigError("learn uses one policy server: name only one below openai")
     if missing := {"sibling", "reference"} & {*env.hint.source}:
-        raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: logs do not hold that; leave it out")
+        raise ConfigError(f"env.hint.source {', '.join(sorted(missing))}: logs have no data for it; leave it out")
     if env.hint.proof.type != "none":
         raise ConfigError("env.hint.proof: logs can't be replayed; leave it out")
     if wrong := [name for name in SET_HERE if getattr(train, name) != getattr(defaults, name)]:

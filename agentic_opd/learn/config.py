@@ -1,4 +1,4 @@
-"""Settings of `agentic-opd learn`: what is held out, how much is needed, and the bounds of the guards."""
+"""Settings of `agentic-opd learn`: what is held out, the smallest numbers, and the bounds of the guards."""
 
 from typing import Annotated, ClassVar
 

@@ -18,7 +18,7 @@ CORRECTED_BELOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AnswerFigures:
-    """What is counted of a sampled answer."""
+    """Counts of a sampled answer."""
 
     is_calling: bool
     """Whether it calls a tool, parsed or not."""
@@ -145,15 +145,16 @@ def verdict_of(corrections: Corrections, guards: Mapping[str, Guard]) -> tuple[V
     change = f"the share of corrected answers changes by {value:+.3f} ({low:+.3f} to {high:+.3f})"
     if high >= 0:
         return "refused", f"{change} on held-out sessions, which does not exclude that it is as high or higher"
-    if fallen := [f"{name} {_number(guard)}" for name, guard in guards.items() if guard.fell]:
+    fallen = [
+        f"{name} from {guard.before:.3f} to {guard.after:.3f} (bound {guard.bound:g})"
+        for name, guard in guards.items()
+        if guard.fell
+    ]
+    if fallen:
         return "refused", f"{change}, but figures without a judge fell: {'; '.join(fallen)}"
     missing = [name for name, guard in guards.items() if guard.before is None]
     unmeasured = f" ({', '.join(missing)}: no answer to measure)" if missing else ""
     return "adapter", f"{change} on held-out sessions, and no figure without a judge fell{unmeasured}"
-
-
-def _number(guard: Guard) -> str:
-    return f"from {guard.before:.3f} to {guard.after:.3f} (bound {guard.bound:g})"
 
 
 def _means(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Answers before and after the training -> the judge's grades, in an order that says nothing of them (I/O).
+"""Answers before and after the training -> the judge's grades, in an order that is independent of them (I/O).
 
 The judge is that of the world `replay`: it reads one new answer at a time beside the log's answer and what came after
 it, and never which weights wrote it. Answers of both are shuffled together; two equal answers are graded once.

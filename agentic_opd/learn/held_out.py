@@ -21,7 +21,7 @@ from agentic_opd.worlds.choose import make_world, settings_model, world_class
 _TURNS = "held_out.turns.jsonl"
 """File of the chosen turns, each as a conversation that ends with its reply."""
 _SHORTEST = 16
-"""Tokens that must fit behind a prompt; turns with longer prompts are not evaluated."""
+"""Tokens that must fit after a prompt; turns with longer prompts are not evaluated."""
 _CHARS_OF_TOKEN = 20
 """Characters that a token has at most, on average; a longer text is not rendered to see that it is too long."""
 
@@ -80,7 +80,7 @@ def _row(name: str, turn: LoggedTurn, session: str) -> dict[str, Any]:
 def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
     """Return the names of turns in the order in which they are evaluated.
 
-    They are drawn by the seed. Three that a user replied to, which show corrections, stand before each other turn;
+    They are drawn by the seed. Three that a user replied to, which show corrections, come before each other turn;
     most of the latter call a tool, and show whether calls still parse.
     """
     names = sorted(turns)

@@ -1,6 +1,6 @@
 """A run's result -> report.html: the verdict, the figures, and pairs of answers side by side. Pure.
 
-All texts are escaped, and a content security policy allows nothing but the page's style.
+All texts are escaped, and a content security policy allows only the page's style.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +105,10 @@ def _figures(result: LearnResult) -> Iterator[str]:
         [(name.replace("_", " "), f"{turns[name]}", f"{hints[name]}") for name in turns],
     )
     if result.corrections is not None:
-        rows = [(name, *_estimate(result.corrections[name])) for name in ("before", "after", "difference")]
+        rows: list[tuple[str, ...]] = []
+        for name in ("before", "after", "difference"):
+            share, low, high, *_ = result.corrections[name]
+            rows.append((name, f"{share:.3f}", f"{low:.3f} to {high:.3f}"))
         yield "<h2>Held-out answers that the judge would correct</h2>"
         yield _table(("", "share", "95% interval"), rows)
     if result.guards:
@@ -115,10 +118,6 @@ def _figures(result: LearnResult) -> Iterator[str]:
         )
     seconds = ", ".join(f"{name} {value:,.0f} s" for name, value in costs["seconds"].items())
     yield f'<p class="note">{costs["steps"]} steps over {costs["trained_tokens"]:,} tokens. Time: {escape(seconds)}</p>'
-
-
-def _estimate(numbers: Sequence[float]) -> tuple[str, str]:
-    return f"{numbers[0]:.3f}", f"{numbers[1]:.3f} to {numbers[2]:.3f}"
 
 
 def _guard(name: str, guard: Guard) -> tuple[str, ...]:

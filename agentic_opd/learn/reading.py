@@ -10,7 +10,7 @@ from agentic_opd.runs.distill_file import read_inputs
 
 
 def read_conversations(plan: LearnPlan) -> list[LoggedConversation]:
-    """Read the logs, and print what was read and left out.
+    """Read the logs, and print the counts of read and left-out records.
 
     Raises:
         PlaceError: a path can't be read, or holds groups of rollouts.

@@ -155,7 +155,7 @@ class LearnRun:
         return {"groups": len(learned), "sequences": len(sequences), "tokens": tokens}
 
     def _check_answers(self, parts: Mapping[str, Any]) -> None:
-        """Refuse before the judge is asked what can only be refused later."""
+        """Refuse a run with too few answers before the judge is asked."""
         config = self.plan.config
         if (answers := parts["training"]["answers"]) < config.min_hints:
             raise RefusedError(
@@ -313,8 +313,8 @@ class LearnRun:
                 )
             if info.weight_version not in (None, 0) and not self.stages.is_done("before"):
                 raise ServerMismatchError(
-                    f"{by.policy_url} serves weights of version {info.weight_version}, and what is measured first are "
-                    "those of the model: restart it"
+                    f"{by.policy_url} serves weights of version {info.weight_version}, but the first measurement needs "
+                    "the model's own weights: restart it"
                 )
             yield by
 

@@ -14,7 +14,7 @@ from agentic_opd.logs.turns import replied_turns
 
 @dataclass(frozen=True, slots=True)
 class LoggedConversation:
-    """A conversation with its origin; `answers` are those that are learned and that somebody replied to."""
+    """A conversation with its origin; `answers` are those that are learned and that got a reply."""
 
     name: str
     messages: Sequence[Message]

@@ -21,7 +21,7 @@ class LogFormat:
     matches: Callable[[Sequence[Record]], bool]
     """Whether the first records of a file have the format."""
     sessions: Callable[[Iterable[Record], Counts], Iterator[Session]]
-    """Yield the conversations of all records, and count what is left out."""
+    """Yield the conversations of all records, and count left-out records."""
 
 
 OPENCODE = LogFormat(

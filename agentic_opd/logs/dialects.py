@@ -103,7 +103,7 @@ def as_text(function: Any) -> Any:
 
 
 def tool_responses(text: str) -> list[str]:
-    """Return the results of a message that is nothing but Hermes' `<tool_response>` blocks; empty for other texts."""
+    """Return the results of a message that has only Hermes' `<tool_response>` blocks; empty for other texts."""
     opening, closing = _RESPONSE
     if not text.lstrip().startswith(opening):
         return []

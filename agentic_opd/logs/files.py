@@ -60,7 +60,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class NamedSession:
-    """A conversation with a name that tells where it is from."""
+    """A conversation with a name that says where it was found."""
 
     name: str
     session: Session
@@ -79,7 +79,7 @@ class FoundLogs:
     """Reason -> files and folders that were not read."""
 
     def lines(self) -> Iterator[str]:
-        """Yield what was read, left out and skipped, as text."""
+        """Yield a line for the read, left-out and skipped records of each format."""
         for name, tally in self.tallies.items():
             yield f"{name}: {tally.text()}"
             counted = tally.left_out.most_common()
@@ -107,15 +107,11 @@ def find_logs(paths: Sequence[Path], *, but: Path | None = None) -> FoundLogs:
     for path in paths:
         if path.is_dir():
             for file in search.files(path):
-                if but is None or not _is_same(file, but):
+                if but is None or file.name != but.name or file.resolve() != but.resolve():
                     search.read(file, path)
         else:
             search.read(path, path.parent)
     return search.ended()
-
-
-def _is_same(file: Path, output: Path) -> bool:
-    return file.name == output.name and file.resolve() == output.resolve()
 
 
 @dataclass
@@ -140,7 +136,7 @@ class _Search:
     sessions: list[tuple[str, LogFormat, Session]] = field(default_factory=list[tuple[str, LogFormat, Session]])
 
     def files(self, folder: Path) -> Iterator[Path]:
-        """Yield the files below a folder in the order of their names, and skip what is no file."""
+        """Yield the files below a folder in the order of their names, and skip other entries."""
         folders = [folder]
         while folders:
             current = folders.pop()
@@ -262,7 +258,7 @@ class _Search:
         return self.opencode_sessions.setdefault(session_id, _Stored())
 
     def ended(self) -> FoundLogs:
-        """Put the parts of sessions together, mark what repeats, and return what was found."""
+        """Join the parts of sessions, mark repeated answers, and return the sessions."""
         for session_id, stored in self.opencode_sessions.items():
             ids = [str(message.get("id")) for message in stored.messages]
             parts = [part for message_id in ids for part in self.opencode_parts.pop(message_id, ())]
@@ -299,7 +295,7 @@ class _Search:
 
 
 def _position(named: tuple[str, Record]) -> tuple[int, str]:
-    """Return what events are ordered by: their number, else the name of the file."""
+    """Return the sort key of events: their number, else the name of the file."""
     name, event = named
     number = event.get("id")
     return (number, "") if isinstance(number, int) else (0, name)
@@ -332,7 +328,7 @@ def _opened(path: Path) -> Generator[IO[bytes]]:
 
 
 class _Records:
-    """The objects of a file, one by one; what is no object is counted."""
+    """The objects of a file, one by one; other values are counted."""
 
     def __init__(self, file: IO[bytes], counts: Counts) -> None:
         self.counts = counts
@@ -424,7 +420,7 @@ def _read_document(file: IO[bytes]) -> bytes:
 
 
 def _parsed(text: bytes) -> Any:
-    """Return a JSON value, None if it is none."""
+    """Return a JSON value; None if the text is not JSON."""
     try:
         return read_json(text)
     except (ValueError, RecursionError):

@@ -123,7 +123,7 @@ def _stop_reason(event: Record) -> object:
 
 
 def _resolved(value: Any, attachments: Mapping[str, Any], depth: int = 0) -> Any:
-    """Return a value with the texts of its attachments; what is nested too deeply stays as it is."""
+    """Return a value with the texts of its attachments; deeper values stay as they are."""
     if isinstance(value, str) and value.startswith(_ATTACHMENT):
         return attachments.get(value.removeprefix(_ATTACHMENT), value)
     if depth < _MOST_NESTED and isinstance(value, list):

@@ -314,7 +314,7 @@ class _Row:
         """Return the message with a role and a content.
 
         Raises:
-            AlignmentError: it is no message.
+            AlignmentError: it is not a message.
         """
         value = from_text(self.value, self.where)
         if not isinstance(value, Mapping):
@@ -340,7 +340,7 @@ class _ReadRow(NamedTuple):
     note: LogNote | None
     """The reason why it is not learned, if its form shows one."""
     number_of_media: int
-    """Number of its parts that are no text and were replaced by a word."""
+    """Number of its parts that are not text and were replaced by a word."""
     is_call: bool
     """Whether it is a call in ShareGPT's form."""
 
@@ -350,7 +350,7 @@ MEDIA_WORD = {"type": "text", "text": "[not text: left out]"}
 
 
 def without_media(content: Any) -> tuple[Any, int]:
-    """Return a content with a word in place of each part that is no text, in tool results too, and their number."""
+    """Return a content with a word in place of each part that is not text, in tool results too, and their number."""
     if not isinstance(content, list):
         return content, 0
     parts, number = list[Any](), 0
@@ -371,7 +371,7 @@ def without_media(content: Any) -> tuple[Any, int]:
 def _rows(fields: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the messages of a row's conversation."""
     name = next((name for name in _CONVERSATIONS if fields.get(name) is not None), None)
-    values = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are no conversation.
+    values = (fields.get(field) for field in ("prompt", "completion"))  # As text, they are not a conversation.
     prompt, completion = (cast(Sequence[Any], column) if isinstance(column, list | tuple) else () for column in values)
     if name is not None:
         rows = from_text(fields[name], name)

@@ -42,7 +42,7 @@ ITEMS = ("message", "agent_message", *_SILENT, *_CALLS, *_OUTPUTS, *_BY_PROVIDER
 
 
 def add_items(draft: Draft, items: Iterable[Record]) -> None:
-    """Add items to a draft in their order; what is left out is counted in the draft."""
+    """Add items to a draft in their order; left-out items are counted in the draft."""
     for item in items:
         add_item(draft, item)
 

@@ -64,7 +64,7 @@ _BEFORE = {
     "secret": ("client", "_", "-"),
     "token": ("access", "auth", "bearer", "refresh", "session", "api", "bot", "id", "_", "-"),
 }
-"""Last word of a name -> what stands before it in the names of secrets; a password's name needs nothing before it."""
+"""Last word of a name -> the words before it in names of secrets; a password's name needs none."""
 _DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _PLACEHOLDERS = ("your", "example", "placeholder", "changeme", "xxx", "...", MASK, "redacted", "dummy")
 
@@ -84,7 +84,7 @@ def mask_secrets(text: str) -> tuple[str, int]:
     return text, number
 
 
-# Each returns the masked text of a match, None if it is no secret.
+# Each returns the masked text of a match, None if it is not a secret.
 
 
 def _key(match: re.Match[str]) -> str | None:

@@ -49,7 +49,7 @@ class LeftOut(StrEnum):
 
 
 Counts = Counter[str]
-"""Numbers of what was left out, by `LeftOut` or `unknown`."""
+"""Numbers of left-out records, by `LeftOut` or `unknown`."""
 
 
 def unknown(kind: str, name: object) -> str:
@@ -69,7 +69,7 @@ class Session:
     messages: Sequence[dict[str, Any]]
     tools: Sequence[Any] = ()
     label: str = ""
-    """What tells it from other conversations of its file, such as the name of a sub-agent."""
+    """Its distinction from other conversations of its file, such as the name of a sub-agent."""
     project: str = ""
     """Folder that the agent worked in, empty where the log does not say."""
     time: str = ""
@@ -87,7 +87,7 @@ class Session:
 
 @dataclass(slots=True)
 class _Node:
-    """A message and the message before it, so that branches share what is before them."""
+    """A message and the message before it, so that branches share the messages before them."""
 
     message: dict[str, Any]
     before: "_Node | None"
@@ -132,7 +132,7 @@ class Draft:
         return self.last.message
 
     def mark(self, record_id: object, before: object = None) -> None:
-        """Remember that a record stands behind the last message, or where the record `before` stands."""
+        """Note that a record follows the last message, or is at the position of the record `before`."""
         if isinstance(record_id, str):
             node = self.nodes.get(before, self.last) if isinstance(before, str) else self.last
             self.nodes[record_id] = node
@@ -140,7 +140,7 @@ class Draft:
                 node.record_ids.append(record_id)
 
     def goes_back_to(self, record_id: object) -> Iterator[Session]:
-        """Continue behind the record of this id. If answers stand behind it, yield the conversation that ends here.
+        """Continue after the record of this id. If answers follow it, yield the conversation that ends here.
 
         A record that is not known changes nothing.
         """

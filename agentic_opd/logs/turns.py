@@ -1,4 +1,4 @@
-"""A conversation in text -> its turns that something or somebody replied to. Pure."""
+"""A conversation in text -> its turns with a reply. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from agentic_opd.logs.tools import plain_tools
 
 @dataclass(frozen=True, slots=True)
 class LoggedTurn:
-    """An assistant message of a log with what was before it and what came after it."""
+    """An assistant message of a log with the messages before and after it."""
 
     messages: Sequence[Message]
     """The whole conversation."""

@@ -180,7 +180,7 @@ class PluginClient:
         """Raise ServerMismatchError unless the server can stream sampled tokens."""
         if not self.info.has_plugin:
             raise ServerMismatchError(
-                f"{self.url} has no agentic_opd plugin, and what is sampled streams through it: install agentic_opd "
+                f"{self.url} has no agentic_opd plugin, which streams the sampled tokens: install agentic_opd "
                 f"{__version__} in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
             )
 

@@ -91,7 +91,7 @@ def _logprobs(token_ids: Sequence[int], rows: Sequence[Sequence[dict[int, float]
     for token, (row,) in zip(token_ids, rows, strict=True):
         first, logprob = next(iter(row.items()))
         if first != token:
-            raise ValueError(f"token {token} with the logprob of {first}")
+            raise ValueError(f"the logprob of token {token} is that of token {first}")
         logprobs.append(min(logprob, 0.0))
     return logprobs
 

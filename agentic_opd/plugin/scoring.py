@@ -147,7 +147,9 @@ def read_prompt_logprobs(answer: Any, reading: Reading, vocab_size: int | None) 
         choice = answer["choices"][0]
         echo, rows = choice.get("prompt_token_ids"), choice["prompt_logprobs"]
         if echo is not None and tuple(echo) != request.token_ids:
-            raise AlignmentError(f"the server read {len(echo)} other ids than the {len(request.token_ids)} it was sent")
+            raise AlignmentError(
+                f"the server read {len(echo)} ids, which are not the {len(request.token_ids)} that it was sent"
+            )
         check_lengths("prompt logprobs", rows=len(rows), token_ids=len(request.token_ids))
         rows = rows[-request.num_scored :]
         likely = [sorted(row.items(), key=lambda item: (-item[1]["logprob"], item[1]["rank"])) for row in rows]

@@ -69,7 +69,7 @@ def make_report(
         ConfigError: `tokenizer_name` can't be loaded.
     """
     if output.resolve() in {file.resolve() for file in files}:
-        raise PlaceError(f"--output {str(output)!r} is a file that is read; name another")
+        raise PlaceError(f"--output {str(output)!r} is an input file; choose another")
     runs: list[ShownRun] = []
     names = [file.name for file in files]
     if len(set(names)) < len(names):

@@ -54,6 +54,7 @@ class Comparison(NamedTuple):
 
 
 def compare(first: Run, second: Run) -> Comparison:
+    """Compare two runs: rates over the tasks that both have, or over all tasks if they have none in common."""
     counts = _by_task(first.rollouts), _by_task(second.rollouts)
     names = tuple(map(frozenset[str], counts))
     common = sorted(names[0] & names[1])

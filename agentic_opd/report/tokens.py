@@ -58,6 +58,7 @@ class TokenTexts:
         return f"⟨{token_id}⟩" if data is None else _with_bytes(data)
 
     def joined(self, token_ids: Iterable[int]) -> str:
+        """Return the text of consecutive tokens, which may share a character; unknown ids as `⟨ID⟩`."""
         parts = ((token_id, self._bytes(token_id)) for token_id in token_ids)
         return _with_bytes(b"".join(f"⟨{token_id}⟩".encode() if data is None else data for token_id, data in parts))
 

@@ -1,4 +1,4 @@
-"""Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and what it is rewarded for."""
+"""Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and its reward."""
 
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -71,7 +71,7 @@ class AgentConfig(Section):
     @classmethod
     def _check_mounts(cls, mounts: tuple[Path, ...]) -> tuple[Path, ...]:
         if missing := [str(path) for path in mounts if not path.exists()]:
-            raise ValueError(f"it names what is not there: {', '.join(missing)}")
+            raise ValueError(f"there is no {', '.join(missing)}")
         return mounts
 
 

@@ -77,6 +77,7 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
+        """Number of turns in all sequences of the conversation."""
         return sum(len(trace.turns) for trace in self.earlier) + len(self.turns)
 
     def prompt(self) -> list[int]:

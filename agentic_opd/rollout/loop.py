@@ -281,7 +281,7 @@ async def verified(
 async def _without_reward(episode: Episode, world: World, error: SandboxError) -> Episode:
     """Return the episode of a dead sandbox with reward 0: no result is left to verify."""
     task, turns = episode.task, len(episode.turns)
-    logger.warning("an episode of %s earns nothing: its sandbox died after turn %d: %s", task.task_id, turns, error)
+    logger.warning("an episode of %s has the reward 0: its sandbox died after turn %d: %s", task.task_id, turns, error)
     verdict = await world.verify(task, None)
     text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
     verdict = replace(verdict, passed=0, report=text, judge_report=text, score=None)

@@ -26,14 +26,14 @@ _STOPS = {
 _CAUSES = {
     NoVerdict.NOT_RUN: "a command of the tests could not run (exit code 126 or 127)",
     NoVerdict.TIMEOUT: "the tests exceeded their time limit",
-    NoVerdict.MEMORY: "the tests exceeded the memory",
-    NoVerdict.DISK: "the tests exceeded the disk space",
+    NoVerdict.MEMORY: "the tests exceeded the memory limit",
+    NoVerdict.DISK: "the tests exceeded the disk limit",
     NoVerdict.OUTPUT: "the tests printed too much",
     NoVerdict.KILLED: "a signal ended the tests",
     NoVerdict.CONTAINER_ENDED: "the container was ended during the tests, for its use of memory or disk space",
     NoVerdict.UNHEALTHY: "the health check of the container failed before the tests",
     NoVerdict.NO_REWARD: "the tests, which write a reward, wrote none",
-    NoVerdict.UNREADABLE_REWARD: "the reward that the tests wrote is no finite number",
+    NoVerdict.UNREADABLE_REWARD: "the reward that the tests wrote is not a finite number",
 }
 
 REPETITION_N = 10
@@ -89,10 +89,10 @@ EPISODE_METRICS = (
     Metric(
         "train/no_verdict",
         "episodes",
-        "number of episodes that are left out, of all other metrics too, because their tests gave no verdict",
+        "number of episodes that are left out of all other metrics because their tests gave no verdict",
     ),
     *(
-        Metric(f"train/no_verdict/{cause.value}", "episodes", f"of these, those because {text}")
+        Metric(f"train/no_verdict/{cause.value}", "episodes", f"of these, episodes without a verdict because {text}")
         for cause, text in _CAUSES.items()
     ),
 )

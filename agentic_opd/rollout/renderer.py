@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def explained_tokenizer_errors(name: str) -> Generator[None]:
     """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do.
 
-    A name that is no folder is logged, because an unreachable hub is retried for a minute.
+    A name that is not a folder is logged, because an unreachable hub is retried for a minute.
     """
     if not Path(name).is_dir():
         logger.info("the tokenizer %r is no folder here: it is loaded from the hub or its cache", name)
@@ -56,6 +56,11 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
 
 
 def load_tokenizer(name: str) -> Any:
+    """Load a tokenizer from a folder or the hub.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
     from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
 
     load: Any = AutoTokenizer.from_pretrained
@@ -188,7 +193,7 @@ def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     if unknown := [token for token in tokens if token not in vocabulary]:
         special = ", ".join(control_tokens(tokenizer).values())
         raise ConfigError(
-            f"renderer.stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {special}"
+            f"renderer.stop_tokens: {unknown[0]!r} is not a token of the tokenizer. Its special tokens: {special}"
         )
     return [vocabulary[token] for token in tokens]
 

@@ -129,7 +129,7 @@ class Continuation:
         return None if self.episode is None or self.episode.reward is None else self.episode.reward.total
 
     def is_rollout_of(self, recording: Recording) -> bool:
-        """Whether this is a rollout of the recording's task like any other: with a verdict, from the first turn on,
+        """Return whether this is an ordinary rollout of the recording's task: with a verdict, from the first turn on,
         whose prompt is the recorded one, without a hint.
         """
         if self.outcome is not ReplayOutcome.PLAYED or self.episode is None or self.hint is not None or self.turn_index:
@@ -323,7 +323,7 @@ class EpisodeReplay:
         if message != recorded_message:
             raise _unreadable(f"the tokens of turn {turn_index} are read as another message than the recorded one")
         if stop in (StopReason.CONTEXT_FULL, StopReason.RENDER_ERROR) and recorded:
-            raise _unreadable(f"the episode ends as {stop} with turn {turn_index}, the recorded one went on")
+            raise _unreadable(f"the episode ends as {stop} with turn {turn_index}, but the recorded one continued")
         has_calls = bool(message.get("tool_calls"))
         compared = self.world.comparable if has_calls else str
         pairs = zip_longest((answer["content"] for answer in recorded), (answer["content"] for answer in replayed))

@@ -202,7 +202,7 @@ class TemplateRenderer(DefaultRenderer):
         return ParsedResponse(content=content, reasoning_content=thought.text or None, tool_calls=calls)
 
     def _opens_reasoning(self, prompt_ids: Sequence[int] | None) -> bool:
-        """Return whether a prompt ends with `<think>`, behind any family's opening of the assistant's turn."""
+        """Return whether a prompt ends with `<think>`, after any family's opening of the assistant's turn."""
         ending = self._tokenizer.decode(list(prompt_ids or ())[-_ENDING_TOKENS:], skip_special_tokens=False)
         return str(ending).rstrip().endswith("<think>")
 

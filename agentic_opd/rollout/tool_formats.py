@@ -100,7 +100,7 @@ def _json_call(value: Any) -> ParsedToolCall:
 
 _PYTHON_TAG = "<|python_tag|>"
 _MAX_PASSES = 16
-"""Number of times that a text may be read as JSON: each object inside an object that is no call is tried as a call."""
+"""Number of times that a text may be read as JSON: objects inside an object that is not a call are tried as calls."""
 _BEGUN_OBJECT = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|parameters|arguments)"\s*:')
 
 

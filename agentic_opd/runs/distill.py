@@ -270,7 +270,7 @@ class _WrittenTurn(NamedTuple):
 
 
 def _written(chat: ChatFormat, prompt: list[int], before: Sequence[Message], message: Message) -> _WrittenTurn:
-    """Render a turn behind its prompt; without its reasoning, if it is not read back with it."""
+    """Render a turn after its prompt; without its reasoning, if it is not read back with it."""
     without = {name: value for name, value in message.items() if name != "reasoning_content"}
     has_reasoning = bool((message.get("reasoning_content") or "").strip())
     turn = None
@@ -329,6 +329,7 @@ def _complete(messages: Sequence[Message]) -> list[Message]:
 
 
 def arrays_of(rollout: ScoredRollout, rows: Iterable[WrittenRows], top_k: int) -> DistillArrays:
+    """Return the distillation arrays of a sequence, with one entry a token and `top_k` entries in each scored row."""
     return build_arrays(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, rows, top_k)
 
 

@@ -76,7 +76,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The lines of files and folders, and what was read, left out and skipped, as text."""
+    """The lines of files and folders, and lines about the read, left-out and skipped records."""
 
     lines: Sequence[Line]
     summary: Sequence[str]
@@ -301,7 +301,7 @@ class FileDistiller:
         if not self.keep_hints:
             return await self._group(group, has_logprobs=has_logprobs)
         if not has_logprobs:
-            raise AlignmentError("inference_logprobs are missing: hints that are kept are of a file that has them")
+            raise AlignmentError("inference_logprobs are missing, which --keep-hints needs")
         return await self._rescored(group)
 
     async def _messages(self, line: Line) -> DistilledLine:
@@ -427,7 +427,7 @@ async def distill_lines(
 ) -> Counts:
     """Distill the lines that `groups` does not have, at most `at_once` at a time; show progress, and print the counts.
 
-    A line that fails is printed and counted, and the others go on. `resumed_by` is what continues a run that ended.
+    A line that fails is printed and counted, and the others continue. `resumed_by` is the flag that resumes a run.
 
     Raises:
         ServerUnreachableError: a server is gone; finished groups are stored.

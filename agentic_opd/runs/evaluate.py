@@ -73,6 +73,7 @@ class EvalSample:
 
     @property
     def verification(self) -> Verification:
+        """The result of the hidden tests; raises AlignmentError if they have not run."""
         if self.episode.verification is None:
             raise AlignmentError(f"a sample of {self.task.task_id!r} was never verified")
         return self.episode.verification

@@ -224,7 +224,7 @@ class RunMetrics:
         return ", ".join([f"{len(collected.episodes)} rollouts since the last one", *values])
 
     def _collected(self) -> "_Collected":
-        """Return what was collected since the last logging step."""
+        """Return the data collected since the last logging step."""
         total = self.close_failures()
         failures = None if total is None else total - self._logged_close_failures
         seconds, lags = self.sample_seconds(), self.loop_lag.latest()
@@ -249,6 +249,7 @@ class RunMetrics:
         self.log = MetricFile(path, is_continued=bool(groups.finished) if groups else not self.config.overwrite)
 
     def to_wandb(self, project: str, settings: Mapping[str, Any], name: str | None, group: str | None = None) -> None:
+        """Log to a new run of Weights & Biases in place of the file."""
         self.log = WandbLog(project, name, settings, group)
 
     def destination(self) -> dict[str, str]:

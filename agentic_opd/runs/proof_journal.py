@@ -129,7 +129,7 @@ class ProofJournal:
                 else:
                     self._proofs[TurnPosition(*row["turn"])] = _RECORD.validate_python(row["proof"])
         except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise PlaceError(f"{str(self.path)!r} is no journal of proofs ({error}): move it away") from error
+            raise PlaceError(f"{str(self.path)!r} is not a journal of proofs ({error}): move it away") from error
         if digests[:1] not in ([], [self._digest]) and self._digest not in digests:
             raise PlaceError(
                 f"{str(self.path)!r} holds {len(self._proofs)} proofs of turns of {str(self.groups)!r}, which has "

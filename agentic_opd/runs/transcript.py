@@ -26,7 +26,7 @@ _MARK = "zqxqz"
 _START = "the beginning"
 """Role before the first content."""
 _SAMPLED = "a sampled turn"
-"""Role of an assistant's content that was sampled, with its stop token: the text behind it is without one."""
+"""Role of an assistant's content that was sampled, with its stop token: the text after it is without one."""
 
 _SHAPES = (
     ("user",),
@@ -118,7 +118,7 @@ class TranscriptReader:
             self._following.setdefault(before, {}).setdefault(text, after)
 
     def _behind_close(self, text: str) -> str:
-        """Return the text behind the control token that it begins with: a sampled turn holds the stop token."""
+        """Return the text after the control token that it begins with: a sampled turn holds the stop token."""
         control = control_tokens(self._chat.tokenizer).values()
         return next((text.removeprefix(token) for token in control if text.startswith(token)), text)
 

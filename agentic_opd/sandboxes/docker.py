@@ -62,7 +62,7 @@ _PASSED_ON = (
 
 PROFILE = "seccomp.json"
 
-# Nothing but built-in commands: no process can be started in a container that is full of them.
+# Built-in commands only: no process can be started in a container that is full of them.
 _KEEP = """
 echo ready
 while read -r line; do
@@ -142,7 +142,7 @@ class Engine:
         result = await self.run("image", "inspect", "--format", "{{.Id}}", image)
         if result.exit_code != 0:
             raise SandboxError(
-                f"{self.failed('image inspect', result)}. See that the engine runs and this user may use it "
+                f"{self.failed('image inspect', result)}. Check that the engine runs and that this user may use it "
                 f"(`{self.name} info`); get the image with `{self.name} pull {image}`, or name another in {setting}."
             )
 

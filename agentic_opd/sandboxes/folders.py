@@ -39,7 +39,7 @@ def owner_tag() -> str:
 def is_dead(tag: str) -> bool:
     """Return whether `tag` (or a name that begins with it) belongs to an ended process of this namespace.
 
-    Tags of other namespaces and texts that are no tag count as alive.
+    Tags of other namespaces and other texts count as alive.
     """
     match = _TAG.fullmatch(tag)
     return match is not None and match[3] == _host_and_namespace() and _start_of(int(match[1])) != int(match[2])

@@ -186,7 +186,7 @@ def _opened(parent: int, name: str, path: str, *, entries: Iterator[int]) -> Ite
 
 
 def _content(work: int, path: str) -> bytes | None:
-    """Return the file's bytes; None if it can't be read, or is no regular file any more."""
+    """Return the file's bytes; None if it can't be read, or is no longer a regular file."""
     *folders, name = path.split("/")
     folder = os.dup(work)
     try:

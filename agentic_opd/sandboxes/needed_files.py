@@ -46,7 +46,7 @@ class _Names:
 
     def __init__(self, paths: Collection[str]) -> None:
         self._paths: dict[str, list[str]] = {}
-        self._odd: list[tuple[str, str]] = []  # Names that are no words, and their paths.
+        self._odd: list[tuple[str, str]] = []  # Names that are not words, and their paths.
         for path in sorted(paths):
             name = path.rpartition("/")[2]
             for word in {path, name, name.removesuffix(".py")}:

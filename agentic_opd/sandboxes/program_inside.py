@@ -1,6 +1,6 @@
 """A program that runs another one inside a sandbox, and connects it to one server outside.
 
-It is started as `python -I -S -c SOURCE`, and so imports nothing but the standard library (Python 3.8 or later).
+It is started as `python -I -S -c SOURCE`, and so imports only the standard library (Python 3.8 or later).
 program.py writes its input, one line of JSON on stdin. It listens on a free port of the sandbox's 127.0.0.1, and
 forwards every request to a Unix socket. Its output and exit code are those of the other program.
 """
@@ -83,7 +83,7 @@ def _answer(client: socket.socket, job: dict[str, Any]) -> None:
 
 
 def _head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Read a request's head and the bytes behind it; both are empty if it breaks off or is too long."""
+    """Read a request's head and the bytes after it; both are empty if it breaks off or is too long."""
     received = b""
     while b"\r\n\r\n" not in received:
         chunk = client.recv(65536)

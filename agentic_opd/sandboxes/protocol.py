@@ -116,7 +116,7 @@ class HostedSandbox(Protocol):
 
 @runtime_checkable
 class BusySandbox(Protocol):
-    """A sandbox that ends all processes behind each command, and can run one that does not."""
+    """A sandbox that ends all processes after each command, and can run one that does not."""
 
     async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
         """As `Sandbox.run`, beside a command that may be running; nothing else is ended."""

@@ -106,7 +106,7 @@ async def _run_beside(sandbox: Sandbox, command: str) -> CommandResult:
 def unpacked(archive: bytes) -> dict[str, bytes]:
     """Return the regular files of a tar archive with names in UTF-8.
 
-    Complete members count if it ends early, or is no archive because the agent replaced `tar`.
+    Complete members count if it ends early, or is not an archive because the agent replaced `tar`.
     """
     files: dict[str, bytes] = {}
     ends_early = (tarfile.TarError, ValueError, OverflowError, OSError)

@@ -15,7 +15,7 @@ def decoded(data: bytes) -> Image.Image:
     """Decode a picture to RGB; transparent parts become white.
 
     Raises:
-        RouteError: the data is no whole picture of a known format, is animated, or has too many pixels.
+        RouteError: the data is not a complete picture of a known format, is animated, or has too many pixels.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:

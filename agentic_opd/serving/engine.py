@@ -252,7 +252,7 @@ async def outputs(
 
 def _check_done(output: RequestOutput) -> None:
     if any(completion.finish_reason in ("abort", "error") for completion in output.outputs):
-        raise RetryableRequestError("the engine gave the request up before it was done; ask again")
+        raise RetryableRequestError("the engine aborted the request before it was done; send it again")
 
 
 async def _with_tensors(

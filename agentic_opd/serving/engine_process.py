@@ -33,7 +33,7 @@ def register() -> None:
 def limit_cache_hits() -> None:
     """Make vLLM's cache lookup obey `MOST_CACHED`.
 
-    vLLM computes logprobs of a prompt only behind the cache hit, which covers a whole turn that was sampled here.
+    vLLM computes logprobs of a prompt only after the cache hit, which covers a whole turn that was sampled here.
     vLLM's own setting `skip_reading_prefix_cache` avoids the hit altogether, and computes the whole context again.
     """
     from vllm.v1.core.kv_cache_manager import KVCacheManager

@@ -126,7 +126,7 @@ class HeldImages:
         digests, pixels = [ref.digest for ref in refs], [image.pixels for image in images]
         rendered = await self._rendered(engine, prompt, digests, pixels)
         if len(rendered["prompt_token_ids"]) != len(token_ids):
-            raise RouteError(name, "the model's processor writes these pictures otherwise when they are together")
+            raise RouteError(name, "the model's processor writes these pictures differently when they are together")
         rendered["prompt_token_ids"] = token_ids
         return rendered
 

@@ -57,7 +57,7 @@ class Group(ABC):
         """
         if self._results is not None:
             self._results.put((None, RuntimeError("the group was closed")))
-        with suppress(RuntimeError):  # A member that hangs can't be told; the process ends without it.
+        with suppress(RuntimeError):  # A member that hangs can't be notified; the process ends without it.
             within(timedelta(0) if self._is_busy else _CLOSING, "leaving the group", self._leave)
 
     @abstractmethod

@@ -110,7 +110,7 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
             raise RouteError(
                 None,
                 f"this server has no memory to load an adapter ({shortened(str(error))}). The loaded ones are "
-                "unchanged. Asking again won't help: restart it with a lower --max-adapters or "
+                "unchanged. A retry won't help: restart it with a lower --max-adapters or "
                 "--gpu-memory-utilization",
                 409,
                 "out_of_memory",
@@ -198,8 +198,8 @@ async def restore(state: PluginState, error: Exception) -> None:
     if is_out_of_memory_now:
         raise RouteError(
             None,
-            f"this server has no memory to load weights ({shortened(str(error))}). {outcome} Asking again won't help. "
-            "Leave it more: lower its --gpu-memory-utilization or --max-model-len, or give the trainer another GPU or "
+            f"this server has no memory to load weights ({shortened(str(error))}). {outcome} A retry won't help. "
+            "Free memory: lower its --gpu-memory-utilization or --max-model-len, or give the trainer another GPU or "
             "less of this one (train.micro_tokens)",
             409,
             "out_of_memory",

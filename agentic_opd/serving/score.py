@@ -180,7 +180,7 @@ def check_ids_of(body: ScoreBody, state: PluginState) -> None:
         for number in sequence.ids_of:
             source = body.sequences[number] if number < len(body.sequences) else None
             if source is None or source.unless_weight_version is not None:
-                raise RouteError(name, f"{number} is no sequence of the body that is always scored")
+                raise RouteError(name, f"{number} is not a sequence of the body, or not one that is always scored")
             if source.token_ids[-source.num_scored :] != sequence.token_ids[-sequence.num_scored :]:
                 raise RouteError(name, f"sequence {number} has other scored tokens")
             count += source.top_k or body.top_k
@@ -189,7 +189,7 @@ def check_ids_of(body: ScoreBody, state: PluginState) -> None:
     try:
         TopologicalSorter({number: sequence.ids_of for number, sequence in enumerate(body.sequences)}).prepare()
     except CycleError as error:
-        raise RouteError("sequences", f"ids_of of {error.args[1]} wait for each other") from error
+        raise RouteError("sequences", f"ids_of of {error.args[1]} refer to each other in a cycle") from error
 
 
 def check_top_k(name: str, top_k: int, state: PluginState) -> None:

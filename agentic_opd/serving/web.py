@@ -116,7 +116,9 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         message, path = match.groups() if match else (text, "")
         named = _FIELD.fullmatch(message)
         field = ".".join(filter(None, (path, named and named[1])))
-        raise RouteError(field or None, message if field else f"the JSON is not what is expected: {message}") from error
+        raise RouteError(
+            field or None, message if field else f"the JSON has another form than expected: {message}"
+        ) from error
     except RecursionError as error:
         raise RouteError(None, "the body is not JSON that can be read: it is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -329,7 +331,7 @@ class KeyGuard:
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:
-        """Return whether anybody may send the request; browsers send preflights (OPTIONS) without keys."""
+        """Return whether any client may send the request; browsers send preflights (OPTIONS) without keys."""
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
         return scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/") in OPEN_ROUTES

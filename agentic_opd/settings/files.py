@@ -139,7 +139,7 @@ def read_yaml(path: Path, kind: SettingsKind) -> dict[str, Any]:
 
 
 def _json_row(line: str) -> dict[str, Any]:
-    """Return the line as a row of JSONL; empty if it is none."""
+    """Return the line as a row of JSONL; empty if it is not one."""
     with suppress(ValueError, RecursionError):
         row = read_json(line)
         if isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""Flags of settings (`--env.judge.temperature 0.5`): where they stand on a command line, and how values are read.
+"""Flags of settings (`--env.judge.temperature 0.5`): their positions on a command line, and how values are read.
 
 Flags are taken from the command line before argparse reads the rest, because which settings there are may depend on
 other settings (`env.sandbox.type`).
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*")
 
 @dataclass(frozen=True, slots=True)
 class FlagText:
-    """The texts behind a flag on the command line; none for a flag without a value."""
+    """The values after a flag on the command line; empty for a flag without one."""
 
     flag: str
     texts: tuple[str, ...]
@@ -53,7 +53,8 @@ class FlagText:
         if text.lower() in ("null", "none") and NoneType in kinds:
             return None
         is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
-        if is_text and get_origin(annotation) not in (dict, list, tuple):
+        origin = get_origin(annotation)
+        if is_text and not (isinstance(origin, type) and issubclass(origin, Collection)):
             return text
         return self.data()
 
@@ -122,7 +123,9 @@ def add_settings(
 
     Help shows the groups that `mode` needs (None: all), and of those the fields and sections in `effective`, if given.
     """
-    sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
+    *names, last = models
+    listed = f"{', '.join(names)} and {last}" if names else last
+    sections = "settings" if "" in models else f"the sections {listed}"
     usage = " ".join(f"[--{dotted(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
     parser.usage = f"{parser.prog} [--config FILE] {usage}"

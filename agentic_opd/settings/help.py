@@ -14,7 +14,7 @@ from agentic_opd.settings.fields import CUSTOM, NO_EFFECT, Mode, SettingGroup
 from agentic_opd.settings.listing import Setting, settings_in
 
 _RULES = """\
-Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
+Flags override the YAML file, and the file overrides the defaults. Values are read as YAML: 8, true, null, {key: value}.
 """
 
 
@@ -47,7 +47,7 @@ class SettingsHelp:
         self._models, self._mode, self._effective = models, mode, effective
 
     def first(self) -> str:
-        """Return the settings that people set first, and the names of all groups."""
+        """Return the most used settings, and the names of all groups."""
         rows = [
             row
             for row in self._rows(all_types=False)
@@ -55,7 +55,7 @@ class SettingsHelp:
         ]
         width = max(map(len, self.groups()))
         groups = (f"  {name:<{width}}  {group.title}" for name, group in self.groups().items())
-        footer = ["--help GROUP shows one group of settings, --help all all of them. Groups:", *groups, "", _RULES]
+        footer = ["--help GROUP shows one group of settings, --help all shows all. Groups:", *groups, "", _RULES]
         return "\n".join([_rendered(rows), *footer])
 
     def of_group(self, name: str) -> str | None:

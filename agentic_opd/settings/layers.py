@@ -128,7 +128,7 @@ class Merge:
                 names a variable of the environment.
         """
         if isinstance(entry, _FlagTree):
-            raise ConfigError(f"{dotted(path, next(iter(entry)))} is unknown: {path} is one value")
+            raise ConfigError(f"{dotted(path, next(iter(entry)))} is unknown: {path} is a single value")
         value = entry.value(info.annotation) if isinstance(entry, FlagText) else entry
         if isinstance(value, bool) and value_kind(info.annotation) in ("N", "X"):
             raise ConfigError(f"{path}: expected a number, got {str(value).lower()}")
@@ -184,7 +184,7 @@ class Merge:
         return settings
 
     def _refuse(self, path: str, model: type[BaseModel], kinds: Kinds | None, type_name: str) -> None:
-        """Add a sentence about a name that is no setting: an old name, or one of another command or type, or wrong."""
+        """Add a sentence about a name that is not a setting: old, wrong, or of another command or type."""
         below = path.removeprefix(f"{self._prefix}.") if self._prefix else path
         section, _, name = path.rpartition(".")
         outermost = old_names.RENAMED.get(below, below).partition(".")[0]
@@ -210,6 +210,6 @@ class Merge:
     def _owners(self, name: str, kinds: Kinds) -> list[str]:
         owners: list[str] = []
         for kind in kinds.names():
-            with suppress(ValueError):  # A type whose settings can't be read is no answer to a name of another one.
+            with suppress(ValueError):  # Do not suggest a type whose settings can't be read.
                 owners += [kind] if name in kinds.model_of(kind).model_fields else []
         return owners

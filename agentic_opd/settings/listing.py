@@ -1,7 +1,7 @@
 """Settings as a list, for help, pages and messages: each by its dotted name, with its group, default and value."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from inspect import get_annotations
@@ -148,10 +148,11 @@ def value_kind(annotation: Any) -> str:
         return "{" + ",".join(map(str, kinds)) + "}"
     if annotation == list[Path]:
         return "FILE"
-    if origin in (list, tuple):
-        return f"[{value_kind(kinds[0])}, ...]"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    container = origin if isinstance(origin, type) else annotation
+    if isinstance(container, type) and issubclass(container, Mapping | BaseModel):
         return "{KEY: VALUE}"
+    if kinds and isinstance(origin, type) and issubclass(origin, Collection):
+        return f"[{value_kind(kinds[0])}, ...]"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "{" + ",".join(str(member.value) for member in annotation) + "}"
     kind = getattr(annotation, "__name__", "")

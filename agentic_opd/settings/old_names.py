@@ -1,4 +1,4 @@
-"""Names of settings in earlier versions: the one table of what was renamed and what was removed.
+"""Names of settings in earlier versions: the table of renamed and removed settings.
 
 Names are those of the environment and the gateway, without `env.`.
 """

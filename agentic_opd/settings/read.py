@@ -102,7 +102,7 @@ def _model(model: type[BaseModel], prefix: str, values: dict[str, Any], wrong: l
 
 
 def wrong_values(error: ValidationError, prefix: str, names: Sequence[str]) -> Iterable[str]:
-    """Yield what is wrong with each setting and its value; for secrets, without the value.
+    """Yield the problem of each setting, with its value; for secrets, without the value.
 
     `prefix` precedes the names of the error's fields (`env.world`), and `names` are all dotted names.
     """

@@ -30,7 +30,7 @@ def load_named(setting: str, name: str, kind: str) -> Any:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
         forms = f"FILE.py:{kind.upper()} or package.module:{kind.upper()}"
-        raise ConfigError(f"{setting}: {name!r} names no {kind}: expected {forms}")
+        raise ConfigError(f"{setting}: {name!r} does not name a {kind}: expected {forms}")
     try:
         return getattr(_module(setting, source), attribute, None)
     except ConfigError:

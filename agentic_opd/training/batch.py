@@ -91,6 +91,7 @@ class TrainBatch:
 
     @property
     def turn_count(self) -> int:
+        """Number of turns, counted as runs of sampled positions."""
         return int(turn_starts(self.sampled_BT).sum())
 
     def count(self, config: LossConfig) -> float:
@@ -108,8 +109,8 @@ class TrainBatch:
             raise ConfigError(
                 f"loss.{parts[0]}: tokens of sequence {int(self.greedy_BT.any(-1).nonzero()[0])} were sampled at "
                 "temperature 0, where the policy has one token and no distribution. Sample at a temperature above 0, "
-                "give weights to the divergences alone, or set loss.temperature to a number, as which these tokens "
-                "count then"
+                "give weights to the divergences alone, or set loss.temperature to the number with which these tokens "
+                "should count"
             )
         divide = config.divide_by_std
         advantages_B = group_advantages(

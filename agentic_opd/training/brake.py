@@ -75,6 +75,7 @@ class Version:
 
     @property
     def mean(self) -> float:
+        """Mean score over the tasks, in [0, 1]."""
         return fmean(self.scores.values())
 
 
@@ -198,7 +199,7 @@ class Brake:
         scores = read_scores(samples, number)
         if len(scores) < self._settings.bound**2:
             raise ConfigError(
-                f"brake.command evaluates {len(scores)} tasks, and no fall of so few reaches brake.bound "
+                f"brake.command evaluates {len(scores)} tasks, too few for a fall to reach brake.bound "
                 f"{self._settings.bound:g}: evaluate at least {int(self._settings.bound**2) + 1} tasks, or lower the "
                 "bound"
             )
@@ -223,6 +224,11 @@ class Brake:
         return True
 
     def falls(self, version: Version) -> list[Fall]:
+        """Return the comparison with each kept version.
+
+        Raises:
+            EvaluationFailedError: the versions were evaluated on different tasks.
+        """
         return [compare(version, earlier) for earlier in self.versions]
 
     def is_bad(self, falls: Sequence[Fall]) -> bool:

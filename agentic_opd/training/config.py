@@ -133,9 +133,9 @@ class LossConfig(BaseModel):
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.hint.control). The gap of token_advantage, "
-        "combined and custom parts uses the control's reading as its baseline, and the divergences use a target that "
-        "moves the policy by the difference of both readings.",
+        description="Learn only the effect of the hint beyond that of a control hint (env.hint.control). The gap of "
+        "token_advantage, combined and custom parts uses the control's reading as its baseline, and the divergences "
+        "use a target that moves the policy by the difference of both readings.",
     )
     contrast_reference: Literal["start", "batch"] = Field(
         default="start",
@@ -192,7 +192,7 @@ class LossConfig(BaseModel):
     )
     turn_weight_source: Literal["votes", "gap"] = Field(
         default="votes",
-        description="turn_weights trajectory: what a weight is proportional to: the number of the judge's votes for a "
+        description="turn_weights trajectory: measure of the weights: the number of the judge's votes for a "
         "hint (votes), or the mean |gap| of the turn's scored tokens (gap).",
     )
     skip_special_tokens: bool = Field(
@@ -645,7 +645,7 @@ class TrainerConfig(BaseModel):
         }
         if named := [name for name, is_set in wrong.items() if is_set]:
             raise ValueError(
-                f"learners.folder goes on where it was, with groups of its own: leave out {', '.join(named)}"
+                f"learners.folder always continues, with the learners' own groups: leave out {', '.join(named)}"
             )
 
 

@@ -66,7 +66,7 @@ class LearnerQueue:
     """
 
     def __init__(self, folder: Path, batch_size: int, max_token_len: int) -> None:
-        """Read the lines of a learner's folder, behind those that are in the weights from which it started.
+        """Read the lines of a learner's folder, after those that are in the weights from which it started.
 
         A learner without a file has none.
 
@@ -188,7 +188,7 @@ def _lines_of(path: Path) -> Iterator[tuple[str, _QueuedLine]]:
 
 
 class Standing(NamedTuple):
-    """Where a learner stands: its checkpoints, compared with its groups."""
+    """The state of a learner: its checkpoints, compared with its groups."""
 
     good: Path | None
     """The newest checkpoint of which all groups are there; None: the start."""

@@ -288,7 +288,7 @@ class LearnersTrainer:
     def _fork(self, name: str) -> None:
         """Give a new learner the newest version of `learners.start`, if that has one.
 
-        The file that says so is written last: without it, a checkpoint there has groups of nobody, and is removed.
+        The file of the start is written last: without it, a checkpoint there belongs to no learner, and is removed.
         """
         folder, start, origin = self._root / name, LearnerStart(), self.config.learners.start
         if origin is not None and origin != name and not checkpoints(folder / "checkpoints"):

@@ -408,7 +408,7 @@ def custom_part(name: str) -> LossPart:
     """Import a part of the loss by `FILE.py:NAME` or `package.module:NAME`; its `values` are checked at each call.
 
     Raises:
-        ConfigError: the file or the name does not exist, the import fails, or the function is no `loss_part` or has
+        ConfigError: the file or the name does not exist, the import fails, or the function is not a `loss_part` or has
             other parameters.
     """
     part = load_named("loss.custom", name, "function")
@@ -443,7 +443,7 @@ _PARAMETERS = ("inputs", "config", "mask_BT")
 
 
 def _problem(values_BT: object, x: LossInputs, mask_BT: Tensor) -> str:
-    """Return what is wrong with the values of a user's part; an empty text if nothing is."""
+    """Return the problem of the values of a user's part; empty if there is none."""
     shape = list(mask_BT.shape)
     if not isinstance(values_BT, Tensor):
         return f"returned {type(values_BT).__name__}, expected a tensor [B, T] = {shape}"

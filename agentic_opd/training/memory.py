@@ -16,7 +16,7 @@ SPARE = 0.2
 CHUNK_VALUES = 2**24
 """Number of logits in memory at a time (`logprobs.head_logprobs`); one position, if the vocabulary is larger."""
 MAX_PART_TOKENS = 32_768
-"""Largest part that is chosen: longer ones are no faster."""
+"""Largest part that is chosen: longer parts are not faster."""
 MIN_PART_TOKENS = 4_096
 """Part below which the layers' products do not fill a GPU: layers are recomputed rather than split further."""
 _CHUNK_BYTES = 14
@@ -113,6 +113,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: TrainerConfig, processes: int = 1) -> "Recipe":
+        """Return the recipe of a trainer's settings, with the weights sharded over `processes`."""
         needs_start = config.loss.reads_start or config.measure_start
         return cls(
             is_bf16=config.precision == "bf16",

@@ -115,7 +115,7 @@ TRAINER_METRICS = (
     Metric("score_mean", "score", "mean of the batch's scores"),
     Metric("groups", "groups", "groups in the batch"),
     Metric(
-        "duplicates", "groups", "groups that were received twice, or stand in two files, and left out, since the start"
+        "duplicates", "groups", "groups left out since the start, because they were received twice or are in two files"
     ),
     Metric("too_long", "groups", "groups of the files that are left out: a sequence is longer than `max_token_len`"),
     Metric(

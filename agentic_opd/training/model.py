@@ -243,7 +243,7 @@ class MovingAverage:
             ValueError: they belong to other parameters.
         """
         if state.keys() != self._averages.keys():
-            raise ValueError("the saved average is of other parameters")
+            raise ValueError("the saved average has other parameters")
         for name, value in state.items():
             self._averages[name].copy_(value)
 
@@ -342,6 +342,7 @@ def without_aliases(model: Any, weights: Mapping[str, Value]) -> dict[str, Value
 
 
 def base_of(model: Any) -> Any:
+    """Return the model below peft's adapters; a model without adapters is returned as it is."""
     return model.get_base_model() if hasattr(model, "merge_adapter") else model
 
 

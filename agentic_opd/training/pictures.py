@@ -50,11 +50,11 @@ class PictureInputs(NamedTuple):
     """What a forward pass of padded sequences with pictures needs beside the attention mask."""
 
     input_ids_BT: Tensor
-    """The tokens; a placeholder that is no picture's is replaced by another token."""
+    """The tokens; a placeholder without a picture is replaced by another token."""
     pixels: dict[str, Tensor]
     """The model's arguments: `pixel_values`, `pixel_attention_mask`, ..."""
     stray_BT: Tensor
-    """bool: placeholders that are no picture's: a client wrote one, or the policy sampled it."""
+    """bool: placeholders without a picture: a client wrote one, or the policy sampled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class PictureReader:
                 token, of_server = (ids[shared] if shared < len(ids) else "none" for ids in (written, recorded))
                 raise AlignmentError(
                     f"{name}, position {image.offset + shared}: the processor of {self.family} writes "
-                    f"{len(written)} tokens for the picture {image.digest} and vLLM wrote {len(recorded)}; token "
+                    f"{len(written)} tokens for the picture {image.digest}, but vLLM wrote {len(recorded)}; token "
                     f"{shared} is {token} here and {of_server} there. Was the server started with other settings of "
                     "the processor (--mm-processor-kwargs), or with another model?"
                 )

@@ -319,7 +319,7 @@ class GroupFiles:
         """Log the groups that are left out, and check that the loss can learn from the others."""
         duplicates, too_long = self._left_out["duplicates"], self._left_out["too_long"]
         if duplicates:
-            logger.warning("%d groups stand in two of the files: each is trained on once in a pass", duplicates)
+            logger.warning("%d groups are in two of the files: each is trained on once in a pass", duplicates)
         if too_long:
             limit = self._config.max_token_len
             logger.warning("%d groups are left out: a sequence is longer than max_token_len, %d", too_long, limit)

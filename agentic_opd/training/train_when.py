@@ -137,8 +137,9 @@ async def requests_of(server: JsonClient) -> ServerRequests:
         raise ServerMismatchError(f"{server.base_url}/metrics has a count that is no number: {error}") from error
     if missing := [name for name in (*_IN_PROGRESS, _FINISHED) if name not in totals]:
         raise ServerMismatchError(
-            f"{server.base_url}/metrics has no {' and no '.join(missing)}, by which train_when idle sees requests: "
-            "start vLLM without --disable-log-stats, or set train_when to always or to hours such as 22:00-06:00"
+            f"{server.base_url}/metrics has no {' and no '.join(missing)}, which train_when idle needs to count "
+            "requests: start vLLM without --disable-log-stats, or set train_when to always or to hours such as "
+            "22:00-06:00"
         )
     return ServerRequests(sum(totals[name] for name in _IN_PROGRESS), totals[_FINISHED])
 
@@ -147,7 +148,7 @@ def read_counts(text: str) -> dict[str, float]:
     """Return vLLM's counts of requests in Prometheus' text format by name, summed over their labels.
 
     Raises:
-        ValueError: a count is no number.
+        ValueError: a count is not a number.
     """
     totals: dict[str, float] = {}
     for line in text_lines(text):

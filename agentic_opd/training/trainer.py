@@ -104,7 +104,7 @@ def open_trainer(config: TrainerConfig) -> "Trainer":
 def prepare_folders(config: TrainerConfig, world: DistContext) -> None:
     """Make `output_dir`; with `overwrite` and without `resume`, remove the files of an earlier run."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
-    if world.is_first and not config.resume:  # `check_new` takes a run that ended before its first step for none.
+    if world.is_first and not config.resume:  # `check_new` does not detect a run that ended before its first step.
         shutil.rmtree(config.output_dir / FOLDER, ignore_errors=True)
     if world.is_first and config.overwrite and not config.resume:
         for folder in (_checkpoints(config), config.output_dir / "brake"):

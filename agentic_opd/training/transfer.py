@@ -72,7 +72,8 @@ class WeightSender:
             is_sent = True
         except RuntimeError as error:
             raise ServerUnreachableError(
-                f"a server left while it was sent version {version}: {error}. Start it, then the trainer with resume."
+                f"a server disconnected while it received version {version}: {error}. Start it, then the trainer with "
+                "resume."
             ) from error
         finally:
             if not is_sent:

@@ -19,7 +19,7 @@ from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 _DESCRIPTION = """\
-Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
+Start all parts of a training loop from one file: vLLM servers, the trajectory API, environments or a gateway, and the
 trainer. Each part starts when the parts that it needs answer. When the trainer ends, or a part dies, all parts are
 stopped; --resume continues from the last checkpoint."""
 _EPILOG = f"""\
@@ -85,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> UpConfig:
+    """Read a file of `up`.
+
+    Raises:
+        ConfigError: the file can't be read, or has wrong settings; the message has all of them.
+    """
     wrong: list[str] = []
     config = validated(UpConfig, "", [[read_yaml(path, "loop")]], wrong)
     refuse(wrong)

@@ -71,7 +71,7 @@ class EnvironmentConfig(PartConfig):
     @model_validator(mode="after")
     def _check_script(self) -> "EnvironmentConfig":
         if self.script is not None and self.mode == "gateway":
-            raise ValueError("script is an environment of your own: it goes with mode serve")
+            raise ValueError("script is your own environment, which needs mode serve")
         return self
 
 
@@ -135,7 +135,7 @@ class UpConfig(BaseModel):
             raise ValueError("no server serves the policy")
         for role in ("judge", "teacher"):
             if sum(server.serves == role for server in self.servers.values()) > 1:
-                raise ValueError(f"several servers serve the {role}, and an environment asks one")
+                raise ValueError(f"several servers serve the {role}, but an environment uses only one")
         if len(models := {server.model for server in self.policies}) > 1:
             raise ValueError(f"servers of the policy have different models: {', '.join(sorted(models))}")
         return self

@@ -62,7 +62,7 @@ def missing_libraries(config: UpConfig, settings: Mapping[str, Any]) -> Iterator
 
 
 def _runs_program(env: Any) -> bool:
-    """Whether a program of the settings replaces the agent loop, through its own gateway."""
+    """Return whether a program of the settings replaces the agent loop, through its own gateway."""
     agent = getattr(env, "agent", None)  # A gateway and a custom script have none.
     return agent is not None and agent.command is not None
 

@@ -190,7 +190,7 @@ async def is_ready(url: str, process: Process, limit_s: float) -> bool:
 
 
 async def end_group(process: Process, limit_s: float) -> None:
-    """Ask a process to end, and kill what is left of its group after `limit_s`."""
+    """Ask a process to end, and kill the rest of its group after `limit_s`."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

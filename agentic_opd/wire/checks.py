@@ -116,7 +116,7 @@ def _read(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
 
 
 def _check_entries(rollout: ScoredRollout, where: str, problems: list[Problem]) -> None:
-    """Add a problem for each array or row with an entry that is no id or number."""
+    """Add a problem for each array or row with an entry that is not an id or number."""
     if not _are_ids(rollout.tokens_T):
         problems.append(Problem(where, "tokens: expected token ids"))
     validated(_MASKS, rollout.masks_T, problems, where, "masks")
@@ -472,7 +472,9 @@ def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
         assistant = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
         context = [turn.message_index for turn in rollout.context_turns]
         if wrong := [index for index in context if index not in assistant] or len(context) != len(set(context)):
-            yield Problem("", f"opd context_turns: messages {wrong or context} are not the assistant's, or stand twice")
+            yield Problem(
+                "", f"opd context_turns: messages {wrong or context} are not the assistant's, or are listed twice"
+            )
         elif len(assistant) != len(rollout.turns) + len(context):
             context_part = f" and {len(context)} context turns" if context else ""
             records = f"{len(rollout.turns)} records{context_part}"
@@ -511,7 +513,7 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
 
 
 def _is_contrast(turn: TurnRecord) -> bool:
-    """Whether the turn's refuted hint is its control, and its rows are without a hint."""
+    """Return whether the turn's refuted hint is its control, and its rows are without a hint."""
     return turn.control is not None and turn.control.kind == "refuted"
 
 

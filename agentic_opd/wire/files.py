@@ -180,7 +180,7 @@ def has_lines(path: Path) -> bool:
 
 
 _REMOVED = {"hint_overlap": "sequence"}
-"""Settings that earlier versions had, with the value of what is done now."""
+"""Settings that earlier versions had, with the value that today's behaviour has."""
 _ADDED = {
     **{"hint.proof.type": "none", "hint.proof.join": 0, "hint.proof.refuted": "drop"},
     **{"judge.max_turns": 3, "judge.scope": "turn", "judge.when": "always"},

@@ -251,7 +251,7 @@ class TurnRecord:
     evidence: Annotated[tuple[EvidenceKind, ...], _IF_ANY] = ()
     """Kinds of evidence shown to the judge, in order."""
     step_votes: Annotated[tuple[Annotated[StepScore | None, BeforeValidator(_no_flags)], ...], _IF_ANY] = ()
-    """Votes on the second question (did the turn do what was wanted?); None for an unreadable vote."""
+    """Votes on the second question (did the turn do what the user wanted?); None for an unreadable vote."""
     truncated: Annotated[bool, Field(strict=True), _IF_ANY] = False
     """Whether the turn was cut off at a token limit."""
     baseline_logprobs: Annotated[tuple[Logprob, ...] | None, _IF_KNOWN] = None
@@ -626,6 +626,7 @@ class ScoredGroup:
 
     @property
     def scores(self) -> list[float]:
+        """One score for each sequence."""
         return [rollout.score for rollout in self.rollouts]
 
     @property

@@ -114,6 +114,7 @@ class Chain(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
+    """Return the SHA-256 in hexadecimal."""
     return sha256(data).hexdigest()
 
 
@@ -123,6 +124,7 @@ def line_sha256(line: bytes) -> str:
 
 
 def settings_sha256(settings: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the settings as JSON with sorted keys."""
     return digest_of(json.dumps(settings, sort_keys=True).encode())
 
 

@@ -70,7 +70,8 @@ def settings_model(kind: type[Any]) -> type[WorldSettings]:
         fields[name] = (types.get(name, Any), Field(default, description=described.get(name)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # Of a parameter with the name of a method of the model.
+            # pydantic warns if a parameter has the name of a method of the model.
+            warnings.simplefilter("ignore", UserWarning)
             return create_model(f"{kind.__name__}Settings", __base__=WorldSettings, **fields)
     except Exception as error:
         raise ConfigError(f"env.world: the parameters of {kind.__name__} can't be settings: {error}") from error

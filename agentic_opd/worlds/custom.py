@@ -83,6 +83,8 @@ class Checks:
     """Report for readers who may know the task's secret. Empty: the counts."""
     judge_report: str = ""
     """Report for the judge, whose hints the policy learns from; must not reveal the secret. Empty: the counts."""
+    score: float | None = None
+    """Score in [0, 1] that is rewarded, in place of `passed / total`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class CustomWorld:
 
 
 def world_problems(hooks: CustomWorld) -> list[str]:
-    """Return what is wrong with a world's hooks and tools, without calling any of them; empty if nothing is."""
+    """Return the problems of a world's hooks and tools, without calling any of them."""
     problems = [problem for name in _HOOKS if (problem := _hook_problem(hooks, name))]
     for name in _tool_names(type(hooks)):
         try:
@@ -299,7 +301,7 @@ class HookedWorld:
         except Exception as error:
             raise self.raised("comparable", error) from error
         if not isinstance(compared, str):
-            raise self.failure("comparable", f"comparable gave {type(compared).__name__}, expected text")
+            raise self.failure("comparable", f"comparable returned {type(compared).__name__}, expected text")
         return compared
 
     @property
@@ -322,7 +324,7 @@ class HookedWorld:
         """
         tasks, held_out = await self._tasks_of("tasks"), await self._tasks_of("eval_tasks")
         if not tasks:
-            raise self.failure("tasks", "tasks gave none")
+            raise self.failure("tasks", "tasks returned no task")
         if not self.tools and tasks[0].tools:
             self.tools = tasks[0].tools  # What the checks at start-up render.
         if held_out is not None:
@@ -339,7 +341,7 @@ class HookedWorld:
             return None
         for task in tasks:
             if not isinstance(task, Task):
-                raise self.failure(name, f"{name} gave {type(task).__name__}, expected Task")
+                raise self.failure(name, f"{name} returned {type(task).__name__}, expected Task")
             backend = self.config.sandbox.type if self.has_sandbox else "none"
             if task.image is not None and backend != "docker":
                 raise ConfigError(
@@ -347,7 +349,7 @@ class HookedWorld:
                 )
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
-            raise self.failure(name, f"{name} gave {count} tasks of the id {task_id!r}")
+            raise self.failure(name, f"{name} returned {count} tasks of the id {task_id!r}")
         return await asyncio.to_thread(lambda: [self._complete(task) for task in tasks])
 
     def _complete(self, task: Task) -> Task:
@@ -422,18 +424,18 @@ class HookedWorld:
             result, text = cast(tuple[Any, Any], result)
         result = _as_python(result)
         if not isinstance(text, str):
-            raise self.failure("verify", f"verify gave a text of type {type(text).__name__}")
+            raise self.failure("verify", f"verify returned a text of type {type(text).__name__}")
         if isinstance(result, int | float) and 0 <= result <= 1:
             text = well_formed(text or f"The result is {result:.15g} of 1.")
             return Verification.of_score(float(result), text, text, made_by=left.made_by)
         if not isinstance(result, Checks):
             shown_result = repr(result) if isinstance(result, int | float) else type(result).__name__
             raise self.failure(
-                "verify", f"verify gave {shown_result}, expected a number in [0, 1], Checks, or either with a text"
+                "verify", f"verify returned {shown_result}, expected a number in [0, 1], Checks, or either with a text"
             )
         counted = (_as_python(result.passed), _as_python(result.total))
         if not {*map(type, counted)} <= {int, bool}:
-            raise self.failure("verify", f"verify gave {result.passed!r} of {result.total!r}, expected counts")
+            raise self.failure("verify", f"verify returned {result.passed!r} of {result.total!r}, expected counts")
         passed, total = map(int, counted)  # A bool is an int in Python but not in JSON.
         counts = f"{passed} of {total} checks passed."
         try:
@@ -444,9 +446,10 @@ class HookedWorld:
                 well_formed(text or result.report or counts),
                 well_formed(text or result.judge_report or counts),
                 made_by=left.made_by,
+                score=None if result.score is None else float(result.score),
             )
-        except AlignmentError as error:
-            raise self.failure("verify", f"verify gave wrong Checks: {error}") from error
+        except (AlignmentError, TypeError, ValueError) as error:
+            raise self.failure("verify", f"verify returned wrong Checks: {error}") from error
 
     async def check(self) -> None:
         """See `core.types.World`."""
@@ -575,7 +578,7 @@ class HookedSession:
     state: Any = None
     is_started: bool = False
     _running: set[asyncio.Future[Any]] = field(default_factory=set[asyncio.Future[Any]])
-    """Hooks in threads, also those that nobody waits for after a time limit or a cancellation."""
+    """Hooks in threads, also those that are no longer awaited after a time limit or a cancellation."""
 
     def __post_init__(self) -> None:
         self._authors = Authors(self.task.prompt)
@@ -648,7 +651,7 @@ class HookedSession:
             raise ToolError(f"{call.name} took longer than {limit_s:g} s.") from None
         if not isinstance(answer, str):
             hook = call.name if call.name in self.world.methods else "call"
-            raise self.world.failure(hook, f"tool {call.name} gave {type(answer).__name__}, expected text")
+            raise self.world.failure(hook, f"tool {call.name} returned {type(answer).__name__}, expected text")
         return answer
 
     async def _function_names(self) -> list[str]:
@@ -657,7 +660,7 @@ class HookedSession:
         if _is_defined(self.world.hooks, "added_tools"):
             added = await self._call("added_tools", self.state)
             if not isinstance(added, list | tuple | set | frozenset):
-                raise self.world.failure("added_tools", f"added_tools gave {type(added).__name__}, expected names")
+                raise self.world.failure("added_tools", f"added_tools returned {type(added).__name__}, expected names")
             names += cast(Collection[str], added)
         return [*dict.fromkeys(names)]
 
@@ -674,7 +677,7 @@ class HookedSession:
             try:
                 pickled, values = pickle.dumps(judged), _first_lines(_values(judged, "state"))
             except Exception as error:
-                problem = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
+                problem = f"judged returned {type(judged).__name__}, which can't be pickled ({error})"
                 text = f"{problem}: return the part of the state that the verdict is about"
                 hook = "judged" if _is_defined(self.world.hooks, "judged") else "start"
                 raise self.world.failure(hook, text) from error
@@ -695,7 +698,7 @@ class HookedSession:
         """Return the user's reply to the last message; None ends the episode."""
         reply = await self._call("user_reply", self.task, self.state, messages)
         if not isinstance(reply, str | None):
-            raise self.world.failure("user_reply", f"user_reply gave {type(reply).__name__}, expected text or None")
+            raise self.world.failure("user_reply", f"user_reply returned {type(reply).__name__}, expected text or None")
         return reply
 
     async def collect(self, messages: Sequence[Message] = ()) -> Left:

@@ -79,7 +79,7 @@ class MethodTool:
         summary, described = docstring_parts(inspect.getdoc(hook) or "")
         try:
             state, *parameters = inspect.signature(hook).parameters.values()
-        except ValueError as error:  # No parameter at all, not even self, or none behind it.
+        except ValueError as error:  # No parameter at all, not even self, or none after it.
             raise ConfigError(f"{label}: expected the parameters (self, state, ...)") from error
         if state.name != "state" and (state.name in described or types.get(state.name) in _POLICY_TYPES):
             raise ConfigError(

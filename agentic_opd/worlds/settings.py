@@ -27,8 +27,9 @@ class WorldSettings(Section):
     type: Annotated[str, FIRST] = Field(
         description="World in which the agent acts: coding (Python tasks with hidden tests), the name of an installed "
         "world (sql: questions over databases, docs/sql.md; functions: function calls, docs/functions.md; harbor: "
-        "tasks in Harbor's format, docs/harbor.md; replay, for evaluate: turns of a gateway's journal, "
-        "docs/gateway.md), or a class as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        "tasks in Harbor's format, docs/harbor.md; babyai: missions in a grid world, docs/babyai.md; replay, for "
+        "evaluate: turns of a gateway's journal, docs/gateway.md), or a class as FILE.py:CLASS or "
+        "package.module:CLASS (docs/worlds.md).",
     )
 
 

@@ -1,6 +1,6 @@
 """A program that runs calls on stateful APIs inside a sandbox, and judges them against the right calls.
 
-It is started as `python -I -S -c SOURCE`, and so imports nothing but the standard library (Python 3.8 or later) and the
+It is started as `python -I -S -c SOURCE`, and so imports only the standard library (Python 3.8 or later) and the
 modules of the APIs. conversations.py writes its input, one line of JSON on stdin, and reads its output: lines of JSON,
 one for each stage that was reached, of which the last holds the result.
 
@@ -240,7 +240,7 @@ def _results_in_words(num_unseen: int, num_needed: int, apis: list[str], calls: 
 
 
 def _differences(path: str, value: Any, right: Any) -> list[str]:
-    """Return sentences about what was made, and never about what is right."""
+    """Return sentences about the calls that were made, never about the right ones."""
     if value == right and type(value) is type(right):
         return []
     if isinstance(value, dict) and isinstance(right, dict):

@@ -107,7 +107,7 @@ def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -
 
 
 def _has_type(values: Sequence[Any], inner: type, allowed: Any) -> bool:
-    """Whether the items have a list's inner type, or the type of the allowed list's items."""
+    """Return whether the items have a list's inner type, or the type of the allowed list's items."""
     if not isinstance(allowed, list):
         return True
     answer_type = next((type(option) for option in cast(list[Any], allowed) if option != ""), None)

@@ -86,7 +86,7 @@ class ApiFiles:
 
     @property
     def packages(self) -> Path:
-        """The folder from which the class files are imported: the first one around them that is no package."""
+        """The folder from which the class files are imported: the first one around them that is not a package."""
         return next(folder for folder in (self.apis, *self.apis.parents) if not (folder / "__init__.py").exists())
 
     def modules(self) -> dict[str, list[str]]:
@@ -331,7 +331,7 @@ class Conversation:
         return bool((await self._judged_turns())[1])
 
     async def _judged_turns(self) -> tuple[int, str]:
-        """Return the number of finished user turns that are right, up to the first wrong one, and what is wrong in it.
+        """Return the number of finished user turns that are right, up to the first wrong one, and the problem in it.
 
         Raises:
             DatasetError, SandboxError: as `verdict`.
@@ -395,7 +395,7 @@ def check_folder(name: str, folder: str) -> Path:
     """Return the path of a setting that is a folder.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a folder.
     """
     path = Path(folder)
     if not path.is_dir():

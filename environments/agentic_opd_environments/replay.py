@@ -60,7 +60,7 @@ class _Recorded(NamedTuple):
 
 
 class Replay(CustomWorld):
-    """Replays recorded turns that somebody or something replied to; its tasks are for `evaluate` alone."""
+    """Replays recorded turns with a reply; its tasks are for `evaluate` alone."""
 
     system_prompt = ""
     replayable = False

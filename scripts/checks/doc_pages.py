@@ -45,43 +45,44 @@ METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
 }
 
 _METRICS_INTRO = """\
-Where they go: to Weights & Biases with `--env.use_wandb`, else to a file. Beside `groups.jsonl` it is `metrics.jsonl`,
-beside `mine.jsonl` `mine.metrics.jsonl`; a `serve` without a file of groups writes `runs/serve/metrics.jsonl`. A line
-has `step`, `time` (seconds since 1970) and the metrics. `process` logs one a group, in the order in which they are
-finished; `serve` one a step of the trainer, over what came in since the last one, and one more at its end with the
-last step's number. A run that is continued goes on in the same file; `evaluate` writes `metrics.json`.
+With `--env.use_wandb` metrics are logged to Weights & Biases, otherwise to a file: `metrics.jsonl` beside
+`groups.jsonl`, `mine.metrics.jsonl` beside `mine.jsonl`; a `serve` without a file of groups writes
+`runs/serve/metrics.jsonl`. A line has `step`, `time` (seconds since 1970) and the metrics. `process` logs a line for
+each group, in the order in which the groups finish. `serve` logs a line for each step of the trainer, over the groups
+since the last line, and one more at its end with the last step's number. A resumed run appends to the same file;
+`evaluate` writes `metrics.json`.
 
-What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
+A metric without data is left out: a step without a scored token has no `opd/gap_mean`, not a 0.
 
-The reference trainer writes its own, the last table, to `metrics.jsonl` in its `output_dir`, and to Weights & Biases
-with `train/` in front."""
+The reference trainer writes its own metrics (the last table) to `metrics.jsonl` in its `output_dir`, and to Weights &
+Biases with the prefix `train/`."""
 
 _NOISE = """\
-Without a hint the teacher reads what the student has read, and two readings of the same tokens by the same weights
-differ by the noise of the precision in which the server computes. Compare numbers of one kind: a root mean square with
-a root mean square, `opd/gap_rms` with `opd/noise_rms`. A largest difference grows with the number of tokens, and is
-that of an unlikely one: SmolLM2-135M in bfloat16 had 0.37 nats at most over the 32 tokens of `doctor`, 0.16 over the
-turns of a run, and gaps of 0.107 in the mean, which does not say whether the gaps are more than noise.
+Without a hint the teacher reads the same tokens as the student, and two readings of the same tokens by the same weights
+differ by the noise of the precision in which the server computes. Compare only values of the same kind: a root mean
+square with a root mean square, `opd/gap_rms` with `opd/noise_rms`. The largest difference grows with the number of
+tokens, and occurs at an unlikely token. SmolLM2-135M in bfloat16 had 0.37 nats at most over the 32 tokens of `doctor`,
+0.16 over the turns of a run, and a mean gap of 0.107; these numbers do not show whether the gaps exceed the noise.
 
-`doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the
-server names (the coarser one where two are involved), in nats:"""
+`doctor`, `validate --server`, the trainer's probe and the report accept the following differences, in nats, for the
+precision that the server names (for two precisions the coarser one):"""
 
 _GAUGES = """\
-Four of the metrics say what a pass rate hides. pass@k is the unbiased estimate of Chen et al. (2021, arXiv 2107.03374);
-a pass@8 that falls while pass@1 rises is a policy that samples less varied solutions (Yue et al., 2025, arXiv
-2504.13837). Repetition is seq-rep-n of Welleck et al. (2020, arXiv 1908.04319) with n = 10 tokens; it and the length
-grow where distillation comes apart (Luo et al., 2026, arXiv 2604.08527). Over-calling is BFCL's irrelevance, the other
-way round. Agreement on failure is the part of the hinted teacher's signal that confirms a failed rollout.
+Four metrics show changes that a pass rate does not. pass@k is the unbiased estimate of Chen et al. (2021, arXiv
+2107.03374); if pass@8 falls while pass@1 rises, the policy samples less varied solutions (Yue et al., 2025, arXiv
+2504.13837). Repetition is seq-rep-n of Welleck et al. (2020, arXiv 1908.04319) with n = 10 tokens; repetition and
+length grow when distillation becomes unstable (Luo et al., 2026, arXiv 2604.08527). Over-calling is the opposite of
+BFCL's irrelevance. Agreement on failure is the part of the hinted teacher's signal that confirms a failed rollout.
 
-Only repetition has a threshold that others published: Gopher's filter (Rae et al., 2021, arXiv 2112.11446, table A1)
-drops a document of which more than 10% of the characters are in repeated 10-grams. A run warns once when the mean of
-its last 64 turns is above 10%. The filter is for documents, not for turns: two parallel calls with one long argument
-repeat 10-grams rightly, so that a world with such calls may be above it from the start."""
+Only repetition has a published threshold: Gopher's filter (Rae et al., 2021, arXiv 2112.11446, table A1) drops a
+document of which more than 10% of the characters are in repeated 10-grams. A run warns once when the mean of its last
+64 turns is above 10%. The filter is for documents, not for turns: two parallel calls with the same long argument repeat
+10-grams correctly, so a world with such calls may be above the threshold from the start."""
 
 _CONFIGURATION_INTRO = """\
-Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
-(`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
-defaults, setting by setting:
+Each setting can be given in a YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
+(`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags override the file, and the file overrides
+the defaults, setting by setting. This file
 
 ```yaml
 env:
@@ -90,19 +91,21 @@ env:
   sandbox: {type: docker, image: "python:3.12-slim"}
 ```
 
-is `--env.judge.base_url http://127.0.0.1:8002/v1 --env.judge.temperature 0.5 --env.sandbox docker ...`. A whole section
-is a flag too (`--env.judge '{temperature: 0.5}'`). `--env.sandbox docker` is short for `--env.sandbox.type docker`.
-Where a flag changes the type, only the settings that all types have are kept of the file's section.
+has the same effect as
+`--env.judge.base_url http://127.0.0.1:8002/v1 --env.judge.temperature 0.5 --env.sandbox docker ...`.
+A whole section is a flag too (`--env.judge '{temperature: 0.5}'`). `--env.sandbox docker` is short for
+`--env.sandbox.type docker`. If a flag changes the type, only those settings of the file's section are used that all
+types have.
 
-`--help` shows what people set first, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all`
-everything. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same
-settings checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+`--help` shows the most used settings, `--help GROUP` (`judge`, `sandbox`, ...) one of the groups below, `--help all`
+all settings. All wrong settings are reported together, each with the nearest valid name; `agentic-opd doctor` with the
+same settings checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
 
 
 _TRAINER_INTRO = """\
-The trainer has a file of its own: `agentic-opd train --config configs/train_demo.yaml`. It holds these names, without
-a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
-[losses.md](losses.md) says what the parts of the loss are."""
+The trainer has a separate file: `agentic-opd train --config configs/train_demo.yaml`. It has these names, without a
+section; flags override it, as in `--lr 1e-4 --loss.forward_kl 1`. [losses.md](losses.md) explains the parts of the
+loss."""
 
 
 _LEARN_INTRO = """\
@@ -146,8 +149,8 @@ tokens, also in those without a hint.
 
 ## Sources of your own
 
-`hint_source` also takes a function of a Python file, as `FILE.py:NAME` or `package.module:NAME`. It has one parameter,
-a `SourceTurn` (`agentic_opd.distill.sources`), and returns `Hints`, or the reason why it has none as a text:
+`hint.source` also takes a function of a Python file, as `FILE.py:NAME` or `package.module:NAME`. It has one parameter,
+a `SourceTurn` (`agentic_opd.distill.sources`), and returns `Hints`, or a text with the reason why it has no hint:
 
 ```python
 async def wrong_hint(turn: SourceTurn) -> Hints | str:
@@ -159,85 +162,86 @@ async def wrong_hint(turn: SourceTurn) -> Hints | str:
 ```
 
 `turn.context` is the turn with its evidence, `turn.pool` holds the accepted hints of other turns, and `turn.judged()`
-asks the judge. A source that needs no judge may be a plain function. The first text that gives no hidden test away is
+asks the judge. A source that needs no judge may be a plain function. The first text that reveals no hidden test is
 used; for an empty text without an introduction the teacher reads no hint. An exception, or another result, stops
-the run.
-`scripts/learning/hint_sources.py` has two examples.
+the run. `scripts/learning/hint_sources.py` has two examples.
 
 ## Evidence
 
-What came after a turn, with `hindsight: delayed`:
+With `hindsight.evidence: delayed` the judge reads this evidence about a turn:
 
 | evidence | what it is |
 |---|---|
 | `tool` | the results of the turn's own calls |
-| `user` | what the user said next |
-| `later` | results of later turns, and what the user said then, up to the next change of what this turn changed; \
-only if it changed something that is judged |
-| `verdict` | what the hidden tests said, for each turn of which something is left in the judged files. \
-Which checks failed and how, and the line of the solution that raised; never an expected value, nor an input that the \
-task does not show. A closing turn is shown the count alone, if tests failed: enough to see whether its claim is \
-refuted. |
+| `user` | the user's next message |
+| `later` | results of later turns, and the user's messages there, up to the next change of a judged file; only if the \
+turn itself changed one |
+| `verdict` | the result of the hidden tests, for each turn whose changes remain in the judged files: \
+which checks failed and how, and the line of the solution that raised; never an expected value, nor an input that the \
+task does not show. For a closing turn only the count, if tests failed: enough to see whether its claim is refuted |
 
-What is judged is each file that is collected for the hidden tests, whatever its name: a solution may run or read any
-of them. What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like
-`patch`. A turn is left in them while one of its lines is, compared without spaces and comments; a turn that only
-deleted or moved lines counts as left. So no note, comment or formatting in a later turn takes the verdict off the one
-at fault.
-In a [gateway's](gateway.md) conversations, where nobody says what changed, each tool call may have: a complaint about
-the work is shown to the last turn that called tools before it, and to the turn that it answers.
-With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.
+Judged files are all files that are collected for the hidden tests, whatever their names, because a solution may run or
+read any of them. Changes are determined from the files themselves, before and after each call, so a heredoc or `sed`
+counts like `patch`. A turn's changes remain as long as one of its lines does, compared without spaces and comments;
+those of a turn that only deleted or moved lines always remain. So a note, comment or formatting in a later turn does
+not move the verdict away from the turn at fault.
 
-The judge is told (`judge.system_prompt`):"""
+In the conversations of a [gateway](gateway.md) it is not known which calls changed a file. A complaint about the work
+is therefore evidence about the last turn before it that called tools, and about the turn that it answers.
+
+With `hindsight.evidence: next_state`, the published method, a turn's only evidence is its next state, and for the last
+turn the verdict.
+
+The system prompt of the judge is (`judge.system_prompt`):"""
 
 _JUDGE_QUESTION = """\
-And asked (`judge.question`), with these placeholders filled in:"""
+The question is (`judge.question`), with these placeholders filled in:"""
 
 _JUDGE_EXAMPLE = """\
-What comes from outside can't answer in the judge's place: each heading ends in a mark that is made from a secret of the
-run and the task; a heading, `\\boxed` or `[HINT_START]` in a task, a turn or a result is broken by a space, and so are
-the control tokens of the common model families and of the policy's tokenizer. The turn's record holds the question as
-it was sent (`question`). For example:"""
+Text from the task, the policy or the tools can't imitate the judge's protocol: each heading ends in a mark that is
+made from a secret of the run and the task. A heading, `\\boxed` or `[HINT_START]` in a task, a turn or a result is
+broken by a space, and so are the control tokens of the common model families and of the policy's tokenizer. The turn's
+record has the question as it was sent (`question`). For example:"""
 
 _JUDGE_STEP = """\
-With `step_votes` above 0 it is asked a second question about the same text, and its majority becomes the turn's
-`step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge.step_prompt`). A warning
-tells if the judge scores turns with a hint better than the others: it has then probably answered the first question
-again.
+With `judge.step_votes` above 0 the judge is asked a second question about the same text (`judge.step_prompt`). The
+majority of its votes becomes the turn's `step_score` (1, 0 or -1; a tie is 0), which the trainer can use as a reward.
+If the judge scores turns with a hint better than the others, it has probably answered the first question again; a
+warning says so.
 
-The instruction of the second question:"""
+The system prompt of the second question is:"""
 
 _JUDGE_TRAJECTORY = """\
 ## Whole rollouts
 
-With `judge.scope: trajectory` the judge reads a whole rollout when it has ended: the task, the numbered turns with
-the results of their calls and the user's words behind each, and the verdict. It is asked for `prm_votes` answers.
-Each names at most `judge.max_turns` turns, each with a hint, or says that no turn is at fault. Only these turns can
-get a hint, so a rollout costs one question in place of one for each turn. A turn's number may be written as `3`,
-`Turn 3`, `#3`, `No. 3` or `three`; a range or a list of turns before one hint abstains.
+With `judge.scope: trajectory` the judge reads a whole rollout when it has ended: the task, the numbered turns, each
+with the results of its calls and the user's reply, and the verdict. It is asked for `prm_votes` answers. Each answer
+names at most `judge.max_turns` turns, each with a hint, or says that no turn is at fault. Only these turns can get a
+hint. A rollout costs one question instead of one for each turn. A turn's number may be written as `3`, `Turn 3`, `#3`,
+`No. 3` or `three`; a range or a list of turns before one hint abstains.
 
 A hint is accepted for a turn by the same rule, counted by turn: more than half of the answers that were asked for
 name it (`hint.vote_rule`, `hint.selection` and the filter of hidden tests as above). Turns without enough of them end
 as `vote_failed`, and those that nothing followed as `no_next_state`. `hint.source` takes `judge` and sources of your
-own as above: `turn.judged()` gives what the answers accept for the turn. `judge.step_votes` asks about single turns
-and is refused.
+own as above: `turn.judged()` returns the hints that the answers accept for the turn. `judge.step_votes` asks about
+single turns and is refused.
 
-The judge is told (`judge.trajectory_prompt`, where `{max_turns}` is replaced by that setting):"""
+The system prompt is (`judge.trajectory_prompt`, where `{max_turns}` is replaced by that setting):"""
 
 _TRAJECTORY_QUESTION = """\
-And asked (`judge.trajectory_question`); an assistant message that is context only, for example because the client
-wrote it, has a label in place of a number (`Turn C1`):"""
+The question is (`judge.trajectory_question`); an assistant message that is context only, for example because the
+client wrote it, has a label in place of a number (`Turn C1`):"""
 
 _TRAJECTORY_EXAMPLE = """\
 Headings, protocol words and control tokens in the sections are broken as above. For example:"""
 
 _TRAJECTORY_REST = """\
-An answer is read without its reasoning and with any Markdown or prose around the words of the protocol. What violates
-the protocol abstains as a whole, and is counted by its kind: no part of it is used, and no turn is guessed.
+An answer is read without its reasoning, and may have Markdown or prose around the words of the protocol. An answer that
+violates the protocol abstains as a whole and is counted by its kind: no part of it is used, and no turn is guessed.
 
 | `opd/trajectory_vote/` | the answer |
 |---|---|
-| `named` | names turns, each with a hint of more than 10 characters behind its `\\boxed{N}` |
+| `named` | names turns, each with a hint of more than 10 characters after its `\\boxed{N}` |
 | `none` | says `\\boxed{-1}`, and has no hint |
 | `context_turn` | also names a message that is context only. That name is left out, the others count |
 | `unreadable` | has no box and hint that can be read: prose or JSON alone, a hint that does not end, two numbers in a \
@@ -251,22 +255,22 @@ box, `\\boxed{-1}` beside a turn. Abstains, as all below |
 
 If a rollout is longer than the judge's context (`judge.max_question_chars`), it is asked about in several windows.
 Each has the task, the verdict, some turns in full, and an outline of the others with one line for each; `prm_votes`
-answers are asked for each. What is still too long is cut in the middle, and the cut says how many characters are
-missing. The record of the rollout holds the question of each window with its answers
+answers are asked for each. Longer texts are cut in the middle, and the cut says how many characters are missing. The
+record of the rollout has the question of each window with its answers
 ([wire_format.md](wire_format.md#a-judged-trajectory)).
 
 ## Failed rollouts only
 
 With `judge.when: failed` the judge reads only rollouts that failed, for either `judge.scope`; the turns of the others
 end as `not_judged`. `opd/judged_share` is the share of turns that are judged. Turns are then judged at the end of
-their rollout. What counts as failed:
+their rollout. A rollout has failed by these rules:
 
 | where | failed if |
 |---|---|
 | worlds with hidden tests or another verdict | not all checks passed |
 | a [gateway](gateway.md)'s session | the client gave a reward of 0 or less to it or to one of its turns, or commented \
 on a turn without a reward. Without any reward and comment: if the user said something after a turn, or the session \
-ended with feedback in words, since only the judge can tell a complaint |
+ended with feedback in words, since only the judge can recognise a complaint |
 | groups of a file, and `Hindsight` | not all checks passed (`verification`); without counts, if the score is 0 or \
 less. Without a score: if there is a `feedback` in words, or the user said something after a turn |
 | conversations in text | the user said something after a turn |
@@ -274,14 +278,14 @@ less. Without a score: if there is a `feedback` in words, or the user said somet
 
 ## Open sessions
 
-A [gateway](gateway.md) judges a whole session at its end. A person who never says goodbye would never teach it
-anything. With `judge_every_turns: N` it makes a *part* as soon as N turns of an open session have a next state: the
-judge is asked about these turns, and they form a group of their own, which is written and sent at once. What is left
-at the session's end is its last group.
+A [gateway](gateway.md) judges a whole session at its end, so nothing is learned from a session that does not end. With
+`judge_every_turns: N` it makes a *part* as soon as N turns of an open session have a next state: the judge is asked
+about these turns, and they form a separate group, which is written and sent at once. The last group has the turns that
+remain at the session's end.
 
 - A turn is in one part, so it is judged and scored once. The judge reads the turns before a part as context (`C1`,
-  `C2`, ...) and can't name them. So what is said later is evidence about later turns only. A larger N sees more of
-  what a turn led to; each part reads the earlier turns again, up to `judge.max_question_chars`.
+  `C2`, ...) and can't name them, so later messages are evidence about later turns only. With a larger N the judge sees
+  more of a turn's consequences. Each part reads the earlier turns again, up to `judge.max_question_chars`.
 - The record of each group has the questions about its own turns with their `judge_tokens`.
 - A turn that nothing followed waits for the next part, or for the end. The session's reward and its final feedback
   reach the last group. Feedback for a single turn counts until the turn is in a part; later it is refused (409,
@@ -294,8 +298,8 @@ at the session's end is its last group.
 _JUDGE_COST = """\
 ## Cost
 
-Tokens that the judge read and sampled for a rollout, of the same rollouts with each setting
-(`scripts/learning/judge_tokens`; of the conversations only what it read), in percent of `turn`:
+The table has the tokens that the judge read and sampled per rollout, for the same rollouts with each setting
+(`scripts/learning/judge_tokens`; for the conversations only the tokens read), and the percentage of `turn`:
 
 | rollouts | `turn` | `trajectory` | and `when: failed` |
 |---|---|---|---|
@@ -304,24 +308,24 @@ Tokens that the judge read and sampled for a rollout, of the same rollouts with 
 | BFCL conversations: 50, 52% passed | 6,617 | 2,700 (41%) | 19% |
 
 With a prefix cache it computes 293, 263 and 2,537 of these tokens with `turn`, and 273, 129 and 2,236 with
-`trajectory`. Take `trajectory` for rollouts of many turns. With one or two turns it saves little, and a turn's own
-question shows just what came of it: take `turn`."""
+`trajectory`. Use `trajectory` for rollouts of many turns. With one or two turns it saves little, and a question about a
+single turn shows exactly its consequences: use `turn`."""
 
 _JUDGE_ENDPOINT = """\
 ## The endpoint
 
-`judge.base_url` is any endpoint with `/chat/completions`. What it does not take is found out from its refusals, once:
+`judge.base_url` is any endpoint with `/chat/completions`. Its limitations are detected from its first refusals:
 
-| endpoint | what is done |
+| the endpoint | what the package does |
 |---|---|
 | ignores or refuses `n` | the missing votes are asked for one by one |
 | refuses `max_tokens` or `temperature` | `max_completion_tokens` is sent, or the parameter is left out |
-| only streams | it is asked for a stream from then on |
+| only streams | all later requests ask for a stream |
 | answers with a list of parts | the text parts are read, and those with reasoning are not |
 | has an empty content | a finished `reasoning_content` is read in its place |
-| has no reader for the model's reasoning | what follows the reasoning is read, in the marks of any family: \
+| does not separate the model's reasoning | the text after the reasoning is read, by the end marks of any family: \
 `</think>`, `</thinking>`, `[/THINK]`, `<\\|channel\\|>final<\\|message\\|>`, `Here is my response:`, ... \
-Reasoning that does not end is no vote |
+An answer whose reasoning does not end is not a vote |
 | has a query in its address (`https://HOST/openai/deployments/NAME?api-version=...`) | the query is part of each \
 request. With `api-version` in it the key is sent as `api-key`, as Azure wants it, else as `Authorization: Bearer`. \
 The address may end in `/chat/completions` |
@@ -330,13 +334,13 @@ The address may end in `/chat/completions` |
 for: `retry-after-ms`, `Retry-After` in seconds or as a date, the reset of a used-up limit (`x-ratelimit-reset-
 requests`, ...), or the words of the error (`try again in 20s`). Without any, the pause is 1 s, and doubles up to 60
 s. Then one question is sent, and after its answer the others: half as many at a time as before, and one more with
-each round of answers, up to `judge.max_concurrent`. A limit of minutes loses no vote. Pauses above 600 s are
-cut, with a warning. If nothing is answered for 20 minutes, turns end as `judge_error`, and one question is sent after
-each further pause.
+each round of answers, up to `judge.max_concurrent`. A rate limit of a few minutes loses no vote. Pauses above 600 s are
+cut to 600 s, with a warning. If no question is answered for 20 minutes, turns end as `judge_error`, and one question is
+sent after each further pause.
 
 **Refusals of every request**, because of the key, the account (`insufficient_quota`, billing), the model or the
-address, are final: the log says once what to set, questions fail at once as `judge_error`, and one is sent each
-minute, so that the run goes on by itself when the endpoint answers again."""
+address, are not retried: the log says once what to set, and questions fail at once as `judge_error`. One question is
+sent each minute, so that the run continues by itself when the endpoint answers again."""
 
 _EXAMPLE = HindsightPair(
     turn_index=0,
@@ -401,7 +405,8 @@ def configuration_page() -> str:
     """Every setting, its default and what it does, in the order of --help."""
     env, servers = default_settings()
     rows = settings_in({"env": env, "openai": servers[0]})
-    gateway = [row for row in settings_in({"env": GatewayConfig()}) if row.model is GatewayConfig]
+    above = {_table_row(row) for row in rows}
+    gateway = [row for row in settings_in({"env": GatewayConfig()}) if _table_row(row) not in above]
     parts = [
         "# Configuration",
         _GENERATED,
@@ -414,7 +419,7 @@ def configuration_page() -> str:
     idle = sorted(row.flag for row in rows if row.group is NO_EFFECT)
     parts += [
         f"## {NO_EFFECT.title}",
-        "These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
+        "These are settings of Atropos that have no effect here. They are accepted, with a warning, so that files for "
         f"other environments load: {', '.join(f'`{name}`' for name in idle)}.",
         "## Names of earlier versions",
         _OLD_NAMES,
@@ -453,17 +458,17 @@ def _tables(rows: Sequence[Setting]) -> Iterator[str]:
 
 
 def _settings_table(rows: Iterable[Setting]) -> str:
-    """A row for each setting."""
-    lines: list[str] = []
-    for row in rows:
-        default = row.shown_default()
-        default_cell = default if default in ("unset", "needed") else f"`{default}`"
-        text = row.info.description or ""
-        of_type = f"`{row.type_name}`: {text}" if row.type_name else text
-        cells = (f"`{row.flag}`", f"`{row.placeholder()}`", default_cell, of_type)
-        escaped = [cell.replace("|", "\\|") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *lines])
+    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *map(_table_row, rows)])
+
+
+def _table_row(row: Setting) -> str:
+    default = row.shown_default()
+    default_cell = default if default in ("unset", "needed") else f"`{default}`"
+    text = row.info.description or ""
+    of_type = f"`{row.type_name}`: {text}" if row.type_name else text
+    cells = (f"`{row.flag}`", f"`{row.placeholder()}`", default_cell, of_type)
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

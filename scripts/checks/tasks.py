@@ -269,7 +269,7 @@ def _check_out(arguments: argparse.Namespace) -> None:
     out: Path | None = arguments.out
     for read in (Path(arguments.dataset), arguments.solutions):
         if out is not None and read is not None and out.exists() and read.exists() and out.samefile(read):
-            raise ConfigError(f"--out {str(out)!r} is the file that is read; choose another")
+            raise ConfigError(f"--out {str(out)!r} is an input file; choose another")
 
 
 # ---------------------------------------------------------------------------------------------------------- solutions

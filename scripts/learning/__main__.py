@@ -34,6 +34,11 @@ the first wrong user turn, by a scripted judge that repeats it. A point is the s
 conversations.json has [conversations, share of turns, share whole, n]. --world multiturn-gpu is the same for models
 that call functions as they are, with whole documents and all categories, on a GPU: --model runs/models/qwen3-4b.
 
+With --world babyai the tasks are missions in a grid world (pip install 'agentic-opd[babyai]'), and seeds are held out.
+The start imitates minigrid's bot; the hints are what the environment says of steps that changed nothing, of an end
+before the mission is done, and in mode trajectory of the step that took an object of the mission out of view. A point
+is the share of missions done.
+
 Worlds of functions also measure gauges before and after each run (gauges.md): pass@8, calls where none is right,
 repetition, length, and the hinted teacher's agreement on failure.
 
@@ -138,7 +143,7 @@ QUICK = {
     **{"seeds": [0], "rollouts": 16, "points": [0, 16], "eval_samples": 1},
     **{"batch_sizes": [8], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
 }
-QUICK_CONVERSATIONS = {
+QUICK_LONG = {
     **{"rollouts": 8, "points": [0, 8], "batch_sizes": [4], "exam_tasks": 4},
     **{"start_conversations": 8, "start_epochs": 1},
 }
@@ -203,12 +208,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--eval-samples",
         type=int,
-        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of the 200 of functions and "
-        "multiturn, 2 of person's 40",
+        help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192, 1 of the 200 of functions, "
+        "multiturn and babyai, 2 of person's 40",
     )
     parser.add_argument("--exam-tasks", type=int, help="held-out tasks that are measured; default: all")
     parser.add_argument(
-        "--start-conversations", type=int, default=64, help="of multiturn's supervised start: %(default)s"
+        "--start-conversations", type=int, default=64, help="episodes of a supervised start: %(default)s"
     )
     parser.add_argument("--start-epochs", type=int, default=2, help="passes over these: %(default)s")
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
@@ -248,8 +253,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             if getattr(args, name) == parser.get_default(name):
                 setattr(args, name, value)
     if args.quick:
-        of_conversations = QUICK_CONVERSATIONS if SUBJECTS[args.world].has_conversations else {}
-        vars(args).update(QUICK | of_conversations | ({"batch_sizes": [4]} if args.world == "person" else {}))
+        subject = SUBJECTS[args.world]
+        is_long = subject.has_conversations or subject.has_supervised_start
+        vars(args).update(
+            QUICK | (QUICK_LONG if is_long else {}) | ({"batch_sizes": [4]} if args.world == "person" else {})
+        )
     check_world(parser, args)
     args.settings = [Setting(*values) for values in product(args.lrs, args.batch_sizes, args.weights)]
     numbers = (args.rollouts, args.sweep_rollouts, *args.points)

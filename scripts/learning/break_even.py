@@ -93,18 +93,26 @@ def learning_tables(learned: Learned) -> Iterator[str]:
         for mode in ("proof", "wrong-hint-proof"):
             for seed, points in modes.get(mode, {}).items():
                 tokens = points[-1].cost.policy_tokens
-                rates = [_rival_rate(modes, rival, seed, tokens) for rival in ("opd", "grpo")]
-                cells = " | ".join("not that far" if rate is None else f"{rate:.1%}" for rate in rates)
+                cells = " | ".join(_rival_cell(modes, rival, seed, tokens) for rival in ("opd", "grpo"))
                 yield f"| {world} | {mode}, seed {seed} | {tokens} | {points[-1].pass_rate:.1%} | {cells} |"
 
 
-def _rival_rate(
-    modes: Mapping[str, Mapping[str, Sequence[LearnedPoint]]], rival: str, seed: str, tokens: int
-) -> float | None:
-    """Return a mode's pass rate after so many sampled tokens, of its run with the fewest rollouts that has as many."""
-    runs = [seeds[seed] for name, seeds in modes.items() if name.split(",")[0] == rival and seed in seeds]
-    rates = (rate_at(run, tokens) for run in sorted(runs, key=lambda run: run[-1].cost.rollouts))
-    return next((rate for rate in rates if rate is not None), None)
+def _rival_cell(modes: Mapping[str, Mapping[str, Sequence[LearnedPoint]]], rival: str, seed: str, tokens: int) -> str:
+    """Return a mode's pass rate after so many sampled tokens, of its run with the fewest rollouts that has as many.
+
+    A run of the same seed comes before others, whose seed is named; if none has as many tokens, it is the end of the
+    run that has most.
+    """
+    runs = [
+        (number, run) for name, seeds in modes.items() if name.split(",")[0] == rival for number, run in seeds.items()
+    ]
+    for number, run in sorted(runs, key=lambda row: (row[0] != seed, row[1][-1].cost.rollouts)):
+        if (rate := rate_at(run, tokens)) is not None:
+            return f"{rate:.1%}" if number == seed else f"{rate:.1%} (seed {number})"
+    if not runs:
+        return "no curve"
+    number, run = max(runs, key=lambda row: row[1][-1].cost.policy_tokens)
+    return f"{run[-1].pass_rate:.1%} at its end, {run[-1].cost.policy_tokens} (seed {number})"
 
 
 def _point_cells(points: Sequence[LearnedPoint]) -> str:

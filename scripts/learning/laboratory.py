@@ -201,7 +201,7 @@ class Subject(NamedTuple):
     irrelevance: Path | None = None
     """Questions for which no call is right: gauges are measured before and after each run. None: no gauges."""
     has_supervised_start: bool = False
-    """The experiment first makes the start from the model, by right conversations."""
+    """The experiment first makes the start from the model, by right episodes."""
     context: int = 4096
     """Tokens of the servers' context."""
     usual_modes: Sequence[str] = ()
@@ -254,6 +254,7 @@ _MULTITURN_MODES = {
     mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, **({} if mode in USUAL_MODES[3:] else {"hint.source": "judge"})}}
     for mode in (*USUAL_MODES, "next-state")
 }
+_GAME_MODES = {**_MULTITURN_MODES, "trajectory": _MULTITURN_MODES["opd"]}
 _GPU_ADAPTERS: dict[str, object] = {"lora_rank": 32, "max_token_len": 16384, "precision": "bf16"}
 _PERSON: dict[str, dict[str, object]] = {"trainer": _ADAPTERS, "env": {**_FROZEN, "judge.model_name": "person"}}
 SUBJECTS = {
@@ -319,6 +320,22 @@ SUBJECTS = {
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
         context=20480,
         usual_modes=(*USUAL_MODES, "next-state"),
+    ),
+    # What is measured are games of other seeds.
+    "babyai": Subject(
+        "babyai.yaml",
+        "runs/models/smollm2-135m-instruct",
+        {},
+        {},
+        200,
+        _GAME_MODES,
+        0.0,
+        has_scripted_judge=True,
+        divergence={"teacher_temperature": 0.7},  # That of the rollouts.
+        measured="missions done without hints, most likely answers",
+        judge_model="game",
+        has_supervised_start=True,
+        usual_modes=("opd", "trajectory", "grpo"),
     ),
     # The judge repeats what the person replied.
     "person": Subject(

@@ -1,19 +1,20 @@
-"""A judge without a model, for function calls, a person's talks and coding: it reads what any judge is shown.
+"""A judge without a model, for function calls, games, a person's talks and coding: it reads what any judge is shown.
 
     python -m learning.scripted_judge PORT
 
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
 `words` is a sentence that says what to do; `conversation` is the error that answered a call, or what the environment
-says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `person` is
-what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked how good a
-turn was, it says 1 or -1 likewise. Asked about a whole
-trajectory, it names the first turns that it has a hint for.
+says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `game` is
+the error or the lack of an effect that answered a step, and for an end before the mission is done that it is not;
+`person` is what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked
+how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory, it names the first turns that it has a
+hint for, in a game before them the step after which an object of the mission was seen no more.
 """
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -27,6 +28,9 @@ _WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
 _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
+_NO_EFFECT = re.compile(r"^(?:Error: .+|Nothing changes: [^.\n]+\.)", re.MULTILINE)
+_NOT_DONE = re.compile(r"^The mission is not done [^.\n]+\.", re.MULTILINE)
+_LAST_SEEN = re.compile(r"^[^,\n]+, last seen after step (?P<step>[0-9]+), .+$", re.MULTILINE)
 _FAILURE = re.compile(r"^FAIL (?P<function>\w+)\(.*$", re.MULTILINE)
 RIGHT = "The calls are right."
 HINT_START, OF_TRAJECTORY = "[HINT_START]", "\\boxed{N}"
@@ -77,6 +81,9 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
         return failure and f"Write {failure['function']} so that its examples pass; now there is {failure[0]}"
     if model == "conversation":
         return hint_of_conversation(turn, evidence_text, evidence_text)
+    if model == "game":
+        answered = (_NO_EFFECT if _TURN_CALL.search(turn) else _NOT_DONE).search(evidence_text)
+        return answered and answered[0]
     call = _CALL.search(evidence_text)
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 
@@ -118,7 +125,7 @@ def about_trajectory(question: str, model: str) -> str:
     """Return the answer about a whole trajectory.
 
     A turn's evidence is what answered it, for the last one also the verdict; a reader looks for the failure of a turn's
-    function in all that came after.
+    function in all that came after, and a game's verdict may speak of any step.
     """
     turns = dict[int, str]()
     answered = dict[int, str]()
@@ -131,14 +138,30 @@ def about_trajectory(question: str, model: str) -> str:
     verdict = next((section.text for section in sections(question) if section.title == "Verdict"), "")
     if turns:
         answered[max(turns)] = "\n\n".join(filter(None, (answered.get(max(turns)), verdict)))
-    named = list[str]()
+    hints = out_of_view(turns, answered, verdict) if model == "game" else {}
     for number, turn in turns.items():
         later = [text for position, text in answered.items() if position >= number]
         evidence_text = "\n\n".join(later) if model == "reader" else answered.get(number, "")
         hint = hint_of(turn, evidence_text, model) if evidence_text else None
-        if hint and len(named) < MOST_TURNS:
-            named.append(f"\\boxed{{{number}}}\n{HINT_START}{hint}[HINT_END]")
-    return "\n".join(named) or "\\boxed{-1}"
+        if hint and number not in hints:
+            hints[number] = hint
+    named = [f"\\boxed{{{number}}}\n{HINT_START}{hint}[HINT_END]" for number, hint in hints.items()]
+    return "\n".join(named[:MOST_TURNS]) or "\\boxed{-1}"
+
+
+def out_of_view(turns: Mapping[int, str], answered: Mapping[int, str], verdict: str) -> dict[int, str]:
+    """Return the turns of a game that took an object of the mission out of view for good, with the verdict's words.
+
+    A turn is a step, unless it has no call or its call was an error.
+    """
+    numbers = [
+        number
+        for number, turn in turns.items()
+        if _TURN_CALL.search(turn) and not answered.get(number, "").startswith("Error: ")
+    ]
+    steps = dict(enumerate(numbers, start=1))
+    last_seen = ((int(match["step"]), match[0]) for match in _LAST_SEEN.finditer(verdict))
+    return {steps[step + 1]: words for step, words in last_seen if step + 1 in steps}
 
 
 Answer = Callable[[str, str, str], str]
@@ -172,7 +195,7 @@ def serve(port: int, answering: Answer, names: Sequence[str]) -> None:
     web.run_app(app, host="127.0.0.1", port=port, print=None)
 
 
-NAMES = ("verbatim", "words", "conversation", "person", "reader")
+NAMES = ("verbatim", "words", "conversation", "game", "person", "reader")
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
-"""The supervised start of --world multiturn: a policy that imitated right conversations of the training APIs.
+"""The supervised start of --world multiturn and babyai: a policy that imitated right episodes of the training tasks.
 
     task with right calls -> the environment's own episode of a policy that writes them -> group -> trainer -> weights
 
-Each right call is a turn, and each turn of the user ends with one word. The episode runs in the sandbox as every other;
-those that the verdict does not call right are left out. The trainer learns the sampled tokens (loss_parts.imitation).
+Each right call is a turn, and each turn of the user ends with one word. The right calls of a game are those of a bot
+(babyai_bot.py). The episode is played as every other; those that the verdict does not call right are left out. The
+trainer learns the sampled tokens (loss_parts.imitation).
 """
 
 import asyncio
 import json
+import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from agentic_opd.rollout.renderer import configured_renderer, load_tokenizer
 from agentic_opd.wire.files import JsonLines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd.worlds.choose import make_world
+from agentic_opd_environments.babyai.world import LevelSeed
 from agentic_opd_environments.conversations import Call, ConversationCase
 
 CLOSING = "Done."
@@ -40,8 +43,8 @@ class SupervisedError(Exception):
 class Start(NamedTuple):
     """How long the supervised start is."""
 
-    conversations: int
-    """Right conversations, the shortest ones of the training tasks."""
+    episodes: int
+    """Right episodes of training tasks, of conversations the shortest ones."""
     epochs: int
     lr: float
 
@@ -53,31 +56,47 @@ class RightCalls:
     chat: ChatFormat
     messages: Iterator[dict[str, Any]]
 
-    @classmethod
-    def of(cls, chat: ChatFormat, case: ConversationCase) -> "RightCalls":
-        """Return the policy of a conversation."""
-        messages = [
-            message
-            for calls in case.right_calls
-            for message in (
-                *({"role": "assistant", "content": "", "tool_calls": [written_call(call, case)]} for call in calls),
-                {"role": "assistant", "content": CLOSING},
-            )
-        ]
-        return cls(chat, iter(messages))
-
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """Return the next right turn."""
         ids = self.chat.written([{"role": "user", "content": "-"}, next(self.messages)])
         return Completion(ids, (0.0,) * len(ids))
 
 
-def written_call(call: Call, case: ConversationCase) -> dict[str, Any]:
-    """Return a call as a message has it, with its arguments by name, those by position in the document's order."""
+def right_messages(data: ConversationCase | LevelSeed) -> list[dict[str, Any]]:
+    """Return the agent's messages in a right conversation, or in the bot's game."""
+    if isinstance(data, LevelSeed):
+        from learning.babyai_bot import bot_actions
+
+        turns = [[written_call("act", {"action": action}) for action in bot_actions(data.level, data.seed)]]
+    else:
+        turns = [[written_call(call.name, named_arguments(call, data)) for call in calls] for calls in data.right_calls]
+    return [
+        message
+        for calls in turns
+        for message in (
+            *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls),
+            {"role": "assistant", "content": CLOSING},
+        )
+    ]
+
+
+def named_arguments(call: Call, case: ConversationCase) -> dict[str, Any]:
+    """Return a call's arguments by name, those by position in the document's order."""
     names = case.functions[call.name]["parameters"]["properties"]
-    arguments = {**dict(zip(names, call.positional, strict=False)), **call.named}
-    function = {"name": call.name, "arguments": json.dumps(arguments)}
+    return {**dict(zip(names, call.positional, strict=False)), **call.named}
+
+
+def written_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as a message has it."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
     return {"id": "call_0_0", "type": "function", "function": function}
+
+
+def imitated(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Return `count` tasks for the start: the shortest conversations, or any games, the same ones in each run."""
+    if isinstance(tasks[0].data, LevelSeed):
+        return random.Random(0).sample(tasks, min(count, len(tasks)))
+    return shortest(tasks, count)
 
 
 def shortest(tasks: Iterable[Task], count: int) -> list[Task]:
@@ -85,10 +104,8 @@ def shortest(tasks: Iterable[Task], count: int) -> list[Task]:
     return sorted(tasks, key=lambda task: (sum(map(len, task.data.right_calls)), len(task.prompt)))[:count]
 
 
-async def write_right_conversations(
-    config: AgenticOPDEnvConfig, model: Path, path: Path, count: int
-) -> tuple[int, int]:
-    """Play the `count` shortest training conversations, and write a group for each that is right to `path`.
+async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: Path, count: int) -> tuple[int, int]:
+    """Play `count` training tasks (see `imitated`), and write a group for each that is right to `path`.
 
     Returns:
         How many are right, and how many were played.
@@ -103,10 +120,10 @@ async def write_right_conversations(
 
     async def played(task: Task) -> Episode:
         async with slots:
-            policy = RightCalls.of(chat.with_tools(task.tools), task.data)
+            policy = RightCalls(chat.with_tools(task.tools), iter(right_messages(task.data)))
             return await run_episode(task, policy, world, chat, config)
 
-    episodes = await gather_all(map(played, shortest(tasks, count)))
+    episodes = await gather_all(map(played, imitated(tasks, count)))
     right = [episode for episode in episodes if episode.verification and episode.verification.all_passed]
     fresh = path.with_suffix(".new")
     file = JsonLines(fresh)
@@ -119,7 +136,7 @@ async def write_right_conversations(
 
 
 async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Path, start: Start) -> Path:
-    """Return the folder of a policy that imitated right conversations; an interrupted training continues.
+    """Return the folder of a policy that imitated right episodes; an interrupted training continues.
 
     Raises:
         SupervisedError: the trainer ended badly; the message holds the end of its log.
@@ -128,8 +145,8 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
     if final.exists():
         return final
     if not groups.exists():
-        right, total = await write_right_conversations(config, model, groups, start.conversations)
-        print(f"supervised start: {right} of {total} conversations are right with their right calls", file=sys.stderr)
+        right, total = await write_right_episodes(config, model, groups, start.episodes)
+        print(f"supervised start: {right} of {total} episodes are right with their right calls", file=sys.stderr)
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
         **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 0},

@@ -129,4 +129,4 @@ def test_a_command_that_is_none_is_said(fake_server: FakePlugin, tmp_path: Path)
     assert "no-such-agent: command not found" in done.stderr
     done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent.mounts", '["/no/such/folder"]')
     assert done.returncode == 2
-    assert "env.agent.mounts: it names what is not there: /no/such/folder" in done.stderr
+    assert "env.agent.mounts: there is no /no/such/folder" in done.stderr

@@ -311,7 +311,7 @@ def test_fields_can_be_mapped(tmp_path: Path) -> None:
         (["a.jsonl", "--limit", "0"], "--limit: must be a number, at least 1"),
         (["a.jsonl", "--timeout", "0"], "--timeout: "),
         (["a.jsonl", "--sandbox", "nope"], "--sandbox: "),
-        (["a.jsonl", "--out", "a.jsonl"], "is the file that is read"),
+        (["a.jsonl", "--out", "a.jsonl"], "is an input file"),
         (["a.jsonl", "--out", "a.jsonl/b"], "Choose another --out"),
         (["checks-nothing.jsonl"], "no `assert`"),
     ],

@@ -155,7 +155,7 @@ class CheckedFiles:
         """Digest -> the problem of its file."""
 
     def problems(self, attachments: "Attachments") -> list[str]:
-        """Return what is wrong with the files of a sequence's attachments."""
+        """Return the problems of the files of a sequence's attachments."""
         problems = (self._problem(digest) for digest in dict.fromkeys(image.digest for image in attachments))
         return [problem for problem in problems if problem is not None]
 

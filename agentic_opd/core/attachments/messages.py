@@ -11,7 +11,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import IGNORED, Attachments, Message
 
 KIND = "pictures"
-"""What attachments are, in messages to people."""
+"""What attachments are, in messages to users."""
 ON_WIRE = "images"
 """Name of a sequence's attachments in the wire format."""
 UNIT = "picture"

@@ -73,7 +73,7 @@ def place_attachments(
     starts = [start for start in range(len(old)) if old[start : start + len(target)] == target]
     if len(starts) != len(digests):
         raise RendererError(
-            f"the chat template writes {len(starts)} times {tokens.placeholder!r} for {len(digests)} pictures"
+            f"the chat template writes {tokens.placeholder!r} {len(starts)} times for {len(digests)} pictures"
         )
     ids, images, end = list[int](), list[PlacedImage](), 0
     for start, digest in zip(starts, digests, strict=True):

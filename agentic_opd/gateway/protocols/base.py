@@ -54,7 +54,7 @@ class WireProtocol(ABC):
     history_field: ClassVar[str] = "messages"
     """Field of a body with the conversation, to which a client appends each answer."""
     conversation_fields: ClassVar[tuple[str, ...]]
-    """Fields of a body that hold what was said, the tools, or the name of a session."""
+    """Fields of a body that hold the messages, the tools, or the name of a session."""
 
     @abstractmethod
     def read(self, body: object, client: Client, *, counts: bool = False) -> Request:

@@ -24,7 +24,7 @@ _BINARY = re.compile(r"[\w+/=-]{256,}", re.ASCII)
 
 
 def hosted_text(kind: str, item: Mapping[str, Any]) -> str:
-    """Return an item of type `kind` as text behind a line with its type; empty if it holds nothing readable."""
+    """Return an item of type `kind` as text after a line with its type; empty if it holds nothing readable."""
     text = readable(item)
     return f"[{kind}]\n{text}" if text else ""
 

@@ -49,7 +49,7 @@ from agentic_opd.plugin.sampling import SampledToken
 
 _SEPARATOR = "__"
 _ANSWER_DIGITS = 32
-"""Length of an answer's id behind its prefix; the ids of its items begin with it."""
+"""Length of an answer's id after its prefix; the ids of its items begin with it."""
 _SEALED = "reasoning:"
 """Beginning of the `encrypted_content` of this gateway, which holds the reasoning: some clients keep nothing else."""
 
@@ -166,7 +166,7 @@ class _AssistantTurn:
     reference: str | None = None
     """Id of the answer."""
     is_hosted: bool = False
-    """Whether the last text is what a provider's tool did."""
+    """Whether the last text describes a call of a provider's tool."""
 
     @property
     def is_open(self) -> bool:
@@ -522,7 +522,7 @@ def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str,
 def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str, Any]:
     """Return the answer of a recorded turn, which `GET /v1/responses/{id}` repeats.
 
-    The journal holds what was sampled, and neither the ids of the answer's items nor the request's fields without
+    The journal holds the sampled message, but neither the ids of the answer's items nor the request's fields without
     effect.
     """
     specs = [tool["function"] for tool in turn.tools]

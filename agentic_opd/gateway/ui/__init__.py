@@ -1,1 +1,1 @@
-"""The page `/ui` of a gateway: sessions as they happen, feedback, and the curves of what was learned."""
+"""The page `/ui` of a gateway: live sessions, feedback, and learning curves."""

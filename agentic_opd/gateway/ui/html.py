@@ -1,7 +1,7 @@
 """Sessions, turns and curves -> the page's HTML. Pure.
 
 Texts of sessions become text only: all are escaped, and characters that can't be seen have names. The page is complete
-without its script, which colours the tokens (with the report's own script) and brings in what is new.
+without its script, which colours the tokens (with the report's own script) and adds new turns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -292,7 +292,7 @@ def _named(turns: Sequence[int]) -> str:
 
 
 def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenTexts, *, is_recorded: bool) -> str:
-    """Return a turn behind the messages before it."""
+    """Return a turn after the messages before it."""
     turn, number = view.turn, view.number
     identifier = f"turn-{turn.turn_id}"
     packed = "" if view.tokens is None else Packer(texts).turn_block(view.tokens)
@@ -320,7 +320,7 @@ def _step(view: TurnView, row: SessionRow, login: Login | None, texts: TokenText
 
 
 def _running(answer: RunningAnswer, number: int) -> str:
-    """Return an answer that is being sampled behind the messages before it."""
+    """Return an answer that is being sampled after the messages before it."""
     inner = (
         f"{''.join(_context(answer.messages, is_rewritten=answer.is_rewritten))}"
         '<section class="turn" aria-label="The answer that is being written"><header>'

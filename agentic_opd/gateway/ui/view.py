@@ -30,11 +30,11 @@ class Source(Protocol):
 
     @property
     def waiting(self) -> Waiting | None:
-        """What waits to be trained; None: nothing is trained from here."""
+        """Groups that wait for training; None: no trainer is fed from here."""
         ...
 
     def under_way(self, session: SessionRow) -> UnderWay:
-        """Return what is known of a session whose group is not made."""
+        """Return the state in memory of a session whose group is not made."""
         ...
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:

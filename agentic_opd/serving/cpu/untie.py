@@ -54,10 +54,10 @@ def untied(args: argparse.Namespace) -> argparse.Namespace:
         if (copy := untied_copy(_downloaded(args.model), folder)) is None:
             return args
     except CannotUntieError as error:
-        print(f"serve_vllm: {tied}, nor is it untied ({error}): push adapters (--max-lora-rank)", file=sys.stderr)
+        print(f"serve_vllm: {tied}, and it can't be untied ({error}): push adapters (--max-lora-rank)", file=sys.stderr)
         return args
     except (OSError, ValueError, KeyError) as error:
-        print(f"serve_vllm: whether the embeddings of {args.model} are tied is not known: {error}", file=sys.stderr)
+        print(f"serve_vllm: can't read whether the embeddings of {args.model} are tied: {error}", file=sys.stderr)
         return args
     print(f"serve_vllm: {tied}: an untied copy is served, {copy}", file=sys.stderr)
     return argparse.Namespace(

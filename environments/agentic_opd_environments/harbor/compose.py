@@ -80,7 +80,7 @@ def read_compose(path: Path, variables: Mapping[str, str]) -> Service:
     """Return the service of a compose file; `variables` are the values of `${NAME}` in it.
 
     Raises:
-        ValueError: the file is no YAML, or has other services or keys than those that are read; the message names the
+        ValueError: the file is not YAML, or has other services or keys than those that are read; the message names the
             file, all of them, and what to do.
     """
     name = f"environment/{path.name}"

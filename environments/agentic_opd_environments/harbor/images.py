@@ -90,7 +90,7 @@ class Images:
         return self._images[tag]
 
     async def _up_to_date(self, task: HarborTask, build: Build, tag: str) -> Image:
-        """Return the image of a build, which is made anew if there is none, or if it has other base images."""
+        """Return the image of a build, which is built again if there is none, or if it has other base images."""
         text = await asyncio.to_thread(build.dockerfile.read_text, "utf-8", "replace")
         bases = base_images(text, build.arguments, build.target)
         image = await self._reusable(tag, bases)
@@ -114,7 +114,7 @@ class Images:
         recorded = read_json(labels.get(_BASES, "{}"))
         for base, digest in (await self._digests(bases)).items():
             if recorded.get(base) != digest:
-                logger.warning("the base image %s of %s is another than when it was built", base, tag)
+                logger.warning("the base image %s of %s has changed since the image was built", base, tag)
                 return None
         return _image(tag, inspected)
 
@@ -149,12 +149,14 @@ class Images:
             str(build.context),
         ]
         tries = [await self._build(task, *_ULIMITS, *arguments)]
-        if tries[0].exit_code != 0 and not tries[0].is_over_limit and await self._is_podman():
+        if tries[0].exit_code != 0 and not tries[0].is_over_limit:
             # Podman in a container, or without rights to make another one for each RUN, builds in a chroot.
-            tries.append(await self._build(task, "--isolation", "chroot", *arguments))
+            version = await self._engine.run("--version")
+            if "podman" in version.text.lower():
+                tries.append(await self._build(task, "--isolation", "chroot", *arguments))
         inspected = await self._inspect(tag) if tries[-1].exit_code == 0 else None
         if inspected is None:
-            # What a chroot can't do is no mistake of the Dockerfile, nor is what other isolation can't.
+            # A limitation of the isolation, chroot or other, is not a mistake of the Dockerfile.
             result = max(reversed(tries), key=lambda result: len(_STEP.findall(result.text)))
             why = f"no end in {task.build_timeout_s:g} s\n" if result.timed_out else ""
             raise WorldError(f"{task.folder.name}: {path} can't be built: {why}{build_failure(result.text)}")
@@ -164,9 +166,6 @@ class Images:
         return await self._engine.run(
             "build", *arguments, timeout_s=task.build_timeout_s, max_output_bytes=_OUTPUT_BYTES
         )
-
-    async def _is_podman(self) -> bool:
-        return "podman" in (await self._engine.run("--version")).text.lower()
 
 
 def _image(name: str, inspected: Mapping[str, Any]) -> Image:

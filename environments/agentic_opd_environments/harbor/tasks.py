@@ -423,7 +423,7 @@ def _instruction(folder: Path) -> str:
 
 
 def _is_no_instruction(line: str) -> bool:
-    """Whether a line is empty, or a comment with the mark against training."""
+    """Return whether a line is empty, or a comment with the mark against training."""
     text = line.strip()
     is_comment = text.startswith("#") or (text.startswith("<!--") and text[4:].endswith("-->"))
     return not text or (is_comment and "canary" in text.lower())

@@ -1,4 +1,4 @@
-"""What a task's tests left behind -> the verdict, and the part of their output that the agent may learn from.
+"""The files that a task's tests left -> the verdict, and the part of their output that the agent may learn from.
 
 The reward is in /logs/verifier: `reward.json` (a number, or an object of numbers) or `reward.txt`. Of tests that never
 write one, the exit code of test.sh decides. Tests that could not run, reached a limit or wrote no number gave no
@@ -163,7 +163,7 @@ def _content(folder: Path, name: str) -> str | None:
     None if there is no such file. No link is followed.
 
     Raises:
-        OSError: it is something else than a file, or this user may not read it.
+        OSError: it is something other than a file, or this user may not read it.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.ExitStack() as closing:

@@ -313,7 +313,7 @@ class HarborWorld:
             return await self.tested(task, container, task.prompt)
 
     async def verify(self, task: Task, left: HarborLeft | None) -> Verification:
-        """Return the verdict; without a container there is none to give, and no check passed."""
+        """Return the verdict; without a container no check has passed."""
         return _TESTS_ALONE if left is None else left.verdict
 
     async def check_engine(self) -> None:
@@ -371,7 +371,7 @@ def _renew_logs(logs: Path) -> None:
 
 
 def _fill(folder: Path, source: Path) -> None:
-    """Replace what is in `folder` by what is in `source`; links stay links, since they mean the container's files."""
+    """Replace the content of `folder` by that of `source`; links stay links, since they mean the container's files."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         _remove(path)

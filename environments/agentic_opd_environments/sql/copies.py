@@ -62,7 +62,7 @@ Node = tuple[int, int]
 class _Table:
     name: str
     columns: list[str]
-    """The columns of `rows`, as SQL; a row id comes first, if it is no column of the table."""
+    """The columns of `rows`, as SQL; a row id comes first, if it is not a column of the table."""
     rows: list[Row]
     is_virtual: bool
     is_sampled: bool
@@ -74,7 +74,7 @@ class _Table:
         return {row[index] for row in self.rows} - {None}
 
     def is_text(self, index: int) -> bool:
-        """Whether a column holds several texts and nothing else, and all of its rows are known."""
+        """Return whether a column holds several texts and nothing else, and all of its rows were read."""
         values = self.values(index)
         return not self.is_sampled and len(values) >= _LEAST_VALUES and all(isinstance(value, str) for value in values)
 
@@ -292,7 +292,7 @@ def _emptied(connection: sqlite3.Connection, tables: Sequence[_Table]) -> list[_
 
 
 def _is_area(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether a table is an R-tree, whose first column is the row id."""
+    """Return whether a table is an R-tree, whose first column is the row id."""
     (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
     return re.search(r"\busing\s+(rtree|rtree_i32|geopoly)\b", sql, re.IGNORECASE) is not None
 
@@ -391,7 +391,7 @@ class _Full:
     tables: Sequence[_Table]
 
     def has_parents(self, reference: _Reference) -> bool:
-        """Whether each key of a child is one of its parent."""
+        """Return whether each key of a child is one of its parent."""
         child = self._names(reference.child, reference.child_columns)
         parent = self._names(reference.parent, reference.parent_columns)
         keys = f"SELECT {', '.join(parent)} FROM {quoted(self.tables[reference.parent].name)}"
@@ -417,7 +417,7 @@ class _Full:
         return [*map(list, cursor)]
 
     def is_unique(self, node: Node) -> bool:
-        """Whether all values of a column differ."""
+        """Return whether all values of a column differ."""
         table = self.tables[node[0]]
         if not table.is_sampled:
             return 1 < len(table.rows) == len(table.values(node[1]))
@@ -437,11 +437,10 @@ class _Full:
             for table, index in (first, second)
         ]
         counted = [*(f"SELECT DISTINCT * FROM ({sql})" for sql in selected), " INTERSECT ".join(selected)]
-        first_count, second_count, both_count = (self._count(sql) for sql in counted)
+        first_count, second_count, both_count = (
+            self.connection.execute(f"SELECT COUNT(*) FROM ({sql})").fetchone()[0] for sql in counted
+        )
         return first_count, second_count, both_count
-
-    def _count(self, sql: str) -> int:
-        return self.connection.execute(f"SELECT COUNT(*) FROM ({sql})").fetchone()[0]
 
     def _names(self, table: int, indices: Iterable[int]) -> list[str]:
         return [self.tables[table].columns[index] for index in indices]
@@ -507,7 +506,7 @@ def _classes(
 def _may_be_joined(
     first: Node, second: Node, tables: Sequence[_Table], joined: set[frozenset[str]], unique: set[Node]
 ) -> bool:
-    """Whether a question compares two columns, or their names are those of a thing and of what refers to it."""
+    """Return whether a question compares two columns, or their names are those of a thing and of what refers to it."""
     names = [tables[table].columns[index].strip('"').lower() for table, index in (first, second)]
     are_keys = first in unique and second in unique
     if frozenset(names) in joined:
@@ -528,7 +527,7 @@ def _may_be_joined(
 
 
 def _is_named_after(name: str, key: str, table: _Table) -> bool:
-    """Whether a column's name consists of those of a table and of its key, as `customer_id` of `customers` and `id`."""
+    """Return whether a column's name consists of those of a table and of its key, as in `customer_id`."""
     return name != key and name.endswith(key) and name[:3] == table.name.lower()[:3]
 
 
@@ -559,7 +558,7 @@ def _joined_names(queries: Sequence[str]) -> Iterator[frozenset[str]]:
 
 
 def _is_mixed(nodes: Sequence[Node], tables: Sequence[_Table]) -> bool:
-    """Whether columns of a class hold texts and numbers, which SQLite may compare as one and the same."""
+    """Return whether columns of a class hold texts and numbers, which SQLite may compare as one and the same."""
     kinds = {isinstance(value, str) for table, index in nodes for value in tables[table].values(index)}
     return len(nodes) > 1 and len(kinds) > 1
 
@@ -591,7 +590,7 @@ def _dependent(number: int, table: _Table, keys: set[Node]) -> Iterator[Node]:
 def _depends(
     first: Sequence[Any], second: Sequence[Any], relation: Callable[[list[tuple[Any, Any]]], bool], rng: Random
 ) -> bool:
-    """Whether a relation holds for two columns, but hardly ever if one of them is shuffled."""
+    """Return whether a relation holds for two columns, but hardly ever if one of them is shuffled."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     if len(pairs) < _LEAST_ROWS or not relation(pairs):
         return False
@@ -613,7 +612,7 @@ def _is_monotone(pairs: list[tuple[Any, Any]]) -> bool:
 
 
 def _is_paired(pairs: list[tuple[Any, Any]]) -> bool:
-    """Whether each value of two columns has one partner, as a code that stands in many rows and its name."""
+    """Return whether each value of two columns has one partner, such as a code of many rows and its name."""
     different = {*pairs}
     return len({a for a, _ in different}) == len({b for _, b in different}) == len(different) > 1
 
@@ -623,7 +622,7 @@ def _is_part(pairs: list[tuple[Any, Any]]) -> bool:
 
 
 def _is_computed(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> bool:
-    """Whether the third column is the product, sum, difference or quotient of the first two, perhaps in percent."""
+    """Return whether the third column is product, sum, difference or quotient of the first two, perhaps in percent."""
     rows = [row for row in zip(first, second, third, strict=True) if None not in row]
     if len(rows) < _LEAST_ROWS:
         return False

@@ -161,7 +161,7 @@ def _question(number: int, entry: Any, entry_name: str, databases: Path) -> File
     if all(isinstance(entry.get(field), str) for field in ("query", "SQL")) and entry["query"] != entry["SQL"]:
         raise ConfigError(f"{entry_name} has two queries, query and SQL: leave one out")
     if Path(name).name != name:
-        raise ConfigError(f"{entry_name}: db_id {name!r} is no name of a folder")
+        raise ConfigError(f"{entry_name}: db_id {name!r} is not the name of a folder")
     if evidence := str(entry.get("evidence") or "").strip():
         text = f"{text}\n{evidence}"
     return FileQuestion(number, name, text, sql, _database_file(databases, name), entry.get("examples") or ())

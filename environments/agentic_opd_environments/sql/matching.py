@@ -21,12 +21,12 @@ _ZERO = 1e-12
 
 
 def is_rounded(value: Any) -> bool:
-    """Whether a value may be the rounded result of arithmetic: a float with a fraction, or too large to have one."""
+    """Return whether a value may be a rounded result of arithmetic: a float with a fraction, or too large for one."""
     return isinstance(value, float) and isfinite(value) and not (value.is_integer() and abs(value) < _LARGEST_EXACT)
 
 
 def is_near(a: Number, b: Number) -> bool:
-    """Whether two numbers may be the same one, rounded differently: equal, or one of them rounded and both close."""
+    """Return whether two numbers may be the same, rounded differently: equal, or close and one of them rounded."""
     if a == b:
         return True
     if not (is_rounded(a) or is_rounded(b)) or not (isfinite(a) and isfinite(b)):

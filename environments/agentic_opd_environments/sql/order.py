@@ -54,7 +54,7 @@ def expected(source: Source, sql: str) -> Expected:
 
 
 def is_ordered(sql: str) -> bool:
-    """Whether a query orders its rows at the outermost level."""
+    """Return whether a query orders its rows at the outermost level."""
     return any(level.is_outermost and level.has_order for level in _levels(sql))
 
 

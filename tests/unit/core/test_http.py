@@ -64,7 +64,7 @@ def test_an_outage_ends_with_an_answer_and_a_refusal_is_one(
     assert isinstance(outcome(window, again, clock), NoAnswerError)
     assert len(again) == 8, "the outage is known: one attempt"
     assert outcome(window, [ServerRequestError("refused", 400)], clock).status == 400
-    line = "S does not answer (HTTP 500); it is asked again for 10 s"
+    line = "S does not answer (HTTP 500); retrying for 10 s"
     assert caplog.messages == [line], "once for the outage, not for each attempt"
     assert outcome(window, [*no(3), "back"], clock) == "back"
     assert caplog.messages == [line, line], "the next outage is another"

@@ -326,7 +326,7 @@ def test_without_a_world_that_starts_again_proofs_are_refused() -> None:
     config = with_settings(CONFIG, {"hint": {"proof": {"type": "replay"}}})
     distiller = Distiller(config, max_token_length=100, retry_s=0)
     assert not distiller.judges_early
-    with pytest.raises(ConfigError, match="replay starts episodes again"):
+    with pytest.raises(ConfigError, match="replay replays episodes"):
         asyncio.run(distiller.connect(Any, Any, None))  # type: ignore[arg-type]
 
 

@@ -127,7 +127,7 @@ def test_no_spelling_of_a_heading_opens_a_section(heading: str) -> None:
 
 
 def test_a_turn_without_evidence_can_not_be_judged() -> None:
-    with pytest.raises(AlignmentError, match="nothing came after turn 3"):
+    with pytest.raises(AlignmentError, match="turn 3 has no next state"):
         QUESTIONS.question(HindsightPair(3, "t", "u", ()))
 
 
@@ -159,9 +159,9 @@ def test_templates_are_checked(template: str, problems: list[str]) -> None:
 
 
 def test_prompts_that_do_not_say_the_protocol_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"(?s)system_prompt.*it does not say .*HINT_START"):
+    with pytest.raises(ValidationError, match=r"(?s)system_prompt.*it must name .*HINT_START"):
         DistillConfig(judge=JudgeConfig(system_prompt="Answer \\boxed{1} or \\boxed{-1}."))
-    with pytest.raises(ValidationError, match=r"(?s)step_prompt.*it does not say"):
+    with pytest.raises(ValidationError, match=r"(?s)step_prompt.*it must name"):
         DistillConfig(judge=JudgeConfig(step_prompt="Good or bad?"))
     DistillConfig(judge=JudgeConfig(system_prompt=JUDGE_SYSTEM_PROMPT, step_prompt=JUDGE_STEP_PROMPT))
 

@@ -281,7 +281,7 @@ def test_a_parameter_may_be_refused_in_an_answer_of_200() -> None:
 
 
 def test_something_else_than_a_chat_completion_is_a_mismatch() -> None:
-    with pytest.raises(ServerMismatchError, match="something else than a chat completion"):
+    with pytest.raises(ServerMismatchError, match="something other than a chat completion"):
         votes(Script({"hello": 1}))
 
 

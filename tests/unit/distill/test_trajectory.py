@@ -482,7 +482,7 @@ def test_the_settings_are_checked() -> None:
     assert JudgeConfig().judges_early
     with pytest.raises(ValidationError, match="step_votes asks about single turns"):
         JudgeConfig(scope="trajectory", step_votes=1)
-    with pytest.raises(ValidationError, match=r"does not say \\boxed\{N\} and \[HINT_END\]"):
+    with pytest.raises(ValidationError, match=r"must name \\boxed\{N\} and \[HINT_END\]"):
         JudgeConfig(trajectory_prompt="\\boxed{-1} [HINT_START]")
     with pytest.raises(ValidationError, match=r"\{turns\} is missing; \{turn\} is not one of"):
         JudgeConfig(trajectory_question="{mark} {task} {turn} {verdict}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learning.babyai_bot import bot_actions
 
 from agentic_opd.core.types import Episode, ReplayableWorld, Task
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -19,6 +20,7 @@ from agentic_opd.rollout.replay import EpisodeReplay, ReplayDivergedError, Repla
 from agentic_opd.worlds.coding.world import CodingWorld
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
+from agentic_opd_environments.babyai.world import BabyAIWorld
 from agentic_opd_environments.functions import FunctionsWorld
 from agentic_opd_environments.harbor.world import HarborWorld
 from agentic_opd_environments.replay import Replay
@@ -143,6 +145,24 @@ def test_a_conversation_whose_user_turns_and_functions_come_with_it(tokenizer: A
     assert episode.verification.correctness == 1.0
 
 
+def test_a_mission_in_a_grid_world(tokenizer: Any) -> None:
+    level = "BabyAI-PutNextLocal-v0"
+    world = HookedWorld(BabyAIWorld([level], (3, 4)), WorldConfig())
+    task = asyncio.run(world.train_and_eval_tasks())[0][0]
+    names = bot_actions(level, 3)
+    lines = (call("act", action="drop"), call("act", action="jump"), *(call("act", action=name) for name in names))
+    episode = Stage(tokenizer, world, task).check_each_turn((*lines, "Done."))
+    assert episode.verification is not None
+    assert (episode.verification.all_passed, episode.tool_errors) == (True, 1)
+
+
 def test_each_world_says_whether_it_can_be_replayed() -> None:
-    worlds = {CodingWorld: True, HarborWorld: True, SqlWorld: True, FunctionsWorld: True, Replay: False}
+    worlds = {
+        CodingWorld: True,
+        BabyAIWorld: True,
+        HarborWorld: True,
+        SqlWorld: True,
+        FunctionsWorld: True,
+        Replay: False,
+    }
     assert {world: world.replayable for world in worlds} == worlds

@@ -53,7 +53,7 @@ def test_every_wrong_setting_is_named(tmp_path: Path) -> None:
         (("--train.output_dir", "x"), "train.output_dir: learn sets this by itself"),
         (("--train.push_every", "2", "--train.vllm_urls", "[]"), "train.vllm_urls, train.push_every: learn sets"),
         (("--train.lora_rank", "null"), "learn trains adapters"),
-        (("--env.hint.source", "sibling"), "logs do not hold that"),
+        (("--env.hint.source", "sibling"), "logs have no data for it"),
         (("--env.hint.proof", "replay"), "logs can't be replayed"),
         (("--openai.base_url", "http://a/v1,http://b/v1"), "one policy server"),
     ],

@@ -62,7 +62,7 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
         "no JSON": ["binary", "notes.md"],
         "No such file or directory": ["broken"],
         "nothing in it": ["empty.jsonl"],
-        "it is a named pipe (FIFO), and a regular file is needed": ["pipe"],
+        "it is a named pipe (FIFO), expected a regular file": ["pipe"],
         "no known format of logs": ["settings.json"],
     }
     text = "\n".join(found.lines())

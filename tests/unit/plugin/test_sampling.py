@@ -67,7 +67,7 @@ def test_a_version_is_asked_for_where_the_server_keeps_several(max_adapters: int
         (True, generated(5) | {"logprobs": [[[{}]]]}, "length >= 1 - at `$.logprobs[0][0][0]`"),
         (True, generated(5) | {"logprobs": [[]]}, "shorter"),
         (True, generated(5) | {"finish_reasons": []}, "shorter"),
-        (True, generated(5) | {"token_ids": [[6]]}, "token 6 with the logprob of 5"),
+        (True, generated(5) | {"token_ids": [[6]]}, "the logprob of token 6 is that of token 5"),
         (True, {"token_ids": [[]], "logprobs": [[]], "finish_reasons": ["stop"]}, "no token was sampled"),
         (True, {"token_ids": [], "logprobs": [], "finish_reasons": []}, "0 completions for n=1"),
         (False, {"error": "overloaded"}, "choices: Field required"),
@@ -112,7 +112,7 @@ def test_a_stream_asks_for_several_tokens_an_event() -> None:
     [
         ('data: {"error": {"message": "secret"}}\n\n', "failed while it sampled"),
         ('data: {"index": "secret"}\n\n', "does not stream sampled tokens as the plugin does: index, token_ids"),
-        (event(token_ids=[7]), "token 7 with the logprob of 5"),
+        (event(token_ids=[7]), "the logprob of token 7 is that of token 5"),
     ],
 )
 def test_an_odd_event_is_an_error_that_does_not_quote_it(text: str, why: str) -> None:
@@ -128,5 +128,5 @@ def test_a_refusal_holds_its_status() -> None:
 
 
 def test_a_server_that_can_not_stream_is_refused() -> None:
-    with pytest.raises(ServerMismatchError, match="streams through it"):
+    with pytest.raises(ServerMismatchError, match="which streams the sampled tokens"):
         PluginClient(JsonClient("http://policy"), replace(INFO, has_plugin=False)).check_streams()

@@ -259,7 +259,7 @@ def shortened(body: dict[str, Any]) -> dict[str, Any]:
     [
         ({"choices": []}, "can't be read: IndexError"),
         ({"choices": [{"prompt_logprobs": None}]}, "can't be read: TypeError"),
-        ({"choices": [{"prompt_token_ids": [1, 2], "prompt_logprobs": []}]}, "read 2 other ids than the 10"),
+        ({"choices": [{"prompt_token_ids": [1, 2], "prompt_logprobs": []}]}, "read 2 ids, which are not the 10"),
         (shortened, r"rows=9, token_ids=10"),
         ({"choices": [{"prompt_logprobs": [None] + [{"1": {"logprob": -1.0, "rank": 1}}] * 9}]}, "KeyError"),
     ],

@@ -50,7 +50,7 @@ def test_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     [
         (["groups.jsonl", "nowhere.jsonl"], "cannot read 'nowhere.jsonl'"),
         (["nowhere.jsonl"], "cannot read 'nowhere.jsonl'"),
-        (["groups.jsonl", "-o", "./groups.jsonl"], "--output 'groups.jsonl' is a file that is read"),
+        (["groups.jsonl", "-o", "./groups.jsonl"], "--output 'groups.jsonl' is an input file"),
         (["groups.jsonl", "-o", "/dev/null/x.html"], "cannot write '/dev/null/x.html'"),
         (["groups.jsonl", "--tokenizer", "/nowhere"], "the tokenizer '/nowhere' can't be loaded"),
         (["empty.jsonl"], "'empty.jsonl' holds no scored group: it is empty"),

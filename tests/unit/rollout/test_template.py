@@ -262,7 +262,7 @@ def test_where_a_turn_ends_is_taken_from_the_template_and_the_models_files(tmp_p
     assert chat_of(tokenizer).stop_token_ids == [ids["<end_of_turn>"], ids["a"], ids["<eos>"]]
     renderer = load_renderer(tokenizer, "default", {}, tool_format="text", stop_tokens=["<bos>"])
     assert renderer.get_stop_token_ids() == [ids["<end_of_turn>"], ids["<bos>"]]
-    with pytest.raises(ConfigError, match=r"stop_tokens: '<end>' is no token .* <eos>, <bos>, <start_of_turn>"):
+    with pytest.raises(ConfigError, match=r"stop_tokens: '<end>' is not a token .* <eos>, <bos>, <start_of_turn>"):
         load_renderer(tokenizer, "default", {}, tool_format="text", stop_tokens=["<end>"])
 
 

@@ -105,7 +105,7 @@ def test_a_file_that_has_changed_is_refused_and_the_journal_kept(groups: Path) -
 def test_what_is_no_journal_is_not_written_anywhere(groups: Path, line: str) -> None:
     before = groups.read_bytes()
     groups.with_suffix(".proofs.jsonl").write_text(line + "\n")
-    with pytest.raises(PlaceError, match="is no journal of proofs"):
+    with pytest.raises(PlaceError, match="is not a journal of proofs"):
         ProofJournal(groups)
     assert groups.read_bytes() == before
 

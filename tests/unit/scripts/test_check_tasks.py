@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="Choose another --out"):
         CheckResults(tmp_path / "file" / "out.jsonl", 1)
-    with pytest.raises(PlaceError, match="is a character device, and a regular file is needed"):
+    with pytest.raises(PlaceError, match="is a character device, expected a regular file"):
         CheckResults(Path("/dev/null"), 1)
 
 

@@ -80,7 +80,9 @@ def test_the_error_of_a_push_says_what_to_do(member: Member) -> None:
         await asyncio.Event().wait()
 
     server: Any = SimpleNamespace(receive_weights=never)
-    with pytest.raises(ServerUnreachableError, match=r"left while it was sent version 7: .*Start it, then the trainer"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"disconnected while it received version 7: .*Start it, then the trainer"
+    ):
         asyncio.run(WeightSender([server], member.group, "cpu").send(SPECS, [("weight", LARGE)], 7))
 
 

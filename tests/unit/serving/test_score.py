@@ -108,9 +108,9 @@ def test_a_sequence_is_scored_at_the_ids_of_others(cached: int) -> None:
 @pytest.mark.parametrize(
     ("ids_of", "message"),
     [
-        ([[2], []], "2 is no sequence"),
-        ([[1], [0]], "wait for each other"),
-        ([[0], []], "wait for each other"),
+        ([[2], []], "2 is not a sequence"),
+        ([[1], [0]], "refer to each other"),
+        ([[0], []], "refer to each other"),
         ([[1, 1, 1], []], "6 is more than this server returns"),
     ],
 )

@@ -110,7 +110,7 @@ def test_errors_name_dotted_paths_all_at_once(tmp_path: Path) -> None:
         "env.judge.temprature is unknown; did you mean 'env.judge.temperature'?",
         "env.box.image is a setting of env.box.type image, and the type is plain",
         "env.sed is unknown; did you mean 'env.seed'?",
-        "env.judge.extra_body.key is unknown: env.judge.extra_body is one value",
+        "env.judge.extra_body.key is unknown: env.judge.extra_body is a single value",
         "--env.seed needs a value",
         "env.judge.temperature: Input should be greater than or equal to 0, got -1",
     ):

@@ -76,7 +76,7 @@ def test_a_loss_of_a_part_that_reads_rows_alone_needs_a_group_with_rows(tmp_path
     ("source", "name", "message"),
     [
         ("", "none.py:gaps", "loss.custom: there is no file 'none.py'"),
-        ("", "gaps", "'gaps' names no function: expected FILE.py:FUNCTION or package.module:FUNCTION"),
+        ("", "gaps", "'gaps' does not name a function: expected FILE.py:FUNCTION or package.module:FUNCTION"),
         ("", "no.such.module:gaps", "no.such.module can't be imported: ModuleNotFoundError"),
         ("1 / 0", "", r"parts.py can't be imported: ZeroDivisionError: .*parts.py:1\)"),
         ("x = 1", "", "parts.py:gaps is no part of the loss: define a function of this name with the decorator"),

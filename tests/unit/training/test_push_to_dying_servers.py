@@ -81,7 +81,7 @@ def test_the_trainer_and_the_other_server_go_on(way: str, servers: Servers, tmp_
             server = await PluginClient.connected(client)
             return server.info.weight_version
 
-    problem = "left while it was sent version 1" if way == "gloo" else re.escape(servers.dying)
+    problem = "disconnected while it received version 1" if way == "gloo" else re.escape(servers.dying)
     with pytest.raises(ServerUnreachableError, match=problem):
         asyncio.run(push([servers.dying, servers.living], 1))
     servers.process.join()

@@ -31,7 +31,7 @@ BROKEN: dict[str, tuple[Loop, str]] = {
                 name: {"model": POLICY, "port": port, "serves": "judge"} for name, port in (("a", 8102), ("b", 8103))
             }
         },
-        "several servers serve the judge, and an environment asks one",
+        "several servers serve the judge, but an environment uses only one",
     ),
     "two models": (
         {"servers": {"second": {"model": "another/model", "port": 8102}}},

@@ -147,7 +147,7 @@ def test_every_part_that_is_wrong_is_named_before_anything_starts(loop: dict[str
         ({"api": {"port": 8100}}, "two parts have the same port: 8100"),
         ({"environments": {"policy": {}}}, "two parts have the same name: policy"),
         ({"environments": {"../x": {}}}, "should match pattern"),
-        ({"environments": {"a": {"mode": "gateway", "script": "x.py"}}}, "goes with mode serve"),
+        ({"environments": {"a": {"mode": "gateway", "script": "x.py"}}}, "needs mode serve"),
         ({"trainre": {}}, "trainre is unknown; did you mean 'trainer'?"),
         (
             {

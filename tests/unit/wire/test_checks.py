@@ -561,7 +561,7 @@ def test_a_conversations_context_turns_are_read_and_written_again() -> None:
     [
         ([], "2 records for 3 assistant messages"),
         ([{"message": 1, "why": "side"}], "messages [1] are not the assistant's"),
-        ([{"message": 2, "why": "side"}] * 2, "stand twice"),
+        ([{"message": 2, "why": "side"}] * 2, "are listed twice"),
         ([{"message": 2, "why": "side"}, {"message": 3, "why": "side"}], "2 records and 2 context turns for 3"),
         ([{"message": 2, "why": "tired"}], "context turn 0: why: 'tired', expected 'not_sampled', 'shared'"),
         ([{"message": "2", "why": "side"}], "context turn 0: message: '2', expected a whole number"),

@@ -295,15 +295,17 @@ def lying(value: Any) -> Callable[..., Any]:
         ("judged", raising, "world Plain: judged raised KeyError: 'x'"),
         ("user_reply", raising, "world Plain: user_reply raised KeyError: 'x'"),
         ("go", raising, "world Plain: go raised KeyError: 'x'"),
-        ("verify", lying("good"), "world Plain: verify gave str, expected a number in .0, 1., Checks, or either"),
-        ("verify", lying(1.5), "world Plain: verify gave 1.5, expected a number in"),
-        ("verify", lying(float("nan")), "world Plain: verify gave nan, expected a number in"),
-        ("verify", lying((1.0, None)), "world Plain: verify gave a text of type NoneType"),
-        ("verify", lying(Checks(2, 1)), "world Plain: verify gave wrong Checks: .* got 2 of 1"),
-        ("verify", lying(Checks(0.5, 1)), "world Plain: verify gave 0.5 of 1, expected counts"),  # type: ignore[arg-type]
-        ("judged", lying(lambda: 0), "judged gave function, which can't be pickled"),
-        ("user_reply", lying(3), "user_reply gave int, expected text or None"),
-        ("go", lying(None), "tool go gave NoneType, expected text"),
+        ("verify", lying("good"), "world Plain: verify returned str, expected a number in .0, 1., Checks, or either"),
+        ("verify", lying(1.5), "world Plain: verify returned 1.5, expected a number in"),
+        ("verify", lying(float("nan")), "world Plain: verify returned nan, expected a number in"),
+        ("verify", lying((1.0, None)), "world Plain: verify returned a text of type NoneType"),
+        ("verify", lying(Checks(2, 1)), "world Plain: verify returned wrong Checks: .* got 2 of 1"),
+        ("verify", lying(Checks(0.5, 1)), "world Plain: verify returned 0.5 of 1, expected counts"),  # type: ignore[arg-type]
+        ("verify", lying(Checks(1, 1, score=1.5)), "world Plain: verify returned wrong Checks: .* got 1.5"),
+        ("verify", lying(Checks(1, 1, score="much")), "world Plain: verify returned wrong Checks: .*'much'"),  # type: ignore[arg-type]
+        ("judged", lying(lambda: 0), "judged returned function, which can't be pickled"),
+        ("user_reply", lying(3), "user_reply returned int, expected text or None"),
+        ("go", lying(None), "tool go returned NoneType, expected text"),
     ],
 )
 def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
@@ -339,7 +341,7 @@ def test_a_function_that_is_added_can_be_called_from_then_on() -> None:
         'Error: the name must be one of "go", "open", "enter".',
     ]
     world.hooks.added_tools = lying(None)
-    with pytest.raises(WorldError, match="world Growing: added_tools gave NoneType, expected names"):
+    with pytest.raises(WorldError, match="world Growing: added_tools returned NoneType, expected names"):
         acted(world, task, ("enter", {}))
 
 
@@ -385,9 +387,9 @@ class Written(CustomWorld):
         ("fields", r"limit turns=3, expected .* \(world\.py:14\)"),
         ("start", r"world Written: start raised StopIteration:  \(world\.py:18\)"),
         ("go", r"world Written: go raised KeyError: 'missing' \(world\.py:4\)"),
-        ("type", r"world Written: tool quit gave int, expected text \(world\.py:25\)"),
+        ("type", r"world Written: tool quit returned int, expected text \(world\.py:25\)"),
         ("quit", r"world Written: quit raised SystemExit: 4 \(world\.py:28\)"),
-        ("verify", r"world Written: verify gave 2, expected a number .* \(world\.py:30\)"),
+        ("verify", r"world Written: verify returned 2, expected a number .* \(world\.py:30\)"),
         ("__init__", r"env\.world: Written\(\) raised KeyError: 'missing' \(world\.py:4\)"),
     ],
 )
@@ -442,9 +444,9 @@ def test_a_verdict_of_truth_values_is_written_as_counts() -> None:
     ("gives", "said"),
     [
         (raising, "tasks raised KeyError: 'x'"),
-        (lying([]), "tasks gave none"),
-        (lying(["task"]), "tasks gave str, expected Task"),
-        (lying([TASK, TASK]), "tasks gave 2 tasks of the id 't'"),
+        (lying([]), "tasks returned no task"),
+        (lying(["task"]), "tasks returned str, expected Task"),
+        (lying([TASK, TASK]), "tasks returned 2 tasks of the id 't'"),
         (lying(3), "tasks raised TypeError"),
     ],
 )
@@ -687,6 +689,14 @@ def test_a_number_stays_exact_and_passes_at_one(number: float, has_passed: bool)
     made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
     assert (made.correctness, made.all_passed) == (number, has_passed)
     assert made.report == f"The result is {number:.15g} of 1."
+
+
+@pytest.mark.parametrize("score", [0.25, np.float64(0.25)])
+def test_checks_may_have_a_score_beside_them(score: Any) -> None:
+    hooks = Plain()
+    hooks.verify = lying(Checks(2, 2, "Slow.", score=score))  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, WorldConfig()).verify(TASK, Left([0], {})))
+    assert (made.correctness, made.all_passed, made.passed, made.total, made.report) == (0.25, True, 2, 2, "Slow.")
 
 
 class Room(CustomWorld):

@@ -50,7 +50,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["functions", "harbor", "replay", "sql"])
+@pytest.mark.parametrize("name", ["babyai", "functions", "harbor", "replay", "sql"])
 def test_the_worlds_beside_the_package_are_registered(name: str) -> None:
     assert world_class(name).__module__.startswith("agentic_opd_environments.")
 
@@ -77,7 +77,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones(register: Register) -> 
         world_class("ridles")
     text = str(caught.value)
     assert text.startswith(
-        "env.world: there is no world 'ridles'. There are coding, functions, harbor, replay, riddles, sql. Install"
+        "env.world: there is no world 'ridles'. There are coding, babyai, functions, harbor, replay, riddles, sql. "
+        "Install"
     )
     assert text.endswith(
         "(as an entry point of the group agentic_opd.worlds), or name a class as FILE.py:CLASS or package.module:CLASS"

@@ -76,13 +76,19 @@ def test_flags_go_over_the_file_and_another_world_drops_its_settings(tmp_path: P
 @pytest.mark.parametrize(
     ("argv", "lines"),
     [
-        (["--env.world", "sqll"], ["env.world.type: there is no world 'sqll'. There are coding, functions, harbor, "]),
+        (
+            ["--env.world", "sqll"],
+            ["env.world.type: there is no world 'sqll'. There are coding, babyai, functions, harbor, "],
+        ),
         (
             ["--env.world", "own.py"],
             ["env.world.type: there is no world 'own.py'. There are coding, "],
         ),
-        (["--env.world", ":Own"], ["env.world.type: ':Own' names no class: expected FILE.py:CLASS or"]),
-        (["--env.world", "own.py:no class"], ["env.world.type: 'own.py:no class' names no class: expected FILE.py"]),
+        (["--env.world", ":Own"], ["env.world.type: ':Own' does not name a class: expected FILE.py:CLASS or"]),
+        (
+            ["--env.world", "own.py:no class"],
+            ["env.world.type: 'own.py:no class' does not name a class: expected FILE.py"],
+        ),
         (["--env.world", "no.py:Own"], ["env.world.type: there is no file 'no.py'"]),
         (["--env.world", "sql"], ["env.world.file: Field required", "env.world.databases: Field required"]),
         (["--env.world.file", "q.json"], ["env.world.file is a setting of env.world.type sql, and the type is coding"]),

@@ -120,7 +120,7 @@ def checks_of(task: Task) -> Suite:
         checks = instrument(task.hidden_tests)
         if not checks.labels:
             raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
+    except (SyntaxError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply.
         why = str(error) or "they are nested too deeply"
         raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {why}") from error
     except ValueError as error:

@@ -37,7 +37,7 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
             is_uncalled = entry_point is not None and "check" in unused
             completed = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
             lines = import_lines(*wanted_names(parse_module(completed), entry_point))
-    except (SyntaxError, RecursionError, MemoryError) as error:  # The parser has no memory for what is nested too deep.
+    except (SyntaxError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply.
         raise ValueError(f"are not valid Python: {str(error) or 'they are nested too deeply'}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
         raise ValueError("have no `assert`, and no test of pytest or unittest")

@@ -37,7 +37,7 @@ _FILES = {
 """Names whose use in tests loads code, or shares files with the solution."""
 
 _MOST_PASSES = 30
-"""Largest number of passes over the variables of the tests. Each finds the values behind one more variable."""
+"""Largest number of passes over the variables of the tests. Each pass finds the values of one more variable."""
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
 _OBJECT_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
 """Modules whose use in tests involves more than plain data."""
@@ -180,7 +180,10 @@ class Values:
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OBJECT
         self._kinds_by_node = dict[ast.expr, _Kind]()
-        for kinds in (_Kind.FUNCTION | _Kind.NAMESPACE, ~_PLAIN):  # What a call gives depends on what is called.
+        for kinds in (
+            _Kind.FUNCTION | _Kind.NAMESPACE,
+            ~_PLAIN,
+        ):  # The result of a call depends on the called function.
             self._spread(kinds)
 
     def _spread(self, kinds: _Kind) -> None:

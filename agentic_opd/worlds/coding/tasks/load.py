@@ -21,7 +21,7 @@ from agentic_opd.worlds.split import split_tasks
 
 _MAX_LISTED = 5
 _MAX_ID_CHARS = 1000
-"""Ids stand in logs, metrics, groups and reports."""
+"""Ids are printed in logs, metrics, groups and reports."""
 
 _log = logging.getLogger(__name__)
 

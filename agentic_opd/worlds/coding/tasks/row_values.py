@@ -56,7 +56,7 @@ class RowValues:
     fields: FieldMap
 
     def has(self, name: str) -> bool:
-        """Whether the row holds a non-empty value under `name`."""
+        """Return whether the row holds a non-empty value under `name`."""
         value = self.raw(name)
         return bool(value.strip() if isinstance(value, str) else value)
 
@@ -173,7 +173,7 @@ class RowValues:
 
 
 def _has_field(fields: Mapping[str, Any], field: str) -> bool:
-    """Whether a row has a field; `a.b` is the field `b` of the object `a`, if there is no field of that name."""
+    """Return whether a row has a field; `a.b` is the field `b` of the object `a`, if there is no field of that name."""
     return field in fields or _holder_of(fields, field) is not None
 
 

@@ -40,7 +40,7 @@ class Row:
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether `path` is a file with a suffix that `read_file` supports."""
+    """Return whether `path` is a file with a suffix that `read_file` supports."""
     return path.name.endswith(FILE_SUFFIXES) and path.is_file()
 
 
@@ -140,7 +140,7 @@ def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
 
 
 def _has_hub_card(folder: Path) -> bool:
-    """Whether README.md assigns files to splits."""
+    """Return whether README.md assigns files to splits."""
     card = folder / "README.md"
     return card.is_file() and "data_files:" in card.read_text(encoding="utf-8", errors="replace")
 

@@ -39,7 +39,7 @@ _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '(\w+)'")
 _MAX_FAILURES = 3
 _MAX_TEXT = 200  # Maximum characters of a name, or of a line of solution.py, in the judge's report.
-_MAX_LINES = 1000  # In a longer solution.py no line is named: the choice of one could tell an input of the tests.
+_MAX_LINES = 1000  # In a longer solution.py no line is named: the choice of one could reveal an input of the tests.
 _MAX_REPORT_CHARS, _MAX_CHECK_CHARS = 2**16, 64  # Of a report: in hexadecimal digits, and what each check may add.
 _REPORT_LINE = re.compile(rb"^[0-9a-f]{64,}$", re.MULTILINE)
 _SLOW_OUTPUT_BYTES = 2**16  # A larger output is searched for reports in a thread: it takes up to 0.2 s.
@@ -47,7 +47,7 @@ _SIGXCPU_CODE = 128 + 24
 # The tests' process can interrupt itself between the steps of its code only, the kernel always.
 _COMMAND = """ulimit -S -t {cpu_s} && ulimit -H -t {kill_s}
 exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"""
-_START_CPU_S, _PYTEST_CPU_S = 2, 8  # What Python takes to start, and pytest where it must be compiled first.
+_START_CPU_S, _PYTEST_CPU_S = 2, 8  # Time to start Python, and pytest if it must be compiled first.
 
 
 def wall_s(timeout_s: float) -> float:
@@ -262,12 +262,12 @@ def _without_data(checks: Suite, why: str | None) -> list[str]:
     missing, error = _MISSING_NAME.search(text), text.partition(":")[0].strip()
     if missing is not None and missing[1] in checks.solution_names:
         return [f"{reason}: {missing[0]}."]
-    # Without its text, as of any failure.
+    # Without its text, as for any failure.
     return [f"{reason}: {error}." if why.startswith(_NOT_IMPORTED) and error in _ERRORS else f"{reason.rstrip('. ')}."]
 
 
-# The judge reads these sentences only: whatever a solution chooses, it chooses among a few words. A text of its own
-# could tell an input of the tests, which the judge would hand on to the policy.
+# The judge reads these sentences only, so a solution can choose only among a few words. A free text could reveal an
+# input of the tests, which the judge would pass on to the policy.
 _MANNERS = {
     "assertion": "an assertion of the test failed",
     "value": "it gives another value than expected",
@@ -314,7 +314,7 @@ def _type_name(name: str, files: Mapping[str, bytes]) -> str:
 
 
 def _is_in_source(name: str, files: Mapping[str, bytes]) -> bool:
-    """Whether a name stands in the agent's Python files as a whole word."""
+    """Return whether a name occurs in the agent's Python files as a whole word."""
     if not name.isidentifier() or len(name) > _MAX_TEXT:
         return False
     word = name.encode()

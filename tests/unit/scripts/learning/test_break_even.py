@@ -36,4 +36,11 @@ def test_the_rivals_of_proofs_are_compared_at_as_many_sampled_tokens(curves: Pat
     assert read_rows(learning_rows(learned)) == learned
     lines = [*learning_tables(learned)]
     assert "| sql | proof | 1 | 64 | 30 | 10.0 | 6000 | 500 | 60.0% (60) |" in lines
-    assert lines[-1] == "| sql | proof, seed 0 | 6000 | 60.0% | not that far | 65.0% |"
+    assert lines[-1] == "| sql | proof, seed 0 | 6000 | 60.0% | 50.0% at its end, 4000 (seed 0) | 65.0% |"
+
+
+def test_a_rival_of_another_seed_is_named_and_a_missing_one_is_said(curves: Path) -> None:
+    learned = read_learned([curves / "curves", curves / "rivals"])
+    seeds = learned["sql"]["proof"]
+    learned["sql"] = {"proof": {"1": seeds["0"]}, "grpo, 64 rollouts": learned["sql"]["grpo, 64 rollouts"]}
+    assert [*learning_tables(learned)][-1] == "| sql | proof, seed 1 | 6000 | 60.0% | no curve | 65.0% (seed 0) |"

@@ -283,6 +283,28 @@ def test_of_conversations_opd_and_next_state_differ_in_their_evidence_and_a_gpu_
         assert not any("split_file" in text for text in commands["opd"])
 
 
+def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
+    args, subject = (
+        learn.parse_args(["--world", "babyai", "--model", "scripts/demo_policy/policy", "--quick"]),
+        laboratory.SUBJECTS["babyai"],
+    )
+    assert (args.modes, args.start_conversations, args.exam_tasks) == (["opd", "trajectory", "grpo"], 8, 4)
+    place = laboratory.Laboratory(
+        *(FakeServer(2), "http://127.0.0.1:3", args.model, Path("out"), 1, 2, 4, "linear", True, False),
+        *(subject, 4, "chat", "http://127.0.0.1:4"),
+    )
+    run = laboratory.Run("opd", 0, laboratory.Setting(5e-4, 32, 1.0), 256)
+    command = place.serve_command(run, "http://127.0.0.1:1")
+    assert command[command.index("--env.judge.model_name") + 1] == "game"
+    of_all = place.serve_command(run._replace(mode="trajectory"), "http://127.0.0.1:1")
+    assert {*of_all} - {*command} >= {"--env.judge.scope", "trajectory"}
+    assert not any(map(subject.needs_expert, subject.modes))
+    env = laboratory.Examiner(place).env
+    assert env.config.reward.correctness == 1
+    training, held_out = asyncio.run(env.world.train_and_eval_tasks())
+    assert (len(training), 190 < len(held_out) <= 200) == (512, True)
+
+
 def test_a_point_of_conversations_has_shares_of_user_turns_and_of_whole_conversations() -> None:
     rows = [
         {"checks_passed": passed, "checks": total, "passed": passed == total}

@@ -139,3 +139,46 @@ def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
     asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
     vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
     assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+BLOCKED = "Nothing changes: a wall is in the way. You see a red ball 2 steps forward; a wall 1 step forward."
+LEFT = "The mission is not done after 3 of 24 steps.\nThe red ball was never seen and is 4 steps away now."
+
+
+@pytest.mark.parametrize(
+    ("turn", "result", "verdict", "hint"),
+    [
+        ("[act]\naction: go forward", BLOCKED, LEFT, "Nothing changes: a wall is in the way."),
+        ("[act]\naction: jump", "Error: act can't be called like this.", LEFT, "Error: act can't be called like this."),
+        ("[act]\naction: turn left", "You see a wall 1 step left.", LEFT, None),
+        ("Done.", None, LEFT, "The mission is not done after 3 of 24 steps."),
+        ("Done.", None, "The mission is done after 3 of 24 steps; the reward is 0.89.", None),
+    ],
+)
+def test_of_a_game_the_steps_without_an_effect_and_an_early_end_get_what_the_environment_says(
+    turn: str, result: str | None, verdict: str, hint: str | None
+) -> None:
+    parts = (*([Evidence("tool", result)] if result else []), Evidence("verdict", verdict))
+    asked = Questions(b"secret").question(HindsightPair(0, "Your mission: go to the red ball.", turn, parts))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "game"))
+    assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+def test_of_a_whole_game_the_step_that_lost_an_object_is_named_first() -> None:
+    go, see = "[act]\naction: go forward", "You see a red ball 1 step forward."
+    turns = {
+        go: BLOCKED,
+        f"{go} ": "Error: act can't be called like this.",
+        f"{go}  ": see,
+        "[act]\nturn left": "You see.",
+    }
+    seen = LEFT.partition("\n")[0] + "\nThe red ball was first seen after step 0, last seen after step {}, was never "
+    seen += "nearer than 1 step, and is 1 step away now."
+    named = about_trajectory({**turns, "Done.": ""}, seen.format(2), "game")
+    assert list(named) == [4, 1, 2], "two of three steps were seen, and one turn was none"
+    assert named[4] == seen.format(2).partition("\n")[2]
+    assert named[1] == "Nothing changes: a wall is in the way."
+    assert list(about_trajectory({**turns, "Done.": ""}, seen.format(3), "game")) == [1, 2, 5], (
+        "it was in view at the end"
+    )
+    assert about_trajectory({go: see}, "The mission is done after 1 of 24 steps; the reward is 0.96.", "game") == {}

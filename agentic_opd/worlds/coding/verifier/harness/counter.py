@@ -158,7 +158,7 @@ def error_text(error: BaseException) -> str:
 def _manner(error: BaseException) -> str:
     """Return how a check failed, as words that verify.py puts into a sentence: a kind, then names of types.
 
-    Neither the error's text is among them, which may hold values of the tests, nor a name that is no identifier.
+    Neither the error's text is among them, which may hold values of the tests, nor a name that is not an identifier.
     """
     if isinstance(error, NoAnswer):
         return "late" if isinstance(error, TookTooLong) else "lost"

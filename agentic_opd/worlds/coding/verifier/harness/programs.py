@@ -52,7 +52,7 @@ class SolutionProgram:
         self._folder, self._source, self._clock = folder, source, clock
 
     def run(self, text: str) -> str:
-        """Return what it prints for the input `text`; raise ProgramError for a failure or an output that is no text."""
+        """Return the output for the input `text`; raise ProgramError for a failure or an output that is not text."""
         fds = os.memfd_create("input"), os.memfd_create("output"), os.memfd_create("errors")
         try:
             with open(fds[0], "wb", closefd=False) as file:

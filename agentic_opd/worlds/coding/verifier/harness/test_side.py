@@ -130,7 +130,7 @@ def _argument(value: Any) -> object:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether an exception's argument is plain, and no integer whose text takes long to make."""
+    """Return whether an exception's argument is plain, and no integer whose text takes long to make."""
     if type(value) is int:
         return value.bit_length() < 3 * SHOWN_DIGITS
     return type(value) in (str, float, bool, type(None))
