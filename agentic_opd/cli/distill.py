@@ -198,7 +198,7 @@ def _out(arguments: argparse.Namespace) -> Path:
     file = _file(arguments)
     name = "distilled.jsonl"
     if file is not None:
-        stem = file.name.removesuffix(".gz")
+        stem = file.name.removesuffix(".gz").removesuffix(".zst")
         for ending in (".jsonl", ".json", ".sqlite", ".parquet", ".arrow"):
             stem = stem.removesuffix(ending)
         name = f"{stem}.{name}"

@@ -32,11 +32,9 @@ from agentic_opd.distill.prompts import (
     TRAJECTORY_QUESTION,
     TRAJECTORY_SYSTEM_PROMPT,
 )
+from agentic_opd.distill.protocol import Word, boxed_number, hint_between_marks, without_marks, words
 from agentic_opd.distill.reasoning import answers
 from agentic_opd.distill.sources import SourceTurn, hints_of, source_name
-
-MIN_HINT_CHARS = 10
-"""A hint must have more characters than this (OpenClaw-RL's bound)."""
 
 _EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
 _LINE_BREAK, _MARGIN = r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", r"[\s>*+\-\u200b-\u200f\u2060\ufeff]"
@@ -47,13 +45,9 @@ _HEADING = re.compile(
 )
 """Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
 of signs and spaces. It begins where these begin, since a search from each of them would take quadratic time."""
-_PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
-_BOX = re.compile(r"\\boxed\{([^{}]*)\}")
-_MARKED = re.compile(r"([*_`#]{0,6}) ?\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
-"""Matches a hint with its marks, and Markdown before them."""
 _Decision = Literal[1, -1]
-_DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1, "\N{MINUS SIGN}1": -1}
-_STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1, "\N{MINUS SIGN}1": -1}
+_DECISIONS: dict[int, _Decision] = {1: 1, -1: -1}
+_STEP_SCORES: dict[int, StepScore] = {1: 1, 0: 0, -1: -1}
 
 
 # ---------------------------------------------------------------------------------------------------------- the results
@@ -169,8 +163,8 @@ class Questions:
 
     def as_data(self, text: str) -> str:
         """Return `text` with a space inserted into each string that could end its section or answer the question."""
-        spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
-        return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
+        spellings = ("\\boxed", *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
+        return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, without_marks(text)))
 
 
 def filled(template: str, fields: Mapping[str, str]) -> str:
@@ -336,7 +330,7 @@ def parse_vote(text: str) -> Vote:
 
     Reasoning is dropped (`reasoning.answers`). Every `\boxed{...}` in the rest, outside the hint, must contain the
     same 1 or -1: a hint may say where an answer belongs. Decision 1 requires exactly one `[HINT_START]...[HINT_END]`
-    with more than `MIN_HINT_CHARS` characters.
+    with more than `MIN_HINT_CHARS` characters. `protocol` reads these words in the ways that judges write them.
     """
     votes = (_vote(answer, text) for answer in answers(text))
     return next((vote for vote in votes if vote.decision is not None), Vote(None, None, text))
@@ -344,46 +338,39 @@ def parse_vote(text: str) -> Vote:
 
 def _vote(answer: str, text: str) -> Vote:
     """Return the vote in an answer without reasoning; `text` is the whole text."""
-    before, end, behind = answer.rpartition("[HINT_END]")
-    # Each start in the first part has an end: searches for an end that is missing would take quadratic time.
-    boxed = _only_box(_MARKED.sub("", before + end) + behind)
-    decision = None if boxed is None else _DECISIONS.get(boxed)
+    read = [*words(answer)]
+    last_end = max((index for index, word in enumerate(read) if word.kind == "end"), default=-1)
+    boxes, is_in_hint = list[Word](), False
+    for index, word in enumerate(read):
+        if word.kind == "box":
+            boxes += () if is_in_hint else (word,)
+        else:
+            is_in_hint = word.kind == "start" and index < last_end
+    number = _only_number(boxes)
+    decision = None if number is None else _DECISIONS.get(number)
     if decision != 1:
         return Vote(decision, None, text)
-    hint = _only_hint(answer)
+    hint = _only_hint(answer, [word for word in read if word.kind != "box"])
     return Vote(None, None, text) if hint is None else Vote(1, hint, text)
 
 
 def parse_step_vote(text: str) -> StepScore | None:
     """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
     for answer in answers(text):
-        score = _STEP_SCORES.get(_only_box(answer) or "")
-        if score is not None:
-            return score
+        number = _only_number([word for word in words(answer) if word.kind == "box"])
+        if number is not None and number in _STEP_SCORES:
+            return _STEP_SCORES[number]
     return None
 
 
-def _only_box(answer: str) -> str | None:
-    """Return the common content of all boxes of an answer; None if they differ, or one is unclosed or nested."""
-    boxes = _BOX.findall(answer)
-    contents = {box.strip() for box in boxes}
-    if answer.count("\\boxed") != len(boxes) or len(contents) != 1:
+def _only_number(boxes: Sequence[Word]) -> int | None:
+    """Return the common number of all boxes of an answer; None if they differ, or one has none."""
+    numbers = {boxed_number(box.content) for box in boxes}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _only_hint(answer: str, marks: Sequence[Word]) -> str | None:
+    if [mark.kind for mark in marks] != ["start", "end"]:
         return None
-    return contents.pop()
-
-
-def _only_hint(answer: str) -> str | None:
-    if answer.count("[HINT_START]") != 1 or answer.count("[HINT_END]") != 1:
-        return None
-    if (match := _MARKED.search(answer)) is None:
-        return None
-    return hint_between_marks(match[2], match[1])
-
-
-def hint_between_marks(text: str, markup: str) -> str | None:
-    """Return the hint in the text between its marks; None if it is too short.
-
-    `markup` is the Markdown before the first mark: judges also write **[HINT_START]** ... **[HINT_END]**.
-    """
-    hint = text.strip().removeprefix(markup).removesuffix(markup).strip()
-    return hint if len(hint) > MIN_HINT_CHARS else None
+    start, end = marks
+    return hint_between_marks(answer[start.end : end.start], start.markup)

@@ -8,6 +8,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from agentic_opd.distill.protocol import words
+
 _MARK = re.compile(
     r"(?:[<\[]|\u25c1|\u27e8|\u3010|\{(?=/))\s?(?:[|\uff5c]?/)?\s?[|\uff5c\w\u2581:.\-]{1,48}\s?(?:[>\]}]|\u25b7|\u27e9|\u3011)"
 )
@@ -41,7 +43,6 @@ _ANSWER = re.compile(
     r"[ *_]{0,4}[:\n]",
     re.IGNORECASE | re.MULTILINE,
 )
-_HINT_MARK = re.compile(r"\[HINT_(?:START|END)\]")
 _BLOCK = re.compile(r"\s*(?:<([\w:.\-]{1,48})>|\[([\w:.\-]{1,48})\])")
 
 
@@ -75,12 +76,12 @@ def answers(text: str) -> Iterator[str]:
 def _hint_spans(text: str) -> tuple[list[int], list[int]]:
     """Return the positions of the marks around the hints in a text: the starts, and the ends."""
     starts, ends, start = list[int](), list[int](), -1
-    for match in _HINT_MARK.finditer(text):
-        if match[0] == "[HINT_START]":
-            start = match.start()
-        elif start >= 0:
+    for word in words(text):
+        if word.kind == "start":
+            start = word.start
+        elif word.kind == "end" and start >= 0:
             starts.append(start)
-            ends.append(match.start())
+            ends.append(word.start)
             start = -1
     return starts, ends
 

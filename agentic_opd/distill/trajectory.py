@@ -9,7 +9,6 @@ its `TrajectoryVoteKind` says how. No part of it is used.
 """
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,9 +26,9 @@ from agentic_opd.distill.hints import (
     Questions,
     accepted_hints,
     filled,
-    hint_between_marks,
 )
 from agentic_opd.distill.judge import refuses_length
+from agentic_opd.distill.protocol import Word, boxed_number, boxed_turn, hint_between_marks, words
 from agentic_opd.distill.reasoning import answers
 from agentic_opd.wire.group import JudgedTrajectory, JudgedWindow
 
@@ -210,11 +209,6 @@ def _window(question: str, turns: Sequence[_ShownTurn]) -> Window:
 
 # ------------------------------------------------------------------------------------------------------------ the votes
 
-_MARK = re.compile(r"\\boxed(?:\{(?P<box>[^{}]*)\})?|(?P<markup>[*_`#]{0,6}) ?\[HINT_START\]|(?P<end>\[HINT_END\])")
-"""Matches a word of the protocol; a box without content that can be read has no group `box`."""
-_BOX_CONTENT = re.compile(r"(?:turn\s{0,4})?(?P<context>c)?\s{0,4}#?(?P<number>[0-9]{1,9})", re.IGNORECASE)
-_NONE_AT_FAULT = {"-1", "\N{MINUS SIGN}1"}
-
 
 class NamedTurn(NamedTuple):
     """A turn that an answer names: its number, its hint, and the part of the answer about it."""
@@ -257,7 +251,7 @@ def parse_answer(text: str, window: Window, max_turns: int) -> ParsedAnswer:
     kind = TrajectoryVoteKind.UNREADABLE
     hints: int | None = None
     for reading in answers(text):
-        num_hints = reading.count("[HINT_START]")
+        num_hints = sum(word.kind == "start" for word in words(reading))
         if hints is None:
             hints = num_hints
         elif num_hints < hints:
@@ -285,21 +279,20 @@ class _MarkedHint(NamedTuple):
 
 def _marked_hints(answer: str) -> Iterator[_MarkedHint]:
     """Yield the hints of an answer in order, and then the boxes after the last one."""
-    hint_start, part_start, markup = -1, 0, ""
-    boxes: list[str] = []
-    for match in _MARK.finditer(answer):
-        is_start, is_end, is_in_hint = match["markup"] is not None, match["end"] is not None, hint_start >= 0
-        if (is_start and is_in_hint) or (is_end and not is_in_hint):
+    start: Word | None = None
+    part_start, boxes = 0, list[str]()
+    for word in words(answer):
+        if (word.kind == "start" and start is not None) or (word.kind == "end" and start is None):
             raise _ProtocolError(TrajectoryVoteKind.UNREADABLE)
-        if is_start:
-            hint_start, markup = match.end(), match["markup"]
-        elif is_end:
-            hint = hint_between_marks(answer[hint_start : match.start()], markup)
-            yield _MarkedHint(boxes, hint or "", answer[part_start : match.end()].strip())
-            hint_start, part_start, boxes = -1, match.end(), []
-        elif not is_in_hint:
-            boxes.append(_label(match["box"]))
-    if hint_start >= 0:
+        if word.kind == "start":
+            start = word
+        elif word.kind == "end" and start is not None:
+            hint = hint_between_marks(answer[start.end : word.start], start.markup)
+            yield _MarkedHint(boxes, hint or "", answer[part_start : word.end].strip())
+            start, part_start, boxes = None, word.end, []
+        elif start is None:
+            boxes.append(_label(word.content))
+    if start is not None:
         raise _ProtocolError(TrajectoryVoteKind.UNREADABLE)
     yield _MarkedHint(boxes, None, "")
 
@@ -337,15 +330,12 @@ def _named_turns(answer: str, window: Window, max_turns: int) -> tuple[list[Name
     return named, bool(context_numbers)
 
 
-def _label(box: str | None) -> str:
+def _label(content: str | None) -> str:
     """Return what a box names: `3`, `c1`, or `-1` for no turn."""
-    content = (box or "").strip()
-    if content in _NONE_AT_FAULT:
-        return "-1"
-    match = _BOX_CONTENT.fullmatch(content)
-    if match is None:
+    label = "-1" if boxed_number(content) == -1 else boxed_turn(content)
+    if label is None:
         raise _ProtocolError(TrajectoryVoteKind.UNREADABLE)
-    return f"{'c' if match['context'] else ''}{int(match['number'])}"
+    return label
 
 
 def _label_of_hint(boxes: Sequence[str]) -> str:

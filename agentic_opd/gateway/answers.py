@@ -5,7 +5,6 @@
 `core.answer_streams` puts the events of a stream together to the body of an answer that is not streamed.
 """
 
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, cast
 from agentic_opd.core.answer_streams import Body, chat_body, messages_body, responses_body, stream_events
 from agentic_opd.core.media import media_word
 from agentic_opd.core.text import read_json
+from agentic_opd.core.zstd import ZSTD_LIBRARY
 
 LARGEST_BODY = 64 * 2**20
 """Most bytes of a request or an answer that are read for the journal. Larger ones are passed on, and not recorded."""
@@ -144,7 +144,7 @@ def without_media(history: Any, kinds: list[str]) -> Any:
 # ------------------------------------------------------------------------------------------------------------ encodings
 
 
-_LIBRARIES = {"br": "brotli", "zstd": "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"}
+_LIBRARIES = {"br": "brotli", "zstd": ZSTD_LIBRARY}
 
 
 def _unzip(data: bytes, window: int = 47) -> bytes:

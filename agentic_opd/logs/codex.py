@@ -2,11 +2,13 @@
 
 A line is `{"timestamp", "type", "payload"}`. Items of the Responses API are the payloads of `response_item`, in older
 versions the lines themselves. A compaction (`compacted`) ends a conversation; the next begins with its replacement.
-Events repeat the items, but for a rollback, which takes turns back. The file holds no tools.
+Events repeat the items, but for a rollback, which takes turns back. The file holds no tools, or not all. Words of other
+agents are a user's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from agentic_opd.core.text import read_json
 from agentic_opd.logs.messages import LogNote
 from agentic_opd.logs.responses import ITEMS, add_item, add_items
 from agentic_opd.logs.session import (
@@ -44,7 +46,9 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
         payload = payload if isinstance(payload, dict) else {}
         draft.begin(payload.get("cwd"), record.get("timestamp"))
         if kind == "response_item":
-            add_item(draft, payload)
+            add_item(draft, _said_by_agent(payload) or payload)
+        elif kind == "inter_agent_communication":
+            add_item(draft, {"type": "agent_message", "content": [{"type": "text", "text": payload.get("content")}]})
         elif kind == "compacted":
             yield from draft.ended()
             _compact(draft, payload)
@@ -63,6 +67,20 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
         else:
             counts[unknown("records", kind)] += 1
     yield from draft.ended()
+
+
+def _said_by_agent(item: Record) -> Record | None:
+    """Return the words of another agent that Codex wrote into an answer as JSON text; None for other items."""
+    text = text_of(item.get("content")) if item.get("role") == "assistant" else ""
+    if not (text.startswith("{") and '"recipient"' in text and '"author"' in text):
+        return None
+    try:
+        communication = read_json(text)
+    except (ValueError, RecursionError):
+        return None
+    if not {"author", "recipient", "content", "trigger_turn"} <= communication.keys():
+        return None
+    return {"type": "agent_message", "content": [{"type": "text", "text": communication["content"]}]}
 
 
 def _is_item(record: Record) -> bool:

@@ -44,7 +44,7 @@ FORMATS = (
         claude_code.is_claude_code,
         claude_code.sessions,
     ),
-    LogFormat("Codex", "`~/.codex/sessions/**/rollout-*.jsonl`", codex.is_codex, codex.sessions),
+    LogFormat("Codex", "`~/.codex/sessions/**/rollout-*.jsonl`, also `.jsonl.zst`", codex.is_codex, codex.sessions),
     LogFormat(
         "OpenClaw",
         "`~/.openclaw/agents/*/sessions/*.jsonl`, `~/.pi/agent/sessions/**/*.jsonl`",
@@ -56,7 +56,7 @@ FORMATS = (
     LogFormat("SWE-agent", "`*.traj`", swe_agent.is_swe_agent, swe_agent.swe_agent_sessions),
     LogFormat("mini-swe-agent", "`*.traj.json`", swe_agent.is_mini_swe_agent, swe_agent.mini_swe_agent_sessions),
     OPENHANDS,
-    LogFormat("verifiers", "`results.jsonl`", requests.is_verifiers, requests.verifiers_sessions),
+    LogFormat("verifiers", "`results.jsonl`, `traces.jsonl`", requests.is_verifiers, requests.verifiers_sessions),
     LogFormat(
         "requests",
         "a request and its answer a line: OpenAI's chat completions and Responses, Anthropic's messages",

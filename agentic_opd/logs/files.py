@@ -5,6 +5,7 @@ memory but the line that is read, except documents: files that are one JSON valu
 one session (OpenCode's messages and parts, OpenHands' events) are put together by the ids inside them.
 """
 
+import copy
 import gzip
 import io
 import sqlite3
@@ -24,7 +25,8 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.files import LFS_POINTER, check_regular
 from agentic_opd.core.table_files import NoTableError, is_table, table_rows
 from agentic_opd.core.text import read_json
-from agentic_opd.logs import opencode, openhands
+from agentic_opd.core.zstd import ZSTD_MARK, open_zstd
+from agentic_opd.logs import inspect_ai, opencode, openhands
 from agentic_opd.logs.detect import INSPECT, OPENCODE, OPENHANDS, LogFormat, format_of, is_rows
 from agentic_opd.logs.session import Counts, LeftOut, Record, Session, without_repeats
 
@@ -185,15 +187,7 @@ class _Search:
                 if log_format is None:
                     return
                 read = [(name, log_format, session) for session in log_format.sessions(records, counts)]
-        except (
-            UnreadableError,
-            NoTableError,
-            OSError,
-            EOFError,
-            zlib.error,
-            zipfile.BadZipFile,
-            sqlite3.Error,
-        ) as error:
+        except (UnreadableError, NoTableError, *_UNREADABLE) as error:
             self.skip(path, _reason(error))
             return
         self.sessions += read
@@ -225,8 +219,13 @@ class _Search:
             return log_format, chain(sample, records)
         if not is_rows(sample):
             raise UnreadableError("no known format of logs")
-        self.logs.row_files.append(path)
+        self._keep_rows(file, path)
         return None, ()
+
+    def _keep_rows(self, file: IO[bytes], path: Path) -> None:
+        if not isinstance(file, io.BufferedReader):  # Readers of rows know gzip only.
+            raise UnreadableError("rows that zstd packed: unpack the file")
+        self.logs.row_files.append(path)
 
     def _records_of_table(self, path: Path) -> tuple[LogFormat | None, Iterable[Record]]:
         records = table_rows(path)
@@ -315,11 +314,15 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Generator[IO[bytes]]:
-    """Open a file, unpacked if it is gzipped."""
+    """Open a file, unpacked if gzip or zstd packed it."""
     with path.open("rb") as file:
-        if file.peek(2)[:2] == b"\x1f\x8b":
+        head = file.peek(4)
+        if head[:2] == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
                 yield cast(IO[bytes], io.BufferedReader(cast(Any, unpacked)))
+        elif head[:4] == ZSTD_MARK:
+            with open_zstd(file) as unpacked:
+                yield unpacked
         else:
             yield file
 
@@ -425,41 +428,101 @@ def _parsed(text: bytes) -> Any:
 
 
 def _zipped_samples(path: Path, counts: Counts) -> Iterator[Record]:
+    """Yield the samples of an evaluation: a member each, or a folder of members each, of which a list is in pieces."""
     with zipfile.ZipFile(path) as archive:
-        names = [info for info in archive.infolist() if info.filename.startswith("samples/")]
-        if not names or ("header.json" not in archive.namelist() and "_journal/start.json" not in archive.namelist()):
+        # A name may stand there twice; the last one holds.
+        named = {info.filename: info for info in archive.infolist() if info.filename.startswith(_SAMPLES)}
+        if not named or ("header.json" not in archive.namelist() and "_journal/start.json" not in archive.namelist()):
             raise UnreadableError("a zip without an evaluation of inspect")
-        for info in names:
-            if info.file_size > _LARGEST_DOCUMENT:
-                raise UnreadableError("a sample of more than 512 MiB")
-            try:
-                value = _parsed(archive.read(info))
-            except NotImplementedError as error:
-                raise UnreadableError(
-                    "compressed in a way that Python does not read (`inspect log convert` helps)"
-                ) from error
+        folders = dict[str, dict[str, zipfile.ZipInfo]]()
+        for info in named.values():
+            folder, _, member = info.filename.removeprefix(_SAMPLES).partition("/")
+            if member:
+                folders.setdefault(folder, {})[member] = info
+                continue
+            value = _member(archive, info)
             if isinstance(value, dict):
                 yield cast(Record, value)
             else:
                 counts[LeftOut.BROKEN_LINE] += 1
+        for members in folders.values():
+            sample = inspect_ai.joined({name: _member(archive, members[name]) for name in inspect_ai.pieces(members)})
+            if sample:
+                yield sample
+            else:
+                counts[LeftOut.BROKEN_LINE] += 1
+
+
+_SAMPLES = "samples/"
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    """Return the JSON value of a member, None if it is none."""
+    if info.file_size > _LARGEST_DOCUMENT:
+        raise UnreadableError("a sample of more than 512 MiB")
+    if info.compress_type != _ZIP_ZSTD:
+        try:
+            return _parsed(archive.read(info))
+        except RuntimeError as error:  # Also NotImplementedError, for an unknown method.
+            raise UnreadableError("encrypted, or compressed in a way that Python does not read") from error
+    packed = copy.copy(info)
+    packed.compress_type, packed.file_size = zipfile.ZIP_STORED, info.compress_size
+    del packed.CRC  # It is that of the unpacked bytes.
+    with archive.open(packed) as file, open_zstd(file) as unpacked:
+        return _parsed(_read_document(unpacked))
+
+
+_ZIP_ZSTD = 93
+"""Compression method of a member that zstd packed, which Python's `zipfile` reads from 3.14 on."""
 
 
 def _database_sessions(path: Path, counts: Counts) -> Iterator[Record]:
-    """Yield the sessions of OpenCode's database as documents."""
-    messages_of = "SELECT id, data FROM message WHERE session_id = ?"
-    parts_of = "SELECT id, data, message_id FROM part WHERE session_id = ?"
+    """Yield the sessions of OpenCode's database as documents.
+
+    While version 2 came, both versions wrote a session's messages: it is read from the tables with more answers.
+    """
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
         database.text_factory = bytes
-        for (session_id,) in database.execute("SELECT id FROM session ORDER BY id").fetchall():
-            rows = database.execute(messages_of, (_text(session_id),))
-            messages = [_data(data, counts) | {"id": _text(name)} for name, data in rows]
-            rows = database.execute(parts_of, (_text(session_id),))
+        tables = {_text(name) for (name,) in database.execute("SELECT name FROM sqlite_master").fetchall()}
+        for session in _rows(database, "SELECT id, * FROM session ORDER BY id"):
+            identity, time = _text(session["id"]), {"created": session.get("time_created")}
+            info = {"id": identity, "directory": _text(session.get("directory") or ""), "time": time}
+            messages = _messages_of(database, identity, counts) if "message" in tables else []
+            newer = _newer_messages_of(database, identity, counts) if "session_message" in tables else []
+            answers = sum(message.get("role") == "assistant" for message in messages)
+            if sum(message.get("type") == "assistant" for message in newer) > answers or not messages:
+                yield {"info": info, "messages": newer}
+                continue
+            rows = _rows(database, "SELECT id, data, message_id, * FROM part WHERE session_id = ?", identity)
             parts = [
-                _data(data, counts) | {"id": _text(name), "messageID": _text(message)} for name, data, message in rows
+                _data(row["data"], counts) | {"id": _text(row["id"]), "messageID": _text(row["message_id"])}
+                for row in rows
             ]
-            document, number = opencode.stored({"id": _text(session_id)}, messages, parts)
+            document, number = opencode.stored(info, messages, parts)
             counts[LeftOut.OTHER_PART] += number
             yield document
+
+
+def _messages_of(database: sqlite3.Connection, session_id: str, counts: Counts) -> list[Record]:
+    rows = _rows(database, "SELECT id, data, * FROM message WHERE session_id = ?", session_id)
+    return [_data(row["data"], counts) | {"id": _text(row["id"])} for row in rows]
+
+
+def _newer_messages_of(database: sqlite3.Connection, session_id: str, counts: Counts) -> list[Record]:
+    """Return a session's messages of version 2; its first databases number them by time alone."""
+    rows = _rows(database, "SELECT id, type, data, * FROM session_message WHERE session_id = ?", session_id)
+    rows.sort(key=lambda row: (_number(row.get("seq")), _number(row.get("time_created")), _text(row["id"])))
+    return [_data(row["data"], counts) | {"id": _text(row["id"]), "type": _text(row["type"])} for row in rows]
+
+
+def _rows(database: sqlite3.Connection, query: str, *values: str) -> list[dict[str, Any]]:
+    cursor = database.execute(query, values)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def _text(value: object) -> str:

@@ -25,6 +25,10 @@ from agentic_opd.logs.session import (
 _BOOKKEEPING = ("session", "model_change", "thinking_level_change", "custom", "label", "session_info", "leaf")
 
 
+_WRITERS = ("delivery-mirror", "gateway-injected")
+"""Names of models under which OpenClaw writes answers that no model wrote."""
+
+
 def is_openclaw(records: Sequence[Record]) -> bool:
     """Return whether records are those of a session."""
     is_headed = any(record.get("type") == "session" and "cwd" in record for record in records[:1])
@@ -37,8 +41,9 @@ def is_openclaw(records: Sequence[Record]) -> bool:
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversations of a session: one, and one more for each branch and each compaction."""
     draft = Draft(counts)
-    for record in records:
-        kind, record_id, parent = record.get("type"), record.get("id"), record.get("parentId")
+    for index, record in enumerate(records):
+        kind, parent = record.get("type"), record.get("parentId")
+        record_id = record.get("id", _entry(index))
         message: Any = record.get("message")
         draft.begin(record.get("cwd"), record.get("timestamp"))
         if kind == "message" and isinstance(message, dict):
@@ -48,8 +53,8 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
         elif kind == "compaction":
             yield from draft.goes_back_to(parent)
             yield from draft.ended()
-            recent = _messages_from(draft, record.get("firstKeptEntryId"))
-            draft.restart([_summary(record), *recent])
+            first_kept = record.get("firstKeptEntryId", _entry(record.get("firstKeptEntryIndex")))
+            draft.restart_at(first_kept, [_summary(record)])
             draft.mark(record_id)
         elif kind == "branch_summary":
             yield from draft.goes_back_to(parent)
@@ -65,7 +70,8 @@ def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
 def _add(draft: Draft, message: dict[str, Any], record_id: object) -> None:
     role, counts = message.get("role"), draft.counts
     if role == "assistant":
-        content = read_content(message.get("content"), counts)
+        is_written = message.get("provider") == "openclaw" and message.get("model") in _WRITERS
+        content = [] if is_written else read_content(message.get("content"), counts)
         if not content:
             counts[LeftOut.NOTICE] += 1
             draft.mark(record_id)
@@ -76,9 +82,11 @@ def _add(draft: Draft, message: dict[str, Any], record_id: object) -> None:
     elif role == "toolResult":
         content = read_content(message.get("content"), counts)
         draft.add({"role": "tool", "tool_call_id": text_id(message.get("toolCallId")), "content": content}, record_id)
+    elif role == "bashExecution" and message.get("excludeFromContext") is True:
+        counts[LeftOut.BOOKKEEPING] += 1
+        draft.mark(record_id)
     elif role == "bashExecution":
-        text = f"{message.get('command')}\n{message.get('output')}"
-        draft.add({"role": "user", "content": text}, record_id)
+        draft.add({"role": "user", "content": _executed(message)}, record_id)
     elif role in ("branchSummary", "compactionSummary"):
         draft.add(_summary(message), record_id)
     elif role in ("user", "system", "custom", "hookMessage"):
@@ -97,7 +105,16 @@ def _summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _messages_from(draft: Draft, first: object) -> list[dict[str, Any]]:
-    """Return the messages from the entry `first` on; none without it."""
-    node = draft.nodes.get(first) if isinstance(first, str) else None
-    return [] if node is None else draft.messages()[node.depth - 1 :]
+def _executed(message: Record) -> str:
+    """Return what the agent reads of a command that the person ran."""
+    output, code = message.get("output"), message.get("exitCode")
+    shown = f"```\n{output}\n```" if isinstance(output, str) and output else "(no output)"
+    ending = "\n\n(command cancelled)" if message.get("cancelled") is True else ""
+    if not ending and isinstance(code, int) and code != 0:
+        ending = f"\n\nCommand exited with code {code}"
+    return f"Ran `{message.get('command')}`\n{shown}{ending}"
+
+
+def _entry(index: object) -> str | None:
+    """Return the id of an entry of version 1, which has none: its index in the file."""
+    return f"entry {index}" if isinstance(index, int) else None

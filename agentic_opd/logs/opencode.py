@@ -3,12 +3,13 @@
 A document is `{"info": session, "messages": [{"info": message, "parts": [...]}]}`; `stored` makes it from the files of
 `~/.local/share/opencode/storage` or the rows of `opencode.db`. A message of the agent has a part for each text, thought
 and call; `step-start` begins the next answer of the model. A compaction ends a conversation; the next begins with its
-summary. System prompt and tools are not stored.
+summary. System prompt and tools are not stored. Sessions of version 2 are read by `opencode_2`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from agentic_opd.logs import opencode_2
 from agentic_opd.logs.messages import LogNote
 from agentic_opd.logs.session import (
     Counts,
@@ -24,14 +25,20 @@ from agentic_opd.logs.session import (
     unknown,
 )
 
-_BOOKKEEPING = ("step-finish", "snapshot", "patch", "agent", "retry", "compaction")
+_CUT_OFF = ("length", "content-filter", "error")
+_AS_TEXT = ("text/plain", "application/x-directory")
+"""Kinds of files whose text stands in parts of its own."""
+_BOOKKEEPING = ("snapshot", "patch", "agent", "retry", "compaction")
 
 
 def is_opencode(records: Sequence[Record]) -> bool:
     """Return whether records are exported sessions."""
     return any(
         isinstance(record.get("info"), dict)
-        and any("parts" in message and member(message, "info", "role") for message in objects(record.get("messages")))
+        and any(
+            ("parts" in message and member(message, "info", "role")) or opencode_2.is_message(message)
+            for message in objects(record.get("messages"))
+        )
         for record in records
     )
 
@@ -39,11 +46,18 @@ def is_opencode(records: Sequence[Record]) -> bool:
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
     """Yield the conversations of exported sessions: one, and one more for each compaction."""
     for record in records:
+        if not any("parts" in message for message in objects(record.get("messages"))):
+            yield from opencode_2.conversations(record, counts)
+            continue
         draft = Draft(counts, str(member(record, "info", "id") or ""))
         draft.begin(member(record, "info", "directory"), member(record, "info", "time", "created"))
+        tail_start: object = None
         for message in objects(record.get("messages")):
             draft.begin(member(message, "info", "path", "cwd"), member(message, "info", "time", "created"))
-            yield from _read(draft, message.get("info"), objects(message.get("parts")))
+            info, parts = message.get("info"), objects(message.get("parts"))
+            compactions = [part for part in parts if part.get("type") == "compaction"]
+            tail_start = compactions[0].get("tail_start_id") if compactions else tail_start
+            yield from _read(draft, info, parts, tail_start)
         yield from draft.ended()
 
 
@@ -62,10 +76,11 @@ def _created(message: Record) -> float:
     return float(created) if isinstance(created, int | float) else 0.0
 
 
-def _read(draft: Draft, info: Any, parts: Sequence[Record]) -> Iterator[Session]:
+def _read(draft: Draft, info: Any, parts: Sequence[Record], tail_start: object) -> Iterator[Session]:
+    """Read a message; a summary keeps the messages from `tail_start` on, up to the person's that asked for it."""
     role = member(info, "role")
     if role == "user":
-        draft.add({"role": "user", "content": _prompt(parts, draft.counts)})
+        draft.add({"role": "user", "content": _prompt(parts, draft.counts)}, member(info, "id"))
     elif role == "assistant":
         first = draft.last
         for step in _steps(parts, draft.counts):
@@ -74,8 +89,9 @@ def _read(draft: Draft, info: Any, parts: Sequence[Record]) -> Iterator[Session]
             texts = [part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str)]
             draft.last = first
             yield from draft.ended()
-            prompt = {"role": "user", "content": "What did we do so far?"}
-            draft.restart([prompt, {"role": "assistant", "content": "\n".join(texts)}], LogNote.SUMMARY)
+            draft.restart_at(tail_start, (), but=1)
+            draft.add({"role": "user", "content": "What did we do so far?"})
+            draft.add(not_learned({"role": "assistant", "content": "\n".join(texts)}, LogNote.SUMMARY))
     else:
         draft.counts[unknown("messages", role)] += 1
 
@@ -86,6 +102,8 @@ def _prompt(parts: Sequence[Record], counts: Counts) -> list[dict[str, Any]]:
         kind = part.get("type")
         if kind == "text" and isinstance(part.get("text"), str) and not part.get("ignored"):
             content.append({"type": "text", "text": part["text"]})
+        elif kind == "file" and part.get("mime") in _AS_TEXT:
+            counts[LeftOut.BOOKKEEPING] += 1
         elif kind == "file":
             content.append({"type": "file"})
         elif kind == "subtask":
@@ -96,13 +114,16 @@ def _prompt(parts: Sequence[Record], counts: Counts) -> list[dict[str, Any]]:
 
 
 def _steps(parts: Sequence[Record], counts: Counts) -> Iterator[list[Record]]:
-    """Yield the parts of each answer of the model."""
+    """Yield the parts of each answer of the model; its `step-finish` says why it ended."""
     step = list[Record]()
     for part in parts:
         kind = part.get("type")
         if kind == "step-start":
             yield step
             step = []
+        elif kind == "step-finish":
+            counts[LeftOut.BOOKKEEPING] += 1
+            step.append(part)
         elif kind in ("text", "reasoning", "tool", "file"):
             step.append(part)
         else:
@@ -116,6 +137,8 @@ def _add_step(draft: Draft, step: Sequence[Record], *, is_stopped: bool) -> None
         kind, text = part["type"], part.get("text")
         if kind == "tool":
             tools.append(part)
+        elif kind == "step-finish":
+            is_stopped = is_stopped or part.get("reason") in _CUT_OFF
         elif kind == "file":
             draft.counts[LeftOut.NO_TEXT_PART] += 1
         elif isinstance(text, str) and text:
@@ -126,12 +149,25 @@ def _add_step(draft: Draft, step: Sequence[Record], *, is_stopped: bool) -> None
     if not content and not calls:
         return
     answer = {"role": "assistant", "content": content, "tool_calls": calls}
+    is_stopped = is_stopped or any(member(part, "state", "status") == "pending" for part in tools)
     draft.add(not_learned(answer, LogNote.STOPPED) if is_stopped else answer)
     for part in tools:
-        output: Any = next(
-            (member(part, "state", name) for name in ("output", "error") if member(part, "state", name)), ""
-        )
-        if member(part, "state", "status") not in ("pending", "running") and isinstance(part.get("tool"), str):
+        if isinstance(part.get("tool"), str):
+            output = _output(part)
             media = [{"type": "file"} for _ in objects(member(part, "state", "attachments"))]
             parts = [{"type": "text", "text": output if isinstance(output, str) else str(output)}, *media]
             draft.add({"role": "tool", "tool_call_id": text_id(part.get("callID")), "content": parts})
+
+
+def _output(part: Record) -> object:
+    """Return the result of a call as the model reads it."""
+    state = part.get("state")
+    if member(state, "status") in ("pending", "running"):
+        return "[Tool execution was interrupted]"
+    is_interrupted = member(state, "metadata", "interrupted") is True
+    options = (
+        member(state, "output"),
+        member(state, "metadata", "output") if is_interrupted else None,
+        member(state, "error"),
+    )
+    return next((output for output in options if output), "")

@@ -16,6 +16,7 @@ from agentic_opd.logs.session import (
     LeftOut,
     Record,
     Session,
+    by_provider,
     called,
     iso_time,
     json_text,
@@ -33,6 +34,7 @@ _KINDS = (
     *("SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation"),
     *("AgentErrorEvent", "Condensation", "CondensationSummaryEvent", "CondensationRequest", "PauseEvent"),
     *("ConversationStateUpdateEvent", "ConversationErrorEvent", "TokenEvent", "LLMCompletionLogEvent"),
+    *("HookExecutionEvent", "StreamingDeltaEvent", "InterruptEvent", "ACPToolCallEvent"),
 )
 _SILENT_ACTIONS = (
     "recall",
@@ -75,7 +77,7 @@ _OWN_ARGUMENTS = (
 def is_event(record: Record) -> bool:
     """Return whether a record is an event of a session."""
     is_known = record.get("kind") in _KINDS or _is_action_or_observation(record)
-    return is_known and record.get("source") in ("agent", "user", "environment")
+    return is_known and record.get("source") in ("agent", "user", "environment", "hook")
 
 
 def _is_action_or_observation(record: Record) -> bool:
@@ -86,7 +88,8 @@ def is_openhands(records: Sequence[Record]) -> bool:
     """Return whether records are events, or rows of an evaluation with a history of events."""
     if sum(map(is_event, records)) > len(records) / 2:
         return True
-    return any(any(map(_is_action_or_observation, _history(record))) for record in records)
+    histories = map(_history, records)
+    return any(_is_action_or_observation(event) or is_event(event) for history in histories for event in history)
 
 
 def sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
@@ -203,7 +206,8 @@ class _Reader:
 
     def _read_observation(self, event: Record, observation: str) -> None:
         call_id = member(event, "tool_call_metadata", "tool_call_id")
-        content = text_of(event.get("content"))
+        metadata = member(event, "extras", "metadata")
+        content = f"{_prefix(metadata)}{text_of(event.get('content'))}{''.join(_terminal_lines(metadata))}"
         if isinstance(call_id, str):
             self.add(event, {"role": "tool", "tool_call_id": call_id, "content": content})
         elif observation in _SILENT_OBSERVATIONS:
@@ -232,16 +236,26 @@ class _Reader:
         elif kind == "ActionEvent":
             self._add_action(event)
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
-            observation = event.get("observation")
-            texts: Any = [member(observation, name) for name in ("content", "output", "text", "error", "message")]
-            reasons = [event.get("rejection_reason"), event.get("error")]
-            content: Any = next((text for text in (*texts, *reasons) if text), "")
-            read = read_content(content, self.counts) if isinstance(content, str | list) else json_text(content)
-            self.add(event, {"role": "tool", "tool_call_id": text_id(event.get("tool_call_id")), "content": read})
+            content = [*self._result(event), *_parts(read_content(event.get("extended_content") or [], self.counts))]
+            self.add(event, {"role": "tool", "tool_call_id": text_id(event.get("tool_call_id")), "content": content})
+        elif kind == "ACPToolCallEvent":
+            self.counts[by_provider(event.get("tool_kind") or "agent client protocol")] += 1
         elif kind == "Condensation":
             yield from self._condense(event)
         else:
             self.counts[LeftOut.BOOKKEEPING if kind in _KINDS else unknown("records", kind)] += 1
+
+    def _result(self, event: Record) -> list[dict[str, Any]]:
+        """Return the result of a call as the model is shown it."""
+        if isinstance(reason := event.get("rejection_reason"), str):
+            return _parts(f"Action rejected: {reason}")
+        observation = event.get("observation")
+        texts: Any = [member(observation, name) for name in ("content", "output", "text", "error", "message")]
+        content: Any = next((text for text in (*texts, event.get("error")) if text), "")
+        parts = _parts(read_content(content, self.counts) if isinstance(content, str | list) else json_text(content))
+        metadata, is_error = member(observation, "metadata"), member(observation, "is_error") is True
+        head, ending = f"{_ERROR_HEAD if is_error else ''}{_prefix(metadata)}", "".join(_terminal_lines(metadata))
+        return [*(_parts(head) if head else ()), *parts, *(_parts(ending) if ending else ())]
 
     def _add_action(self, event: Record) -> None:
         """Add an action's call, to the answer before it if the model made both at once."""
@@ -284,5 +298,37 @@ def _written_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sdk_thoughts(event: Any) -> dict[str, Any]:
-    reasoning = member(event, "reasoning_content")
-    return {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
+    reasoning, item = member(event, "reasoning_content"), member(event, "responses_reasoning_item")
+    texts = member(item, "content") or member(item, "summary")
+    options = {
+        "reasoning_content": reasoning if isinstance(reasoning, str) else None,
+        "thinking_blocks": objects(member(event, "thinking_blocks")),
+        "reasoning": [text for text in (texts if isinstance(texts, list) else ()) if isinstance(text, str)],
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+_ERROR_HEAD = "[An error occurred during execution.]\n"
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _prefix(metadata: Any) -> str:
+    """Return what the model reads before the output of a command."""
+    prefix = member(metadata, "prefix")
+    return prefix if isinstance(prefix, str) else ""
+
+
+def _terminal_lines(metadata: Any) -> Iterator[str]:
+    """Yield what the model reads behind the output of a command."""
+    suffix, code = member(metadata, "suffix"), member(metadata, "exit_code")
+    if isinstance(suffix, str):
+        yield suffix
+    names = {"working_dir": "Current working directory", "py_interpreter_path": "Python interpreter"}
+    for name, title in names.items():
+        if isinstance(value := member(metadata, name), str) and value:
+            yield f"\n[{title}: {value}]"
+    if isinstance(code, int) and code != -1:
+        yield f"\n[Command finished with exit code {code}]"

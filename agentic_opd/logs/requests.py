@@ -19,11 +19,14 @@ from agentic_opd.logs.session import (
     LeftOut,
     Record,
     Session,
+    member,
+    not_learned,
     objects,
     read_content,
     unknown,
 )
 
+_REASONING = ("reasoning_content", "reasoning", "thinking_blocks", "reasoning_details")
 _REQUESTS, _RESPONSES = ("request", "request_body", "body", "input"), ("response", "response_body", "output")
 _BODIES = ("body", "body_raw")
 
@@ -75,6 +78,16 @@ def _add_response(draft: Draft, response: Record) -> None:
         _add_message(draft, message)
     else:
         draft.counts[LeftOut.NO_ANSWER] += 1
+        return
+    if draft.last is not None and _is_cut_off(response):
+        draft.last.message.update(not_learned(draft.last.message, LogNote.STOPPED))
+
+
+def _is_cut_off(response: Record) -> bool:
+    """Return whether an answer ended at a limit, or was filtered."""
+    choice = next(iter(objects(response.get("choices"))), response)
+    reason = choice.get("finish_reason") or choice.get("stop_reason")
+    return reason in ("length", "max_tokens", "content_filter") or response.get("status") in ("incomplete", "failed")
 
 
 def _request(record: Record) -> Record:
@@ -116,7 +129,8 @@ def _streamed(text: object) -> Record:
         events = [*stream_events(text.encode(errors="replace"))]
         if any("choices" in event for event in events):
             choices = [
-                {"message": {**choice["message"], "role": "assistant"}} for choice in chat_body(events)["choices"]
+                {**choice, "message": {**choice["message"], "role": "assistant"}}
+                for choice in chat_body(events)["choices"]
             ]
             return {"choices": choices}
         is_message = any(event.get("type") == "message_start" for event in events)
@@ -135,7 +149,7 @@ def _answer(response: Record) -> Record | None:
 
 
 def _add_message(draft: Draft, message: Record) -> None:
-    names = ("tool_calls", "function_call", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal")
+    names = ("tool_calls", "function_call", "tool_call_id", "name", "refusal", *_REASONING)
     content = read_content(message.get("content") or "", draft.counts)
     fields = {name: message[name] for name in names if message.get(name)}
     role = message.get("role")
@@ -168,17 +182,34 @@ def message_list_sessions(records: Iterable[Record], counts: Counts) -> Iterator
 
 
 def is_verifiers(records: Sequence[Record]) -> bool:
-    """Return whether records are the results of an evaluation with verifiers."""
+    """Return whether records are the results of an evaluation with verifiers, or its episodes of traces."""
     names = {"prompt", "completion", "reward"}
     return any(
-        names <= record.keys() and ("example_id" in record or "task" in record or "answer" in record)
+        (names <= record.keys() and ("example_id" in record or "task" in record or "answer" in record))
+        or any(map(_is_trace, _traces(record)))
         for record in records
     )
 
 
+def _traces(record: Record) -> list[Record]:
+    return objects(record.get("traces")) or [record]
+
+
+def _is_trace(record: Record) -> bool:
+    return "task" in record and any(member(node, "message", "role") for node in objects(record.get("nodes")))
+
+
 def verifiers_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Session]:
-    """Yield the conversation of each result; the tools are those of `tool_defs`, or of `info`."""
+    """Yield the conversation of each result, and of each branch of a trace.
+
+    The tools of a result are those of `tool_defs`, or of `info`.
+    """
     for number, record in enumerate(records, start=1):
+        traces = _traces(record)
+        if any(map(_is_trace, traces)):
+            for trace in traces:
+                yield from _trace_sessions(trace, counts)
+            continue
         prompt, completion = (_messages(record.get(name)) for name in ("prompt", "completion"))
         if not prompt or not completion:
             counts[LeftOut.TEXT_PROMPT] += 1
@@ -193,7 +224,52 @@ def verifiers_sessions(records: Iterable[Record], counts: Counts) -> Iterator[Se
         draft.restart(draft.messages(), LogNote.PROMPT)
         for message in completion:
             _add_message(draft, message)
+        last = draft.last
+        if record.get("is_truncated") is True and last is not None and last.message["role"] == "assistant":
+            last.message.update(not_learned(last.message, LogNote.STOPPED))
         yield from draft.ended()
+
+
+def _trace_sessions(trace: Record, counts: Counts) -> Iterator[Session]:
+    """Yield a conversation for each leaf of a trace's tree of messages; `parent` is an index into its `nodes`."""
+    if member(trace, "agent", "trainable") is False:
+        counts[LeftOut.NOT_TRAINED] += 1
+        return
+    nodes, calls = trace.get("nodes"), objects(trace.get("calls"))
+    nodes = nodes if isinstance(nodes, list) else []
+    parents = [member(node, "parent") for node in nodes]
+    cut_off = {call.get("node") for call in calls if call.get("finish_reason") == "length"}
+    for leaf in sorted({*range(len(nodes))} - {parent for parent in parents if isinstance(parent, int)}):
+        draft = Draft(counts, f"trace {str(trace.get('id'))[:40]}", trace.get("tools"))
+        draft.begin(None, member(trace, "timing", "start"))
+        for index in _path(parents, leaf):
+            message = member(nodes[index], "message")
+            if not isinstance(message, Mapping):
+                counts[LeftOut.NO_MESSAGE] += 1
+                continue
+            before = draft.last
+            _add_message(draft, message)
+            if draft.last is None or draft.last is before:
+                continue
+            reason = LogNote.STOPPED if index in cut_off else None
+            if member(nodes[index], "sampled") is False:
+                reason = LogNote.PROMPT
+            if reason is not None:
+                draft.last.message.update(not_learned(draft.last.message, reason))
+            if message.get("provider_state") and not message.get("reasoning_content"):
+                counts[LeftOut.HIDDEN_REASONING] += 1
+        yield from draft.ended()
+
+
+def _path(parents: Sequence[object], leaf: int) -> list[int]:
+    """Return the indices from the root to a leaf; a parent stands before its children."""
+    path, index = list[int](), leaf
+    while True:
+        path.append(index)
+        parent = parents[index]
+        if not isinstance(parent, int) or not 0 <= parent < index:
+            return path[::-1]
+        index = parent
 
 
 def _messages(value: object) -> list[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ from agentic_opd.logs.session import (
     Draft,
     LeftOut,
     Record,
+    by_provider,
     called,
     json_text,
     member,
@@ -34,8 +35,9 @@ _BY_PROVIDER = (
     "code_interpreter_call",
     "computer_call",
 )
+_SILENT = ("ghost_snapshot", "reasoning", "additional_tools", "compaction_trigger")
 _HIDDEN = ("compaction", "compaction_summary", "context_compaction")
-ITEMS = ("message", "reasoning", "agent_message", "ghost_snapshot", *_CALLS, *_OUTPUTS, *_BY_PROVIDER, *_HIDDEN)
+ITEMS = ("message", "agent_message", *_SILENT, *_CALLS, *_OUTPUTS, *_BY_PROVIDER, *_HIDDEN)
 """Types of items that are known."""
 
 
@@ -58,6 +60,8 @@ def add_item(draft: Draft, item: Record) -> None:
         draft.add({"role": "user", "content": read_content(_readable_parts(item.get("content"), draft), draft.counts)})
     elif kind in _CALLS:
         _answer(draft).setdefault("tool_calls", []).extend(called([_call(item)], draft.counts))
+        if kind == "mcp_call" and (result := item.get("output") or item.get("error")):
+            _add_output(draft, {"type": kind, "call_id": item.get("id"), "output": result})
     elif kind in _OUTPUTS:
         _add_output(draft, item)
     elif kind == "reasoning" and (thoughts := text_of(item.get("content")) or text_of(item.get("summary"))):
@@ -71,8 +75,8 @@ def _left_out(item: Record, kind: Any) -> str:
     if kind in _HIDDEN or (kind == "reasoning" and item.get("encrypted_content")):
         return LeftOut.HIDDEN_REASONING
     if kind in _BY_PROVIDER:
-        return f"calls that the provider ran ({kind.removesuffix('_call').replace('_', ' ')})"
-    return LeftOut.BOOKKEEPING if kind in ("ghost_snapshot", "reasoning") else unknown("items", kind)
+        return by_provider(kind.removesuffix("_call"))
+    return LeftOut.BOOKKEEPING if kind in _SILENT else unknown("items", kind)
 
 
 def _answer(draft: Draft) -> dict[str, Any]:
@@ -112,7 +116,10 @@ def _call(item: Record) -> tuple[object, object, object]:
         return call_id, item["type"].removesuffix("_call"), shell
     if item["type"] == "tool_search_call":
         return call_id, "tool_search", item.get("arguments")
-    return call_id, item.get("name"), item.get("arguments")
+    name, namespace = item.get("name"), item.get("namespace")
+    if isinstance(name, str) and isinstance(namespace, str) and namespace:
+        name = f"{namespace.rstrip('_')}__{name.lstrip('_')}"
+    return call_id, name, item.get("arguments")
 
 
 def _add_output(draft: Draft, item: Record) -> None:

@@ -44,6 +44,7 @@ class LeftOut(StrEnum):
     NO_MESSAGE = "records without the message of their role"
     NO_FUNCTION = "tools without a schema, or that their provider runs"
     DEEP = "lines nested deeper than 100 objects and lists"
+    NOT_TRAINED = "traces of agents that their run does not train"
     OTHER_PART = "files of a session without a message of theirs"
 
 
@@ -54,6 +55,11 @@ Counts = Counter[str]
 def unknown(kind: str, name: object) -> str:
     """Return the key in `Counts` of a kind of record or part that the reader does not know."""
     return f"{kind} of unknown type {str(name)[:40]!r}"
+
+
+def by_provider(kind: object) -> str:
+    """Return the key in `Counts` of calls that the model's provider ran."""
+    return f"calls that the provider ran ({str(kind)[:40].replace('_', ' ')})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class _Node:
     """Number of messages up to this one."""
     answers: int
     """Number of the agent's messages up to this one."""
+    record_ids: list[str] = field(default_factory=list[str])
 
 
 _MOST_BRANCHES = 256
@@ -111,7 +118,7 @@ class Draft:
     time: str = ""
 
     def begin(self, project: object, time: object) -> None:
-        """Take the folder and the time of a record, unless an earlier record had them; a time may be in ms."""
+        """Take the folder and the time of a record, unless an earlier record had them; a time may be a number."""
         if not self.project and isinstance(project, str):
             self.project = project
         if not self.time:
@@ -127,7 +134,10 @@ class Draft:
     def mark(self, record_id: object, before: object = None) -> None:
         """Note that a record follows the last message, or is at the position of the record `before`."""
         if isinstance(record_id, str):
-            self.nodes[record_id] = self.nodes.get(before, self.last) if isinstance(before, str) else self.last
+            node = self.nodes.get(before, self.last) if isinstance(before, str) else self.last
+            self.nodes[record_id] = node
+            if node is not None:
+                node.record_ids.append(record_id)
 
     def goes_back_to(self, record_id: object) -> Iterator[Session]:
         """Continue after the record of this id. If answers follow it, yield the conversation that ends here.
@@ -173,6 +183,24 @@ class Draft:
         for message in messages:
             self.add(not_learned(message, reason))
 
+    def restart_at(self, record_id: object, messages: Iterable[Mapping[str, Any]], *, but: int = 0) -> None:
+        """Begin again with `messages` and those from the record on, without the last `but` ones; none is learned.
+
+        Without a message of that record in this conversation, it begins with `messages` alone.
+        """
+        first = self.nodes.get(record_id) if isinstance(record_id, str) else None
+        recent, node = list[_Node](), self.last
+        while first is not None and node is not None and node.depth >= first.depth:
+            recent.append(node)
+            node = node.before
+        self.restart(messages)
+        if first is None or not recent or recent[-1] is not first:
+            return
+        for kept in recent[: but - 1 if but else None : -1]:
+            self.add(not_learned(kept.message, LogNote.REPEATED))
+            for name in kept.record_ids:
+                self.mark(name)
+
 
 def not_learned(message: Mapping[str, Any], reason: LogNote) -> dict[str, Any]:
     """Return a message with the reason why it is not learned, if it is an answer without one."""
@@ -208,6 +236,13 @@ def text_of(content: object) -> str:
 
 
 _TEXT, _REASONING = ("text", "input_text", "output_text"), ("thinking", "reasoning")
+_PROVIDERS_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_BY_PROVIDER = (
+    *_PROVIDERS_CALLS,
+    *("web_search_tool_result", "web_fetch_tool_result", "mcp_tool_result", "code_execution_tool_result"),
+    *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
+)
+"""Parts of calls that the model's provider ran, and of their results: Anthropic's; inspect's have a `tool_type`."""
 
 
 def read_content(content: object, counts: Counts) -> str | list[dict[str, Any]]:
@@ -234,12 +269,21 @@ def _read_part(part: Record, counts: Counts) -> list[dict[str, Any]]:
     if kind in _TEXT and isinstance(part.get("text"), str):
         return [{"type": "text", "text": part["text"]}]
     if kind in _REASONING:
-        thoughts = next((part[name] for name in (kind, "text", "summary") if part.get(name)), "")
+        # The text of redacted reasoning is encrypted, or a word for it; inspect keeps a summary beside it.
+        is_redacted = part.get("redacted") is True
+        names = ("summary",) if is_redacted else (kind, "text", "summary")
+        thoughts = next((part[name] for name in names if part.get(name)), "")
+        if not thoughts and (is_redacted or part.get("signature")):
+            counts[LeftOut.HIDDEN_REASONING] += 1
+            return []
         return [{"type": "thinking", "thinking": thoughts}]
     if media_word(kind) is not None:
         return [{"type": kind}]
-    if kind in ("tool_use", "toolCall"):
+    if kind in ("tool_use", "toolCall") and not isinstance(part.get("tool_type"), str):
         return _call(part, counts)
+    if kind in _BY_PROVIDER:
+        counts[by_provider(part.get("tool_type", part.get("name", kind)))] += kind in _PROVIDERS_CALLS
+        return []
     if kind == "tool_result":
         result = part.get("content")
         is_read = isinstance(result, str | list)
@@ -277,13 +321,16 @@ def readable_tools(tools: object, counts: Counts) -> list[Record]:
 
 
 def iso_time(time: object) -> str:
-    """Return a time, ISO 8601 or milliseconds since 1970, as ISO 8601 to the second in UTC; empty for anything else."""
+    """Return a time as ISO 8601 to the second in UTC; empty for anything else.
+
+    It may be ISO 8601, or a number since 1970: of seconds up to the year 5138, of milliseconds above.
+    """
     try:
         if isinstance(time, str):
             read = datetime.fromisoformat(time)
             read = read if read.tzinfo else read.replace(tzinfo=UTC)
         elif isinstance(time, int | float) and not isinstance(time, bool):
-            read = datetime.fromtimestamp(time / 1000, UTC)
+            read = datetime.fromtimestamp(time if abs(time) < 1e11 else time / 1000, UTC)
         else:
             return ""
         return read.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -346,8 +393,24 @@ def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Return for each message a digest of all messages up to it."""
     digest, chain = b"", list[bytes]()
     for message in messages:
-        stored = {key: value for key, value in message.items() if key != NOT_LEARNED}
-        text = json.dumps(stored, sort_keys=True, ensure_ascii=False, default=str)
+        text = json.dumps(_compared(message), sort_keys=True, ensure_ascii=False, default=str)
         digest = hashlib.blake2b(digest + text.encode(errors="surrogatepass"), digest_size=16).digest()
         chain.append(digest)
     return chain
+
+
+def _compared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message in the form in which it is compared: an answer and the later requests with it may differ in
+    theirs.
+    """
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(parts, list):
+        parts = [part for part in parts if part != {"type": "text", "text": ""}]
+    compared = {key: value for key, value in message.items() if key not in (NOT_LEARNED, "content", "tool_calls")}
+    return compared | {"content": parts or [], "tool_calls": [_compared_call(call) for call in objects(calls)]}
+
+
+def _compared_call(call: Record) -> list[Any]:
+    function = call.get("function", call)
+    return [call.get("id"), member(function, "name"), member(function, "arguments")]

@@ -79,6 +79,8 @@ def mini_swe_agent_sessions(records: Iterable[Record], counts: Counts) -> Iterat
                 counts[LeftOut.BOOKKEEPING] += 1
             elif message.get("object") == "response":
                 add_items(draft, objects(message.get("output")))
+                if message.get("status") == "incomplete" and draft.last is not None:
+                    draft.last.message.update(not_learned(draft.last.message, LogNote.STOPPED))
             elif "role" not in message and "type" in message:
                 add_item(draft, message)
             else:
@@ -112,9 +114,15 @@ def _add_message(draft: Draft, message: Record) -> None:
     is_demonstration = bool(message.get("is_demo")) or message.get("message_type") == "demonstration"
     if is_demonstration:
         read = not_learned(read, LogNote.DEMONSTRATION)
-    elif _is_exit(message):
+    elif _is_exit(message) or _is_cut_off(message):
         read = not_learned(read, LogNote.STOPPED)
     draft.add(read)
+
+
+def _is_cut_off(message: Record) -> bool:
+    """Return whether an answer of mini-swe-agent, which holds the whole response, ended at the limit of tokens."""
+    choices = objects(member(message, "extra", "response", "choices"))
+    return bool(choices) and choices[0].get("finish_reason") == "length"
 
 
 _EXITS = ("Exit due to ", "Exiting due to ", "Exit forced")

@@ -365,8 +365,9 @@ class ChatFormat:
         turn = range(last_ids[0] if last_ids else 0, len(old))
         # Some families close no turn: the next message's role ends it.
         close = next((i for i in reversed(turn) if old[i] in self.stop_token_ids), None)
-        first_new = next((i for i, message in enumerate(full.message_indices) if message >= len(history)), len(old))
-        after = first_new if close is None else close + 1
+        after = self._end_of_open_turn(full, len(old), history) if close is None else close + 1
+        if close is None and full.token_ids[len(old)] == known_ids[-1] and known_ids[-1] in self.stop_token_ids:
+            after = len(old) + 1  # The policy sampled the next message's role, where its turn ends.
         was_closed = close is None or known_ids[-1] in self.stop_token_ids
         before = known_ids if was_closed else [*known_ids, *old[close:after]]
         shift = len(history)
@@ -376,6 +377,21 @@ class ChatFormat:
             message_indices=[-1] * len(before) + indices,
             is_content=[False] * len(before) + full.is_content[after:] if full.is_content else [],
         )
+
+    def _end_of_open_turn(self, full: RenderedTokens, length: int, history: Sequence[Message]) -> int:
+        """Return where the last turn of `history` ends in a rendering with later messages; no stop token closes it.
+
+        `length` is that of the history's own rendering. Text of the template behind the turn's, such as a line break,
+        is not part of it. A renderer attributes what stands behind a message's content to the next message, so behind a
+        turn with calls, or without a text, only white space is taken for the template's.
+        """
+        if not history[-1].get("tool_calls") and history[-1]["content"].strip():
+            owners = enumerate(full.message_indices)
+            return next((i for i, message in owners if message >= len(history)), length)
+        end = length
+        while end and not self.tokenizer.decode([full.token_ids[end - 1]]).strip():
+            end -= 1
+        return end
 
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with their control tokens broken up, and with arguments in every call."""

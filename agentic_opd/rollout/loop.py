@@ -270,7 +270,11 @@ async def verified(
         logger.warning("an episode of %s is left out, since its tests gave no verdict: %s", task.task_id, why)
         return replace(episode, verification=verification)
     turns, worked = max(len(episode.turns), episode.requests), episode.tool_calls - episode.tool_errors
-    reward = compute_reward(verification, turns, worked, episode.broken_turns, config)
+    tools = world.tools if task.tools is None else task.tools
+    counts_calls: bool = getattr(world, "counts_calls", True)
+    broken_turns = episode.broken_turns if counts_calls else 0
+    needs_call = counts_calls and bool(tools or episode.tool_calls)  # The run of an agent's program counts as a call.
+    reward = compute_reward(verification, turns, worked, broken_turns, config, needs_call=needs_call)
     return replace(episode, verification=verification, reward=reward)
 
 
@@ -286,7 +290,13 @@ async def _without_reward(episode: Episode, world: World, error: SandboxError) -
 
 
 def compute_reward(
-    verification: Verification, turns_used: int, calls_that_worked: int, broken_turns: int, config: RolloutConfig
+    verification: Verification,
+    turns_used: int,
+    calls_that_worked: int,
+    broken_turns: int,
+    config: RolloutConfig,
+    *,
+    needs_call: bool = True,
 ) -> Reward:
     """Return the parts of the reward, each in [0, 1], and their weighted sum.
 
@@ -294,8 +304,8 @@ def compute_reward(
     - efficiency: correctness times the share of saved turns, (max_turns - turns_used) / (max_turns - 1): 1 after one
       turn, 0 after `max_turns`.
     - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
-      if no call worked. A command that ran and failed (a test that found a bug) counts as working; a call that returned
-      `Error:` does not.
+      if no call worked and `needs_call`: the task has tools, or calls were made. A command that ran and failed (a test
+      that found a bug) counts as working; a call that returned `Error:` does not.
 
     Efficiency and tool_usage are proportional to correctness: an episode that solves nothing earns nothing. Both are
     relative to `max_turns`, so further calls or turns raise neither. `turns_used` are, for a program, all of its
@@ -303,7 +313,7 @@ def compute_reward(
     """
     correctness, max_turns = verification.correctness, config.max_turns
     saved = (max_turns - turns_used) / (max_turns - 1) if max_turns > 1 else 1.0
-    unbroken = (max_turns - broken_turns) / max_turns if calls_that_worked else 0.0
+    unbroken = (max_turns - broken_turns) / max_turns if calls_that_worked or not needs_call else 0.0
     efficiency = correctness * min(max(saved, 0.0), 1.0)
     tool_usage = correctness * max(unbroken, 0.0)
     total = (

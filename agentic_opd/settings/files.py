@@ -126,9 +126,10 @@ def read_yaml(path: Path, kind: SettingsKind) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = ", ".join(text for text in (error.context, error.problem) if text)
+        problem += "; indent with spaces" if "'\\t'" in problem else ""
         raise ConfigError(f"the file {str(path)!r} is not YAML{line}: {problem}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
+        raise ConfigError(f"the file {str(path)!r} can't be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         expected = SETTINGS_FILES[kind].content
         raise ConfigError(f"the file {str(path)!r} must hold {expected}, got {type(data).__name__}")

@@ -4,6 +4,7 @@ A later layer replaces single settings, however deeply nested. Where a later lay
 settings that all types share are kept of the earlier ones. Names that are no settings are collected as sentences.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -15,7 +16,7 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings import old_names
 from agentic_opd.settings.fields import Kinds, kinds_of, section_of
 from agentic_opd.settings.flags import FlagText
-from agentic_opd.settings.listing import dotted, names_of, nearest
+from agentic_opd.settings.listing import dotted, names_of, nearest, value_kind
 
 Layer = Sequence[Mapping[str, Any]]
 """Settings of one origin, which may be several mappings: one for each flag. The last one wins."""
@@ -63,6 +64,17 @@ def set_values(config: BaseModel) -> dict[str, Any]:
     return values
 
 
+_VARIABLE = re.compile(r"\$(?:\{[A-Za-z_][A-Za-z0-9_]{0,99}\}|[A-Z_][A-Z0-9_]{0,99})")
+
+
+def _in_sections(name: str) -> str:
+    """Return a dotted name as YAML: `judge: {temperature: ...}`."""
+    *sections, text = f"{name}: ...".split(".", name.count("."))
+    for section in reversed(sections):
+        text = f"{section}: {{{text}}}"
+    return text
+
+
 class Merge:
     """Merges the layers of one model whose names begin with `prefix`; `wrong` collects the sentences."""
 
@@ -89,7 +101,11 @@ class Merge:
         type_name: str = "",
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for name in dict.fromkeys(name for layer in layers for part in layer for name in part):
+        names: dict[Any, None] = dict.fromkeys(name for layer in layers for part in layer for name in part)
+        for name in names:
+            if not isinstance(name, str):  # YAML reads `5:` and `~:` as other names.
+                self._wrong.append(f"{path or 'the file'}: the name of a setting is a text, got {name!r}")
+                continue
             entries = [[part[name] for part in layer if name in part] for layer in layers]
             info = model.model_fields.get(name)
             if info is None:
@@ -108,13 +124,20 @@ class Merge:
         """Return the value of a setting.
 
         Raises:
-            ConfigError: a flag has no value, or a flag names a part of the value.
+            ConfigError: a flag has no value, a flag names a part of the value, a number is true or false, or the value
+                names a variable of the environment.
         """
-        if isinstance(entry, FlagText):
-            return entry.value(info.annotation)
         if isinstance(entry, _FlagTree):
             raise ConfigError(f"{dotted(path, next(iter(entry)))} is unknown: {path} is a single value")
-        return entry
+        value = entry.value(info.annotation) if isinstance(entry, FlagText) else entry
+        if isinstance(value, bool) and value_kind(info.annotation) in ("N", "X"):
+            raise ConfigError(f"{path}: expected a number, got {str(value).lower()}")
+        if isinstance(entry, str) and _VARIABLE.fullmatch(entry):
+            raise ConfigError(
+                f"{path}: {entry!r} stays as it is in a file, which reads no variables of the environment; give the "
+                f'value as a flag, --{path} "{entry}"'
+            )
+        return value
 
     def _section(
         self, base: type[BaseModel], kinds: Kinds | None, path: str, entries: Sequence[Sequence[Any]]
@@ -179,7 +202,10 @@ class Merge:
         else:
             within = dotted(*section.split(".")[1:]) if self._prefix else section
             names = [*names_of("", self._root), *(names_of(within, model) if kinds else ())]
-            self._wrong.append(f"{path} is unknown{nearest(below, names, self._prefix)}")
+            if below in names:
+                self._wrong.append(f"{path} is unknown as one name; write it in sections: {_in_sections(below)}")
+            else:
+                self._wrong.append(f"{path} is unknown{nearest(below, names, self._prefix)}")
 
     def _owners(self, name: str, kinds: Kinds) -> list[str]:
         owners: list[str] = []

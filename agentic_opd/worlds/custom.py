@@ -130,6 +130,8 @@ class CustomWorld:
     replayable: bool = True
     """Whether the calls of a recorded episode give the same results on a new state of `start`. False for a state that
     other episodes change too, or that is not started again."""
+    counts_calls: bool = True
+    """Whether the reward's part `tool_usage` counts calls. False for a world that runs none."""
 
     def tasks(self) -> Iterable[Task]:
         """Return the tasks: each has an id, a prompt or messages, and the data that the hooks need.
@@ -282,6 +284,11 @@ class HookedWorld:
     def replayable(self) -> bool:
         """See `core.types.ReplayableWorld`."""
         return self.hooks.replayable
+
+    @property
+    def counts_calls(self) -> bool:
+        """See `CustomWorld`."""
+        return self.hooks.counts_calls
 
     def comparable(self, text: str) -> str:
         """See `core.types.ReplayableWorld`.

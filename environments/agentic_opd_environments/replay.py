@@ -64,6 +64,7 @@ class Replay(CustomWorld):
 
     system_prompt = ""
     replayable = False
+    counts_calls = False
 
     def __init__(self, config: Any, journal: str, turns: int = 64) -> None:
         """Choose the first `turns` such turns of the journal's ended sessions, which stay the same as it grows.

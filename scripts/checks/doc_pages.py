@@ -130,6 +130,11 @@ For every turn the judge reads the task, the turn and what came after it, and vo
 else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint.vote_rule`).
 Hints that give hidden tests away are left out before one is chosen.
 
+These words are read in the ways that judges write them: `\\boxed { 1 }`, `\\boxed{\\text{1}}`, `\\boxed{1.0}`, any
+minus sign, `[ hint_start ]`, `[HINT\\_START]`. What has two readings abstains: boxes that differ, a second hint, a
+hint without its end, reasoning without its end. Boxes in the reasoning and in the hint do not count. Spaces in a row
+count as one of the hint's characters, and characters that can't be seen as none.
+
 If several votes bring a hint, `hint.selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
 teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
 teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens.
@@ -212,7 +217,8 @@ _JUDGE_TRAJECTORY = """\
 With `judge.scope: trajectory` the judge reads a whole rollout when it has ended: the task, the numbered turns, each
 with the results of its calls and the user's reply, and the verdict. It is asked for `prm_votes` answers. Each answer
 names at most `judge.max_turns` turns, each with a hint, or says that no turn is at fault. Only these turns can get a
-hint. A rollout costs one question instead of one for each turn.
+hint. A rollout costs one question instead of one for each turn. A turn's number may be written as `3`, `Turn 3`, `#3`,
+`No. 3` or `three`; a range or a list of turns before one hint abstains.
 
 A hint is accepted for a turn by the same rule, counted by turn: more than half of the answers that were asked for
 name it (`hint.vote_rule`, `hint.selection` and the filter of hidden tests as above). Turns without enough of them end

@@ -33,6 +33,7 @@ from agentic_opd.distill import evidence
 from agentic_opd.distill import leaks as leak_filter
 from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.leaks import in_digits, leaks
+from agentic_opd.distill.protocol import without_marks
 from agentic_opd.distill.trajectory import Window, parse_answer
 from agentic_opd.gateway.answers import UnreadableError, read_answers
 from agentic_opd.gateway.choice import held_back
@@ -274,7 +275,7 @@ def _shortened(text: str) -> object:
     return regexes()["serving.web._PATH"].pattern.fullmatch(text[:300])
 
 
-GUARDED: dict[str, Read] = {"distill.hints._MARKED": parse_vote, "serving.web._PATH": _shortened}
+GUARDED: dict[str, Read] = {"serving.web._PATH": _shortened}
 """Regexes that are linear in what a reader passes to them, but not in every text: the reader is measured instead."""
 
 
@@ -452,6 +453,8 @@ READERS: dict[str, tuple[Read, tuple[type[BaseException], ...]]] = {
     "secrets": (mask_secrets, ()),
     "secrets: a value": (lambda text: mask_secrets(f"API_KEY={text} https://a:{text}@b sk-{text}"), ()),
     "vote": (parse_vote, ()),
+    "vote: boxes": (lambda text: parse_vote(f"\\boxed{{{text}"), ()),
+    "marks of hints": (lambda text: without_marks(f"[hint_{text}"), ()),
     "answer about a trajectory": (_answer, ()),
     "answer about a trajectory: a hint": (lambda text: _answer(f"\\boxed{{1}}[HINT_START]{text}[HINT_END]"), ()),
     "answer about a trajectory: hints": (lambda text: _answer("\\boxed{1}[HINT_START]" + text), ()),

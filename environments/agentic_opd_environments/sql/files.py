@@ -1,8 +1,8 @@
-"""Read questions in the formats of Spider and BIRD: a JSON list, and a folder of SQLite databases.
+"""Read questions in the formats of Spider and BIRD: a JSON list or a line each, and a folder of SQLite databases.
 
 questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "...",
                    "examples"?: [messages]}, ...]
-databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
+databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite; or shop.sqlite alone
 
 Without more databases, copies of the visible one judge the answers (`copies.py`). Each question has those that change
 the result of its own query.
@@ -10,6 +10,7 @@ the result of its own query.
 
 import logging
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.files import check_regular
-from agentic_opd.core.text import read_json
+from agentic_opd.core.files import LFS_POINTER, check_regular
+from agentic_opd.core.json_rows import json_rows
 from agentic_opd_environments.sql.copies import NUM_COPIES, Copies
 from agentic_opd_environments.sql.engine import QueryError, Source, difference
 from agentic_opd_environments.sql.order import Expected, expected
@@ -27,7 +28,13 @@ from agentic_opd_environments.sql.order import Expected, expected
 _JUDGING = 3
 """Copies that judge an answer, besides the visible database."""
 _NAMED = 5
-_SUFFIXES = (".sqlite", ".db")
+_SUFFIXES = (".sqlite", ".db", ".sqlite3", ".db3")
+_FROM_OTHERS = {
+    ".sql": "sqlite3 {database} < {file}",
+    ".csv": "sqlite3 {database} '.import --csv {file} {table}'",
+    ".tsv": "sqlite3 {database} '.mode tabs' '.import {file} {table}'",
+}
+"""Suffix of a file that is no database -> the command that makes one of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,11 +71,16 @@ def read_questions(path: Path, databases: Path, *, skip_broken: bool = False) ->
     """
     try:
         check_regular(path, is_read=True)
-        entries = read_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        rows = [*json_rows(path)]
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise ConfigError(f"env.world.file: {path} can't be read as JSON: {error}") from error
-    if not isinstance(entries, list):
-        raise ConfigError(f"env.world.file: {path} holds {type(entries).__name__}, expected a list of questions")
+    entries = [row.value for row in rows]
+    if len(entries) == 1 and isinstance(entries[0], dict) and "db_id" not in entries[0]:
+        name = next((name for name, value in entries[0].items() if isinstance(value, list)), None)
+        advice = "" if name is None else f": `jq .{name}` takes its list out"
+        raise ConfigError(f"env.world.file: {path} is an object, expected a list of questions{advice}")
+    if not entries:
+        raise ConfigError(f"env.world.file: {path} holds no question")
     notes = _Notes(skip_broken)
     for number, question in enumerate(_questions(entries, path, databases)):
         if not isinstance(question, ConfigError):
@@ -127,9 +139,12 @@ def _questions(entries: Sequence[Any], path: Path, databases: Path) -> Iterator[
         if isinstance(question, ConfigError):
             return question
         try:
-            return _with_hidden(question, copies[question.visible])
+            return _with_hidden(question, copies[question.visible], databases)
         except QueryError as error:
-            return ConfigError(f"env.world.file: {path}, entry {question.number}: its own query fails: {error}")
+            return ConfigError(
+                f"env.world.file: {path}, entry {question.number}: its own query fails on {question.visible}: "
+                f"{str(error).rstrip('.')}{_lfs_advice(question.visible)}"
+            )
         except ConfigError as error:
             return error
 
@@ -141,8 +156,10 @@ def _question(number: int, entry: Any, entry_name: str, databases: Path) -> File
     name, text, sql = (
         _field(entry, entry_name, "db_id"),
         _field(entry, entry_name, "question"),
-        _field(entry, entry_name, "query", "SQL"),
+        _field(entry, entry_name, "query", "SQL", "sql"),
     )
+    if all(isinstance(entry.get(field), str) for field in ("query", "SQL")) and entry["query"] != entry["SQL"]:
+        raise ConfigError(f"{entry_name} has two queries, query and SQL: leave one out")
     if Path(name).name != name:
         raise ConfigError(f"{entry_name}: db_id {name!r} is not the name of a folder")
     if evidence := str(entry.get("evidence") or "").strip():
@@ -153,7 +170,8 @@ def _question(number: int, entry: Any, entry_name: str, databases: Path) -> File
 def _field(entry: Any, entry_name: str, *names: str) -> str:
     value = next((entry[name] for name in names if name in entry), None) if isinstance(entry, dict) else None
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{entry_name} has no text as {' or '.join(names)}")
+        fields = f" (its fields are {', '.join(map(str, entry))[:200]})" if isinstance(entry, dict) and entry else ""
+        raise ConfigError(f"{entry_name} has no text as {' or '.join(names)}{fields}")
     return value
 
 
@@ -163,24 +181,42 @@ def _database_file(folder: Path, name: str) -> Path:
     Raises:
         ConfigError: The file does not exist.
     """
-    for suffix in _SUFFIXES:
-        if (path := folder / name / f"{name}{suffix}").is_file():
-            return path
-    raise ConfigError(f"env.world.databases: there is no {folder / name / name}.sqlite")
+    for place in (folder / name, folder):
+        for suffix in _SUFFIXES:
+            if (path := place / f"{name}{suffix}").is_file():
+                return path
+    missing = f"env.world.databases: there is no {folder / name / name}.sqlite"
+    files = sorted(path for path in (folder / name).glob("*") if not path.name.startswith("."))
+    if not files:
+        raise ConfigError(missing)
+    listed = ", ".join(path.name for path in files[:_NAMED]) + (", ..." if len(files) > _NAMED else "")
+    command = next((_FROM_OTHERS[path.suffix] for path in files if path.suffix in _FROM_OTHERS), None)
+    file = next((path for path in files if path.suffix in _FROM_OTHERS), files[0])
+    advice = "rename its database" if command is None else f"make it, as `{command}` does"
+    advice = advice.format(database=f"{name}.sqlite", file=file.name, table=file.stem)
+    raise ConfigError(f"{missing}, but {listed}: {advice}")
 
 
-def _with_hidden(question: FileQuestion, copies: Copies) -> FileQuestion:
+def _lfs_advice(path: Path) -> str:
+    """Return what to do if a file is a pointer of Git LFS; empty for others."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+    return ": it is a pointer of Git LFS, `git lfs pull` fetches the file" if is_pointer else ""
+
+
+def _with_hidden(question: FileQuestion, copies: Copies, databases: Path) -> FileQuestion:
     """Return a question with the databases that judge its answers.
 
-    These are the other databases in the folder of the visible one. If there are none, they are the visible one itself
-    and copies of it, with other values and other rows.
+    These are the other databases in the folder of the visible one, if that is its own. If there are none, they are the
+    visible one itself and copies of it, with other values and other rows.
 
     Raises:
         QueryError: The question's own query fails on the visible database.
         ConfigError: The visible database cannot be copied.
     """
     own_result = expected(question.visible, question.sql)
-    paths = (path for path in question.visible.parent.iterdir() if path.suffix in _SUFFIXES)
+    folder = question.visible.parent
+    paths = (path for path in (folder.iterdir() if folder != databases else ()) if path.suffix in _SUFFIXES)
     # macOS writes `._NAME.sqlite`.
     beside = sorted(path for path in paths if path != question.visible and not path.name.startswith("."))
     if beside:

@@ -74,12 +74,23 @@ def test_reasoning_markdown_prose_and_repetitions_do_not_matter(text: str) -> No
     assert [(turn.number, turn.hint) for turn in answer.named] == [(3, HINT)]
 
 
+@pytest.mark.parametrize(
+    "turn",
+    ["#3", "3.", "turn #3", "Turn no. 3", "number 3", "three", "Turn Three:", "\\text{3}", "$3$", "3.0", "\uff13"],
+)
+def test_a_turn_may_be_written_in_several_ways(turn: str) -> None:
+    answer = parse_answer(f"\\boxed {{{turn}}}\r\n[ hint_start ]\r\n{HINT}\r\n[ hint_end ]", WINDOW, 3)
+    assert [(named_turn.number, named_turn.hint) for named_turn in answer.named] == [(3, HINT)]
+
+
 def test_marks_in_any_hint_belong_to_it() -> None:
     text = named(2, hint="Close </think> before the answer, in \\boxed{1}.") + named(4)
     assert [turn.number for turn in parse_answer(text, WINDOW, 3).named] == [2, 4]
 
 
-@pytest.mark.parametrize("text", [NONE, f"All is well: {NONE}. So {NONE}", "\\boxed{\N{MINUS SIGN}1}"])
+@pytest.mark.parametrize(
+    "text", [NONE, f"All is well: {NONE}. So {NONE}", "\\boxed{\N{MINUS SIGN}1}", "**$\\boxed { \\text{-1} }$**"]
+)
 def test_no_turn_is_at_fault(text: str) -> None:
     answer = parse_answer(text, WINDOW, 3)
     assert (answer.vote.kind, answer.named, answer.vote_on(1).decision) == (Kind.NONE, (), -1)
@@ -115,7 +126,11 @@ def test_no_turn_is_at_fault(text: str) -> None:
         (f"{named(1)} \\boxed{{2}}[HINT_START]{HINT}", Kind.UNREADABLE),
         (f"{named(2)} {NONE}", Kind.UNREADABLE),
         (f"{NONE} {named(2)}", Kind.UNREADABLE),
-        (f"\\boxed{{\\text{{2}}}}[HINT_START]{HINT}[HINT_END]", Kind.UNREADABLE),
+        *(
+            (f"\\boxed{{{turns}}}[HINT_START]{HINT}[HINT_END]", Kind.UNREADABLE)
+            for turns in ("2-3", "2\u20133", "2 and 3", "2 3", "turns 2", "-3", "the second", "2nd", "two three")
+        ),
+        ('{"boxed": 2, "hint": "' + HINT + '"}', Kind.UNREADABLE),
         (f"\\boxed{{N}} [HINT_START]{HINT}[HINT_END]", Kind.UNREADABLE),
         (f"<think>{named(2)}", Kind.UNREADABLE),
     ],

@@ -129,6 +129,26 @@ def opencode() -> Record:
     return {"info": {"id": "s", "title": "Files"}, "messages": messages}
 
 
+def opencode_2() -> Record:
+    """The same session as version 2 exports it."""
+    tool_state = {"status": "completed", "input": {"command": "ls"}, "content": [{"type": "text", "text": RESULT}]}
+    used = {"type": "tool", "id": "c1", "name": "bash", "state": tool_state}
+
+    def answer(*content: Record) -> Record:
+        return {"type": "assistant", "agent": "build", "content": [*content], "finish": "stop"}
+
+    messages = [
+        {"type": "agent-switched", "agent": "build"},
+        {"type": "user", "text": QUESTION},
+        answer({"type": "text", "text": "I look."}, used),
+        answer({"type": "text", "text": ANSWER}),
+        {"type": "user", "text": REPLY},
+        answer({"type": "text", "text": "Two files and no folder."}),
+    ]
+    numbered = [{"id": f"msg_{index}", **message, "time": {"created": index}} for index, message in enumerate(messages)]
+    return {"info": {"id": "s", "title": "Files", "location": {"directory": "/w"}}, "messages": numbered}
+
+
 def swe_agent() -> Record:
     """A trajectory with a demonstration."""
     demonstration = [
@@ -241,6 +261,7 @@ FILES: dict[str, list[Record]] = {
     "Codex": codex(),
     "OpenClaw": openclaw(),
     "OpenCode": [opencode()],
+    "OpenCode 2": [opencode_2()],
     "SWE-agent": [swe_agent()],
     "mini-swe-agent": [mini_swe_agent()],
     "OpenHands": openhands(),

@@ -1,5 +1,6 @@
 """Codex' rollouts: kinds of calls, compactions, rollbacks, the format of older versions."""
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -97,6 +98,33 @@ def test_a_rollback_takes_turns_back() -> None:
 def test_an_answer_that_was_stopped_is_not_learned() -> None:
     (session,), _ = read(said("user", "Go."), said("assistant", "I l"), event("turn_aborted", reason="interrupted"))
     assert session.messages[1][NOT_LEARNED] is LogNote.STOPPED
+
+
+def test_words_of_another_agent_are_a_users() -> None:
+    communication = {"author": "/root/a", "recipient": "/root", "content": "I am done.", "trigger_turn": True}
+    for record in (
+        {"type": "inter_agent_communication", "payload": communication},
+        said("assistant", json.dumps(communication)),
+    ):
+        (session,), counts = read(said("user", "Go."), said("assistant", "Wait."), record, said("assistant", "Good."))
+        assert [message["role"] for message in session.messages] == ["user", "assistant", "user", "assistant"]
+        assert texts(session) == ["Go.", "Wait.", "I am done.", "Good."]
+        assert not +counts
+
+
+def test_a_tool_of_a_server_has_the_servers_name_in_front() -> None:
+    (session,), counts = read(
+        said("user", "Go."),
+        item("additional_tools", role="developer", tools=[]),
+        item("function_call", name="search", namespace="mcp__files__", call_id="1", arguments="{}"),
+        item("function_call_output", call_id="1", output="a.py"),
+        item("mcp_call", id="2", name="read", arguments="{}", output="x = 1"),
+    )
+    log = read_log(session.fields(), ())
+    names = [call["function"]["name"] for message in log.messages for call in message.get("tool_calls", ())]
+    assert names == ["mcp__files__search", "read"]
+    assert not +log.notes
+    assert counts == {LeftOut.BOOKKEEPING: 1}
 
 
 def test_rollouts_of_older_versions_have_the_items_as_lines() -> None:

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.zstd import ZSTD_LIBRARY, ZSTD_MARK
 from agentic_opd.logs import files
 from agentic_opd.logs.files import FoundLogs, find_logs
 from agentic_opd.logs.messages import read_log
@@ -47,7 +48,7 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
         "Claude Code": 1,
         "Codex": 1,
         "OpenClaw": 1,
-        "OpenCode": 1,
+        "OpenCode": 2,
         "SWE-agent": 1,
         "mini-swe-agent": 1,
         "OpenHands": 2,
@@ -128,23 +129,35 @@ def test_a_log_whose_first_line_is_broken_is_read(tmp_path: Path) -> None:
     assert left_out(found, "Codex")[LeftOut.BROKEN_LINE] == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "gzip"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "gzip", "zstd"])
 def test_encodings(encoding: str, tmp_path: Path) -> None:
     text = lines(claude_code())
-    data = gzip.compress(text.encode()) if encoding == "gzip" else text.encode(encoding)
+    pack = {"gzip": gzip.compress, "zstd": pytest.importorskip(ZSTD_LIBRARY).compress}.get(encoding)
+    data = pack(text.encode()) if pack else text.encode(encoding)
     (tmp_path / "log.jsonl").write_bytes(data)
     assert find_logs([tmp_path]).tallies["Claude Code"].answers == 3
 
 
 def test_a_damaged_archive_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(codex()).encode())[:-30])
+    packed = pytest.importorskip(ZSTD_LIBRARY).compress(lines(codex()).encode())
+    (tmp_path / "a.jsonl.zst").write_bytes(packed[:-30])
+    (tmp_path / "b.jsonl.zst").write_bytes(ZSTD_MARK + bytes(100))
     (tmp_path / "b.eval").write_bytes(b"PK\x03\x04" + bytes(100))
     assert {name for names in find_logs([tmp_path]).skipped.values() for name in names} == set(tmp_path.iterdir())
 
 
+def test_rows_that_zstd_packed_are_skipped_by_name(tmp_path: Path) -> None:
+    rows = lines([{"messages": chat()}]).encode()
+    (tmp_path / "rows.jsonl.zst").write_bytes(pytest.importorskip(ZSTD_LIBRARY).compress(rows))
+    found = find_logs([tmp_path])
+    assert not found.row_files
+    assert list(found.skipped) == ["rows that zstd packed: unpack the file"]
+
+
 def test_a_document_may_be_written_over_many_lines_or_be_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(mini_swe_agent(), indent=2))
-    (tmp_path / "b.json").write_text(json.dumps(chat()[:4], indent=2))
+    (tmp_path / "b.json").write_text(json.dumps([{"role": "user", "content": "Please."}, *chat()[1:4]], indent=2))
     found = find_logs([tmp_path])
     assert {name: tally.answers for name, tally in found.tallies.items()} == {
         "mini-swe-agent": 3,

@@ -104,8 +104,56 @@ def test_calls_that_failed_or_never_ended() -> None:
     (session,) = sessions([document], Counter())
     log = read_log(session.fields(), ())
     assert log.messages[2]["content"] == "no"
-    assert log.notes[LogNote.CALL_WITHOUT_RESULT] == 1
+    assert log.messages[3]["content"] == "[Tool execution was interrupted]"
+    assert not log.notes[LogNote.CALL_WITHOUT_RESULT]
     assert log.context == {1: LogNote.STOPPED}
+
+
+def test_a_compaction_keeps_the_messages_from_its_tail_on() -> None:
+    document = opencode()
+    summary = {
+        "info": {"id": "m6", "role": "assistant", "summary": True},
+        "parts": [{"type": "text", "text": "It went."}],
+    }
+    marker = {
+        "info": {"id": "m5", "role": "user"},
+        "parts": [{"type": "compaction", "auto": True, "tail_start_id": "m3"}],
+    }
+    after = [
+        {"info": {"id": f"n{number}", "role": role}, "parts": [{"type": "text", "text": text}]}
+        for number, (role, text) in enumerate([("user", "On."), ("assistant", "Done.")])
+    ]
+    document["messages"] += [marker, summary, *after]
+    _, second = sessions([document], Counter())
+    log = read_log(second.fields(), ())
+    assert [message["content"] for message in log.messages] == [
+        *("No, count the folders too.", "Two files and no folder."),
+        *("What did we do so far?", "It went.", "On.", "Done."),
+    ]
+    assert log.context == {1: LogNote.REPEATED, 3: LogNote.SUMMARY}
+
+
+def test_a_file_whose_text_is_in_the_prompt_leaves_the_answer_learned() -> None:
+    document = opencode()
+    file = {"type": "file", "mime": "text/plain", "url": "file:///w/a.py"}
+    document["messages"][0]["parts"].append(file)
+    (session,) = sessions([document], Counter())
+    assert not read_log(session.fields(), ()).context
+    document["messages"][0]["parts"].append({**file, "mime": "image/png"})
+    (session,) = sessions([document], Counter())
+    assert read_log(session.fields(), ()).context == {1: LogNote.ANSWERS_MEDIA}
+
+
+@pytest.mark.parametrize("end", [{"type": "step-finish", "reason": "length"}, "pending"])
+def test_a_step_that_was_cut_off_is_not_learned(end: Any) -> None:
+    document = opencode()
+    parts = document["messages"][1]["parts"]
+    if end == "pending":
+        parts[2]["state"] = {"status": "pending", "input": {}, "raw": '{"comm'}
+    else:
+        parts[3] = end
+    (session,) = sessions([document], Counter())
+    assert read_log(session.fields(), ()).context == {1: LogNote.STOPPED}
 
 
 def test_a_database_of_another_program_is_skipped(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentic_opd.logs.files import find_logs
 from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.logs.openhands import is_openhands, sessions
-from agentic_opd.logs.session import Session
+from agentic_opd.logs.session import LeftOut, Session
 
-from .samples import openhands, openhands_sdk
+from .samples import RESULT, openhands, openhands_sdk
 
 
 def read(*records: dict[str, Any]) -> list[Session]:
@@ -73,13 +75,59 @@ def test_events_in_files_of_a_folder_are_one_session(tmp_path: Path) -> None:
         path = tmp_path / "session/events" / f"{number}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(event))
-    for number, event in enumerate(openhands_sdk()):
+    other = openhands_sdk()
+    other[1]["llm_message"]["content"][0]["text"] = "Which folders?"
+    for number, event in enumerate(other):
         path = tmp_path / "other/events" / f"event-{number:05d}-a.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(event))
     found = find_logs([tmp_path])
     assert [entry.name for entry in found.sessions] == ["other", "session"]
     assert found.tallies["OpenHands"].answers == 7
+
+
+def test_rows_of_an_evaluation_of_version_1_have_a_history_of_events() -> None:
+    row = {"instance_id": "i", "history": openhands_sdk(), "test_result": {}}
+    assert is_openhands([row])
+    assert read(row)[0].messages == read(*openhands_sdk())[0].messages
+
+
+def test_a_result_of_version_1_is_what_the_model_reads() -> None:
+    events = openhands_sdk()
+    metadata = {"exit_code": 1, "working_dir": "/w", "prefix": "", "suffix": ""}
+    events[3]["observation"] |= {"is_error": True, "metadata": metadata}
+    events[3]["extended_content"] = [{"type": "text", "text": " A rule."}]
+    (session,) = read(*events)
+    assert read_log(session.fields(), ()).messages[3]["content"] == (
+        f"[An error occurred during execution.]\n{RESULT}\n[Current working directory: /w]"
+        "\n[Command finished with exit code 1] A rule."
+    )
+    events[3] = {"kind": "UserRejectObservation", "tool_call_id": "c1", "rejection_reason": "Not here."}
+    (session,) = read(*events)
+    assert read_log(session.fields(), ()).messages[3]["content"] == "Action rejected: Not here."
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]},
+        {"responses_reasoning_item": {"summary": ["Hm."], "content": None, "encrypted_content": "x"}},
+    ],
+)
+def test_thoughts_of_version_1_are_the_answers(fields: dict[str, Any]) -> None:
+    events = openhands_sdk()
+    events[2] |= fields
+    (session,) = read(*events)
+    assert read_log(session.fields(), ()).messages[2]["reasoning_content"] == "Hm."
+
+
+def test_events_beside_the_conversation_are_counted() -> None:
+    counts = Counter[str]()
+    hook = {"kind": "HookExecutionEvent", "source": "hook", "hook_command": "x"}
+    call = {"kind": "ACPToolCallEvent", "source": "agent", "title": "Edit", "tool_kind": "edit"}
+    (session,) = sessions([*openhands_sdk(), hook, call], counts)
+    assert session.messages == read(*openhands_sdk())[0].messages
+    assert counts == {LeftOut.BOOKKEEPING: 1, "calls that the provider ran (edit)": 1}
 
 
 def test_an_export_is_the_session_of_its_events() -> None:

@@ -10,6 +10,7 @@ from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.logs.requests import (
     is_message_list,
     is_request_log,
+    is_verifiers,
     message_list_sessions,
     request_sessions,
     verifiers_sessions,
@@ -157,6 +158,20 @@ def test_a_request_that_names_the_answer_before_it_continues_its_conversation() 
     assert counts == {LeftOut.NO_BEGINNING: 1}
 
 
+def test_an_answer_in_another_form_in_a_later_request_is_learned_once() -> None:
+    first, second, third = request_log()
+    for record in (second, third):
+        answer = record["request"]["messages"][1]
+        call = {**answer["tool_calls"][0], "index": 0}
+        record["request"]["messages"][1] = {
+            "role": "assistant",
+            "content": [{"type": "text", "text": answer["content"], "cache_control": {"type": "ephemeral"}}],
+            "tool_calls": [call],
+            "function_call": None,
+        }
+    assert learned(list(request_sessions([first, second, third], Counter()))) == [(6, [1, 3, 5])]
+
+
 def test_a_row_of_messages_is_no_request() -> None:
     assert not is_request_log([{"messages": chat(), "tools": TOOLS}])
 
@@ -185,3 +200,54 @@ def test_the_prompt_of_a_result_is_not_learned_and_a_text_is_counted() -> None:
     assert read_log(session.fields(), ()).context == {1: LogNote.PROMPT}
     assert session.tools == TOOLS
     assert counts == {LeftOut.TEXT_PROMPT: 1}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_answer_that_was_cut_off_is_not_learned(name: str) -> None:
+    text = json.dumps(PAIRS[name])
+    for whole, cut in (('"stop"', '"length"'), ('"end_turn"', '"max_tokens"'), ("completed", "incomplete")):
+        text = text.replace(whole, cut).replace(whole.replace('"', '\\"'), cut.replace('"', '\\"'))
+    (session,) = request_sessions([json.loads(text)], Counter())
+    context = read_log(session.fields(), ()).context
+    has_reason = text != json.dumps(PAIRS[name])
+    assert (LogNote.STOPPED in context.values()) == has_reason
+
+
+def trace(**fields: Any) -> dict[str, Any]:
+    """A trace of verifiers with two branches; calls are flat."""
+    messages = chat()[:4]
+    messages[1]["tool_calls"] = [{"id": "c1", "name": "bash", "arguments": '{"command": "ls"}'}]
+    other = {"role": "assistant", "content": "None."}
+    parents = (None, 0, 1, 2, 2)
+    nodes = [
+        {"parent": parent, "message": message, "sampled": message["role"] == "assistant"}
+        for parent, message in zip(parents, [*messages, other], strict=True)
+    ]
+    tool = {**TOOLS[0]["function"], "description": "Run it."}
+    calls = [{"node": 4, "finish_reason": "length"}]
+    return {"id": "t", "task": {"data": {}}, "tools": [tool], "nodes": nodes, "calls": calls, **fields}
+
+
+@pytest.mark.parametrize("is_episode", [True, False])
+def test_each_branch_of_a_trace_is_a_conversation(is_episode: bool) -> None:
+    record = {"id": "e", "env": {}, "traces": [trace()]} if is_episode else trace()
+    assert is_verifiers([record])
+    first, second = verifiers_sessions([record], Counter())
+    assert read_log(first.fields(), ()).messages == read_log({"messages": chat()[:4]}, ()).messages
+    assert [tool["name"] for tool in first.tools] == ["bash"]
+    log = read_log(second.fields(), ())
+    assert (log.messages[3]["content"], log.context) == ("None.", {3: LogNote.STOPPED})
+
+
+def test_what_no_model_of_the_run_wrote_is_not_learned() -> None:
+    record = trace()
+    record["nodes"][1]["sampled"] = False
+    counts = Counter[str]()
+    first, _ = verifiers_sessions([record, trace(agent={"trainable": False})], counts)
+    assert read_log(first.fields(), ()).context == {1: LogNote.PROMPT}
+    assert counts == {LeftOut.NOT_TRAINED: 1}
+
+
+def test_the_last_answer_of_a_truncated_result_is_not_learned() -> None:
+    (session,) = verifiers_sessions([{**verifiers(), "is_truncated": True}], Counter())
+    assert read_log(session.fields(), ()).context == {5: LogNote.STOPPED}

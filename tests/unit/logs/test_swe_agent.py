@@ -56,6 +56,18 @@ def test_trajectories_of_a_responses_model_have_its_items() -> None:
     assert read_log(session.fields(), ()).messages == read_log({"messages": chat()[:3]}, ()).messages
 
 
+@pytest.mark.parametrize("is_response", [True, False])
+def test_an_answer_of_mini_swe_agent_that_was_cut_off_is_not_learned(is_response: bool) -> None:
+    document = mini_swe_agent()
+    cut_off: dict[str, Any] = {**chat()[1], "extra": {"response": {"choices": [{"finish_reason": "length"}]}}}
+    if is_response:
+        call = {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": "{}"}
+        cut_off = {"object": "response", "status": "incomplete", "output": [call]}
+    document["messages"][1] = cut_off
+    (session,) = mini_swe_agent_sessions([document], Counter())
+    assert read_log(session.fields(), ()).context == {1: LogNote.STOPPED}
+
+
 @pytest.mark.parametrize(
     ("text", "action", "is_learned"),
     [

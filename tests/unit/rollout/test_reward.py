@@ -33,6 +33,14 @@ def test_edges(got: Reward, efficiency: float, tool_usage: float) -> None:
     assert (got.efficiency, got.tool_usage) == (efficiency, tool_usage)
 
 
+def test_a_task_without_tools_needs_no_call() -> None:
+    verdict = Verification(VerifyOutcome.RAN, 5, 5, "", "")
+    config = RolloutConfig(max_turns=4)
+    assert compute_reward(verdict, 1, 0, 0, config, needs_call=False).total == pytest.approx(1)
+    assert compute_reward(verdict, 1, 0, 1, config, needs_call=False).tool_usage == 0.75
+    assert compute_reward(verdict, 1, 0, 0, config).tool_usage == 0
+
+
 @pytest.mark.parametrize(("turns", "calls"), [(1, 0), (2, 1), (2, 40), (8, 8)])
 def test_calls_that_solve_nothing_earn_nothing(turns: int, calls: int) -> None:
     assert reward(0, 12, turns=turns, calls=calls).total == 0

@@ -384,3 +384,35 @@ def test_a_message_has_a_mark_for_each_picture(content: str) -> None:
         chat.first_prompt(messages)
     with pytest.raises(RendererError, match=r"1 pictures, and [02] marks"):
         chat.with_attachments(AttachmentTokens("<image>", {"a": [1]})).first_prompt(messages)
+
+
+OBSERVED = (
+    "{% for t in tools or () %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}<|assistant|>\n{{ m.content }}"
+    "{% for call in m.tool_calls or () %}\n<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{% elif m.role == 'tool' %}<|observation|>\n{{ m.content }}"
+    "{% else %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""As GLM's: calls stand behind the content, and the next message's role ends a turn."""
+
+
+@pytest.mark.parametrize("stop", ["<|observation|>", "<|endoftext|>", ""], ids=["role", "eos", "cut off"])
+@pytest.mark.parametrize("content", ["", "I look."])
+@pytest.mark.parametrize("call", [CALLS, CALLS.replace('"command"', "command")], ids=["call", "broken call"])
+def test_a_turn_that_no_token_closes_stands_in_the_next_prompt_once(content: str, call: str, stop: str) -> None:
+    roles = ("<|assistant|>", "<|observation|>", "<|user|>", "<|system|>")
+    tokenizer = make(OBSERVED, ("<|endoftext|>", *roles), eos_token="<|endoftext|>")
+    stops = ("<|user|>", "<|observation|>", "<|endoftext|>")
+    renderer = load_renderer(tokenizer, "default", {"tool_parser": "hermes"}, stop_tokens=stops)
+    conversation = Conversation(ChatFormat(renderer, tokenizer, TOOL_SPECS), START)
+    known = sampled(conversation, f"\n{content}\n{call}{stop}", "stop" if stop else "length")
+    conversation.answer([RESULT])
+    prompt = conversation.prompt()
+    assert prompt[: len(known)] == known
+    role = "" if stop == "<|observation|>" else "<|observation|>"
+    assert tokenizer.decode(prompt[len(known) :]) == f"{role}\nsolution.py<|assistant|>"
+    known = sampled(conversation, f"\nOne file.{stop.replace('observation', 'user')}", "stop" if stop else "length")
+    conversation.answer([{"role": "user", "content": "user"}])
+    role = "" if stop == "<|observation|>" else "<|user|>"
+    assert tokenizer.decode(conversation.prompt()[len(known) :]) == f"{role}\nuser<|assistant|>"

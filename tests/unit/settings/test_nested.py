@@ -152,3 +152,29 @@ def test_a_list_has_the_settings_of_each_type_once() -> None:
     assert rows["env.box.memory_mb"] is None
     assert rows["env.box.image"] == "image"
     assert "env.box" not in rows
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ({5: 1}, "env: the name of a setting is a text, got 5"),
+        ({"judge": {None: 1}}, "env.judge: the name of a setting is a text, got None"),
+        ({"seed": True}, "env.seed: expected a number, got true"),
+        ({"judge": {"temperature": False}}, "env.judge.temperature: expected a number, got false"),
+        (
+            {"judge.temperature": 1},
+            "env.judge.temperature is unknown as one name; write it in sections: judge: {temperature: ...}",
+        ),
+    ],
+)
+def test_a_name_or_a_value_of_a_wrong_type_is_refused_in_a_sentence(tmp_path: Path, file: Any, sentence: str) -> None:
+    assert refusal(tmp_path, file) == [sentence]
+
+
+@pytest.mark.parametrize("value", ["${JUDGE_KEY}", "$JUDGE_KEY"])
+def test_a_variable_of_the_environment_is_refused_in_a_file_and_not_in_a_flag(tmp_path: Path, value: str) -> None:
+    (sentence,) = refusal(tmp_path, {"judge": {"api_key": value}})
+    assert sentence.startswith(f"env.judge.api_key: {value!r} stays as it is in a file")
+    assert sentence.endswith(f'--env.judge.api_key "{value}"')
+    assert read(tmp_path, {"judge": {"api_key": f"x{value}"}}).judge.api_key == f"x{value}"
+    assert read(tmp_path, None, "--env.judge.api_key", value).judge.api_key == value

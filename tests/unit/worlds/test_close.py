@@ -373,3 +373,22 @@ def test_a_close_with_wrong_parameters_is_refused_at_the_start() -> None:
     hooks = type("Shut", (Door,), {"close": close})()
     with pytest.raises(ConfigError, match=r"close\(\).*: too many positional arguments; expected close\(self, state\)"):
         HookedWorld(hooks, WorldConfig())
+
+
+class Graded(Door):
+    """Runs no call."""
+
+    counts_calls = False
+
+
+@pytest.mark.parametrize(("kind", "total"), [(Graded, 1.0), (Door, 0.85)])
+def test_a_world_that_runs_no_call_takes_nothing_off_for_calls(kind: type[Door], total: float) -> None:
+    world = HookedWorld(kind(), WorldConfig())
+
+    async def played(session: HookedSession) -> Episode:
+        return Episode(TASK, (), StopReason.FINISHED, tool_calls=1, tool_errors=1, broken_turns=1)
+
+    config = RolloutConfig(max_turns=1)
+    episode = asyncio.run(verified(played, lambda stop: None, world.session(TASK), TASK, world, config))
+    assert episode.reward is not None
+    assert episode.reward.total == pytest.approx(total)

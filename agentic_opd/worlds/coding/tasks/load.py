@@ -80,7 +80,7 @@ def load_tasks(settings: CodingSettings) -> list[Task]:
     if broken and not settings.skip_broken:
         more = f" ({len(broken) - 1} more rows fail.)" if len(broken) > 1 else ""
         remedy = " Set env.world.skip_broken to leave such rows out." if tasks else ""
-        raise DatasetError(f"{broken[0]}{more}{remedy}")
+        raise DatasetError(f"{str(broken[0]).rstrip('.')}.{more}{remedy}")
     if broken:
         listed = "\n".join(f"  {error}" for error in broken[:_MAX_LISTED])
         rest = f"\n  and {len(broken) - _MAX_LISTED} more" if len(broken) > _MAX_LISTED else ""

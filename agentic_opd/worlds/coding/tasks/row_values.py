@@ -153,7 +153,10 @@ class RowValues:
         return DatasetError(f"{self.row.location}: {problem}")
 
     def missing(self, *names: str) -> DatasetError:
-        """Return the error that the row lacks every field of `names`; it lists the row's fields."""
+        """Return the error that the row lacks every field of `names`, or has no value there; it lists its fields."""
+        fields = [field for name in names for field in self.fields.candidates[name]]
+        if empty := [field for field in fields if _has_field(self.row.fields, field)]:
+            return self.error(f"field {empty[0]!r} is empty")
         expected = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
         present = alternatives((*self.row.fields,), self.fields.candidates[names[0]][0])
         return self.error(

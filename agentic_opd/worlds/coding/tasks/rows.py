@@ -2,7 +2,7 @@
 
 A name is the first of these that applies:
 
-    tasks.jsonl, .jsonl.gz, .parquet    a file
+    tasks.jsonl, .jsonl.gz, .parquet    a file; also .json and .json.gz
     a folder of such files              all of them in sorted order; if files are named after splits (`test.jsonl`,
                                         `x-test-00000-of-00002.parquet`), those of the requested split
     a folder of `save_to_disk`          as `datasets` wrote it
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.files import LFS_POINTER
 from agentic_opd.core.json_rows import NotJsonError, json_rows
 from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
@@ -26,6 +27,8 @@ from agentic_opd.worlds.coding.hidden_tests.digits import many_digits
 logger = logging.getLogger(__name__)
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+_NAMED_SUFFIXES = (*FILE_SUFFIXES, ".json", ".json.gz")
+"""Of a file that a setting names; in a folder, .json files describe the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def is_data_file(path: Path) -> bool:
 
 
 def read_file(path: Path) -> Iterator[Row]:
-    """Return the rows of a .jsonl, .jsonl.gz or .parquet file."""
+    """Return the rows of a file of JSON (lines or an array), which may be gzipped, or of parquet."""
     return _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
 
 
@@ -55,6 +58,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 raise DatasetError(f"{location}: expected a JSON object, got {type(row.value).__name__}")
             yield Row(location, row.value)
     except NotJsonError as error:
+        if path.read_bytes()[: len(LFS_POINTER)] == LFS_POINTER:
+            raise DatasetError(f"{path.name} is a pointer of Git LFS: `git lfs pull` fetches the file") from error
         raise DatasetError(f"{path.name}, {error}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DatasetError(f"dataset {str(path)!r} cannot be read after line {number}: {error}") from error
@@ -93,12 +98,12 @@ def read_rows(name: str, split: str) -> Iterator[Row]:
     path = Path(name).expanduser()
     if path.is_dir():
         return _read_folder(path, split)
-    if name.endswith(FILE_SUFFIXES):
+    if name.endswith(_NAMED_SUFFIXES):
         if not path.is_file():
             raise DatasetError(f"dataset {name!r}: there is no such file (the current directory is {Path.cwd()})")
         return read_file(path)
     if path.exists():
-        raise DatasetError(f"dataset {name!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}, or a folder")
+        raise DatasetError(f"dataset {name!r}: expected a file that ends in {', '.join(_NAMED_SUFFIXES)}, or a folder")
     if (match := _HUB_NAME.fullmatch(name)) is None:
         raise DatasetError(
             f"dataset {name!r} is neither a file or folder here nor a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG)"

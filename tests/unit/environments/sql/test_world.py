@@ -140,7 +140,12 @@ def test_a_file_of_macos_beside_a_database_is_no_hidden_database(shops: Path) ->
         ({"db_id": "shop", "question": " ", "query": GOLD}, "entry 0 has no text as question"),
         ({"db_id": "bank", "question": "Which?", "query": GOLD}, r"there is no .*bank\.sqlite"),
         ({"db_id": "../shop", "question": "Which?", "query": GOLD}, "not the name of a folder"),
-        ({"db_id": "shop", "question": "Which?", "query": "SELECT x"}, "its own query fails: no such column: x"),
+        ({"db_id": "shop", "question": "Which?", "query": "SELECT x"}, "its own query fails on .*: no such column: x"),
+        ({"db_id": "shop", "question": "Which?", "query": GOLD, "SQL": "SELECT 1"}, "two queries, query and SQL"),
+        (
+            {"table_id": "1", "question": "Which?", "sql": {"sel": 5}},
+            r"as db_id \(its fields are table_id, question, sql",
+        ),
         ([], "entry 0 has no text as db_id"),
     ],
 )
@@ -154,14 +159,48 @@ def test_what_is_wrong_with_an_entry_is_said(shops: Path, entry: Any, why: str) 
 
 
 def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> None:
-    write(shops, {"db_id": "shop"})
-    with pytest.raises(ConfigError, match="expected a list of questions"):
-        asyncio.run(of_files(shops).train_and_eval_tasks())
+    for content, why in (({"data": []}, r"expected a list of questions: `jq \.data`"), ([], "holds no question")):
+        write(shops, content)
+        with pytest.raises(ConfigError, match=why):
+            asyncio.run(of_files(shops).train_and_eval_tasks())
     (shops / "questions.json").unlink()
     with pytest.raises(ConfigError, match="can't be read as JSON"):
         asyncio.run(of_files(shops).train_and_eval_tasks())
     with pytest.raises(ValueError, match=r"world\.databases\n  Field required"):
         AgenticOPDEnvConfig(world={"type": "sql", "file": "questions.json"})  # type: ignore[arg-type]
+
+
+def test_questions_may_stand_one_a_line(shops: Path) -> None:
+    entry = json.dumps({"db_id": "shop", "question": "Which?", "sql": GOLD})
+    (shops / "questions.json").write_text(f"{entry}\r\n{entry}\r\n")
+    tasks, _ = asyncio.run(of_files(shops).train_and_eval_tasks())
+    assert [task.task_id for task in tasks] == ["questions/00000", "questions/00001"]
+
+
+@pytest.mark.parametrize("suffix", [".sqlite", ".db", ".sqlite3"])
+def test_databases_may_stand_in_the_folder_itself_and_are_not_each_others_hidden_ones(shops: Path, suffix: str) -> None:
+    for path in (shops / "databases/shop").iterdir():
+        path.rename(shops / "databases" / f"{path.stem}{suffix}")
+    (shops / "databases/shop").rmdir()
+    (task,), _ = asyncio.run(of_files(shops).train_and_eval_tasks())
+    assert task.hidden_tests == "4 databases", "the visible one and three copies"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("shop.sql", "", r"but shop\.sql: make it, as `sqlite3 shop\.sqlite < shop\.sql` does"),
+        ("shops.csv", "", r"`sqlite3 shop\.sqlite '\.import --csv shops\.csv shops'`"),
+        ("data.sqlite", "", r"but data\.sqlite: rename its database"),
+        ("shop.sqlite", "version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` fetches the file"),
+    ],
+)
+def test_what_stands_in_a_databases_place_is_named(shops: Path, name: str, text: str, why: str) -> None:
+    for path in (shops / "databases/shop").iterdir():
+        path.unlink()
+    (shops / "databases/shop" / name).write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        asyncio.run(of_files(shops).train_and_eval_tasks())
 
 
 def test_a_file_with_a_byte_order_mark_is_read(shops: Path) -> None:

@@ -7,8 +7,8 @@ from demo_policy.variants import Fault, load_variants
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
-from agentic_opd.distill.hints import MIN_HINT_CHARS
 from agentic_opd.distill.leaks import leaks
+from agentic_opd.distill.protocol import MIN_HINT_CHARS
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 pytestmark = pytest.mark.slow

@@ -50,18 +50,27 @@ def test_what_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "not.jsonl.gz").write_text("{}\n")
     (tmp_path / "not.parquet").write_text("{}\n")
     (tmp_path / "tasks.csv").write_text("a,b\n")
+    (tmp_path / "pointer.jsonl").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n")
     (tmp_path / "nothing" / "in" / "it").mkdir(parents=True)
     for name, message in {
         "nope.jsonl": "there is no such file",
         "cut.jsonl.gz": "cannot be read after line 0",
         "not.jsonl.gz": "cannot be read after line 0",
         "not.parquet": "cannot be read",
-        "tasks.csv": r"expected a file that ends in \.jsonl, \.jsonl\.gz, \.parquet, or a folder",
+        "pointer.jsonl": "a pointer of Git LFS: `git lfs pull` fetches the file",
+        "tasks.csv": r"expected a file that ends in \.jsonl, \.jsonl\.gz, \.parquet, \.json, \.json\.gz, or a folder",
         "nothing": "the folder is empty",
         "../x/y z": "neither a file or folder here nor a name on the hub",
     }.items():
         with pytest.raises(DatasetError, match=message):
             names(name)
+
+
+def test_a_json_file_is_read_where_it_is_named_and_not_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "part.jsonl", "a")
+    (tmp_path / "rows.json").write_text('[{"name": "b"}, {"name": "c"}]')
+    assert names(tmp_path / "rows.json") == ["b", "c"]
+    assert names(tmp_path) == ["a"]
 
 
 # -------------------------------------------------------------------------------------------------------------- folders

@@ -226,7 +226,7 @@ class _Runs:
             {"question": "Q"},
             r"line 1: no field 'input_output' or 'inputs' or 'public_test_cases' or .*; there is question",
         ),
-        ({**PROGRAM, "input_output": ""}, r"no field 'input_output' or "),
+        ({**PROGRAM, "input_output": ""}, r"line 1: field 'input_output' is empty"),
         ({**PROGRAM, "input_output": "{"}, r"field 'input_output' \(input_output\) is not valid JSON"),
         ({**PROGRAM, "input_output": [1]}, r"must be an object with inputs and outputs, got list"),
         ({**PROGRAM, "input_output": {"inputs": []}}, r"must hold the lists inputs and outputs; there is inputs"),

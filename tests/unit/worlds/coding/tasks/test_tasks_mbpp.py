@@ -113,7 +113,7 @@ def test_every_field_can_be_mapped(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"text": "T", "tests": []}, r"line 1: no field 'test_list' for test_list; there is text, tests"),
-        ({**ROW, "test_list": [], "challenge_test_list": []}, r"line 1: no field 'test_list' for test_list"),
+        ({**ROW, "test_list": [], "challenge_test_list": []}, r"line 1: field 'test_list' is empty"),
         ({**ROW, "test_list": [1]}, r"field 'test_list' \(test_list\) must be a list of texts, got '\[1\]'"),
         ({**ROW, "test_list": "assert f(1)"}, r"field 'test_list' \(test_list\) is not valid JSON"),
         ({**ROW, "test_list": ["assert f("]}, r"line 1: the tests are not valid Python"),
