@@ -84,8 +84,15 @@ def ids_body(length: int) -> bytes:
     return b'{"top_k": 1, "sequences": [{"num_scored": 1, "token_ids": [1' + b", 1234" * (length // 6) + b"]}]}"
 
 
+WITH_ALL = pytest.mark.all
+"""Of forms that are read as another one here is: no other test can run beside these."""
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("path", ["/v1/opd/score", "/generate", "/v1/opd/reload_weights"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/opd/score", *(pytest.param(path, marks=WITH_ALL) for path in ("/generate", "/v1/opd/reload_weights"))],
+)
 def test_others_do_not_wait_while_forty_megabytes_are_refused(vllm_server: LocalServer, path: str) -> None:
     body = ids_body(40 * MIB)
     assert added_wait(vllm_server, lambda: ask(vllm_server, path, body), 413) < PATIENCE_S
@@ -105,15 +112,20 @@ def test_nor_while_they_come_without_a_length(vllm_server: LocalServer) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "body"),
     [
-        ("/v1/opd/score", 400, ids_body(4 * MIB - 100)),
-        ("/v1/opd/score", 400, ids_body(99)[:-5] + b",{}" * 1_390_000 + b"]}]}"),
+        pytest.param("/v1/opd/score", 400, ids_body(4 * MIB - 100), marks=WITH_ALL),
+        pytest.param("/v1/opd/score", 400, ids_body(99)[:-5] + b",{}" * 1_390_000 + b"]}]}", marks=WITH_ALL),
         ("/v1/opd/score", 400, ids_body(99)[:-5] + b",[]" * 1_390_000 + b"]}]}"),
         ("/v1/opd/score", 400, b'{"top_k": 1, "sequences": [' + SEQUENCE * 115_000 + b"{}]}"),
         ("/v1/opd/score", 400, b'{"sequences": ' + b"[" * 4_000_000),
-        ("/v1/opd/score", 400, b'{"' + b"k" * 4_000_000 + b'": 1}'),
-        ("/generate", 400, b'{"prompt": [' + b"1," * 2_000_000 + b"1]}"),
+        pytest.param("/v1/opd/score", 400, b'{"' + b"k" * 4_000_000 + b'": 1}', marks=WITH_ALL),
+        pytest.param("/generate", 400, b'{"prompt": [' + b"1," * 2_000_000 + b"1]}", marks=WITH_ALL),
         ("/generate", 413, b'{"structured_outputs": {"json": {"a": [1' + b",[]" * 1_390_000 + b"]}}}"),
-        ("/generate", 400, b'{"structured_outputs": {"json": {"a": [1' + b",[]" * 86_000 + b']}}, "n": 0}'),
+        pytest.param(
+            "/generate",
+            400,
+            b'{"structured_outputs": {"json": {"a": [1' + b",[]" * 86_000 + b']}}, "n": 0}',
+            marks=WITH_ALL,
+        ),
     ],
     ids=["ids", "objects", "lists", "sequences", "nesting", "a key", "prompt", "parameters", "shorter parameters"],
 )
