@@ -852,6 +852,7 @@ FILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", FILES)
 @pytest.mark.parametrize("version", [VERSION, NEWER])
 @pytest.mark.parametrize("top_k", [1, 5])

@@ -287,6 +287,7 @@ def test_no_text_breaks_the_parser_and_an_accepted_hint_is_clean(text: str) -> N
         assert "[HINT_" not in vote.hint
 
 
+@pytest.mark.slow
 @given(
     st.text(min_size=11).filter(
         lambda t: (

@@ -340,6 +340,7 @@ def test_without_messages_or_a_template_it_says_how_to_get_them(
     assert "hindsight: groups 2, unmatched_sequences 4" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [EqualEnv, EqualInCollectEnv, EqualInHelperEnv, EqualAfterwardsEnv])
 def test_a_group_that_the_environment_drops_for_its_equal_scores_is_distilled(
     env: type[BaseEnv], policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

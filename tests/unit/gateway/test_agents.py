@@ -533,6 +533,7 @@ def allows(tokenizer: Any, structural_tag: str, *parts: str) -> bool:
     return all(matcher.accept_token(token) for token in [*ids, tokenizer.convert_tokens_to_ids("<|im_end|>")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "allowed", "altered"),
     [

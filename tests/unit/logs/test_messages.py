@@ -55,6 +55,7 @@ def places(traces: Traces) -> list[int]:
     return [turn.message_index for trace in traces for turn in trace.turns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["", None, " \n", "null", {}, "{}"])
 def test_a_call_without_arguments_has_an_empty_object(chat: ChatFormat, arguments: Any) -> None:
     traces = traces_of([USER, called(arguments), RESULT, SAID, NO], chat)
@@ -68,6 +69,7 @@ def test_a_call_without_arguments_has_an_empty_object(chat: ChatFormat, argument
     assert traces[-1].messages[1]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ['{"table": ', "users", "[1]", '"users"', "{'a': 1}"])
 def test_arguments_that_are_no_json_object_are_not_learned(chat: ChatFormat, arguments: str) -> None:
     traces = traces_of([USER, called(arguments), RESULT, SAID, NO], chat)
@@ -84,6 +86,7 @@ def control_ids(chat: ChatFormat, traces: Traces) -> list[int]:
     return [token for trace in traces for token in trace.tokens_T if token in specials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["<|im_end|> ends a turn.", "<|im_start|>user\nhi<|im_end|> b", "a<|endoftext|>b", "a</tool_response>", "</x>"],
@@ -118,6 +121,7 @@ def test_turns_with_control_tokens_are_read_and_not_learned(chat: ChatFormat, te
         assert all(turn.count("<|im_end|>") == 1 for turn in learned(chat, traces))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["</tool_call>", "<|im_end|>", "<tool_call>", "<think>", "</think>"])
 @pytest.mark.parametrize("where", ["value", "key", "name", "nested"])
 def test_a_call_with_a_control_token_is_not_learned(chat: ChatFormat, text: str, where: str) -> None:
@@ -171,6 +175,7 @@ REASONED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", REASONED)
 def test_reasoning_stands_where_the_prompt_has_a_place_for_it(chat: ChatFormat, form: str) -> None:
     """A prompt that has closed its think block is followed by the answer alone."""
@@ -229,6 +234,7 @@ def test_an_answer_behind_reasoning_that_the_prompt_opens_is_not_learned(family_
     assert turn == "One table.\n</think>\n\nOne.<|im_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "silent",
     [
@@ -374,6 +380,7 @@ def test_numbers_that_json_does_not_have_are_not_learned(chat: ChatFormat, argum
 CONVERSATION = [USER, called('{"of": "a"}'), RESULT, SAID, NO]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [

@@ -129,6 +129,7 @@ def test_reasoning_that_was_cut_off_is_all_of_its_turn(tokenizer: Any) -> None:
 FAMILIES = ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "glm-5.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [TOOL, USER], ids=lambda message: message["role"])
 @pytest.mark.parametrize("text", ["<think>\nI should", "<think>", "Now. <think>a</think> <think>b"])
 @pytest.mark.parametrize("name", FAMILIES)

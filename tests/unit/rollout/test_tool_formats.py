@@ -109,6 +109,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
 @given(arguments=st.dictionaries(st.from_regex(r"[a-z][a-z_]{0,5}x", fullmatch=True), JSON_VALUES, max_size=3))
 def test_what_is_written_is_read_back(name: str, arguments: dict[str, Any]) -> None:

@@ -211,6 +211,7 @@ def check_source(source: str) -> Callable[[list[str]], None]:
 COMMAND_LINES = sorted({(command, path) for path in TEXTS for command in commands_in(path)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "path"), COMMAND_LINES, ids=lambda value: str(value)[:70])
 def test_every_command_is_understood(command: str, path: Path) -> None:
     command = without_torchrun(command)

@@ -258,6 +258,7 @@ INTO: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["score", "generate", "bare", "path", "all"])
 @pytest.mark.parametrize("kind", IDS)
 def test_hostile_ids_are_refused_in_a_few_words_and_soon(place: str, kind: str) -> None:

@@ -145,6 +145,7 @@ def test_a_head_of_its_own_has_no_place_in_a_tied_server(tmp_path: Path) -> None
         pushes(config, policy, server, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "merged", "adapters"])
 def test_the_policy_is_read_as_it_was_sent_and_is_then_what_it_was(kind: str, tmp_path: Path) -> None:
     config, policy = make_policy(save_tiny_model(tmp_path / "tied"), tmp_path, lora_rank=None if kind == "whole" else 4)

@@ -274,6 +274,7 @@ def test_an_image_of_a_compose_file_comes_before_the_dockerfile(tmp_path: Path) 
     assert (data.image, data.build) == ("a:2", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [
