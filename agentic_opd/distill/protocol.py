@@ -43,7 +43,7 @@ class Word(NamedTuple):
     start: int
     end: int
     content: str | None = None
-    """What stands in a box; None if its end is missing."""
+    """Content of a box; None if its end is missing."""
     markup: str = ""
     """The Markdown before a mark at the beginning."""
 
@@ -80,7 +80,7 @@ def without_marks(text: str) -> str:
 
 def boxed_number(content: str | None) -> int | None:
     r"""Return the whole number in a box, None if it has none: `1`, `+1`, `1.0`, `\text{-1}`, a full-width 1."""
-    match = _NUMBER.fullmatch(_shown(content))
+    match = _NUMBER.fullmatch(_plain_text(content))
     return None if match is None else int(match["number"]) * (-1 if match["sign"] == "-" else 1)
 
 
@@ -89,14 +89,14 @@ def boxed_turn(content: str | None) -> str | None:
 
     It may be written as `3`, `Turn 3`, `#3`, `No. 3`, `3.` or `three`; a range or a list names none.
     """
-    match = _TURN.fullmatch(_shown(content))
+    match = _TURN.fullmatch(_plain_text(content))
     if match is None:
         return None
     number = int(match["number"]) if match["number"] else _NUMBER_WORDS.index(match["word"].lower()) + 1
     return f"{'c' if match['context'] else ''}{number}"
 
 
-def _shown(content: str | None) -> str:
+def _plain_text(content: str | None) -> str:
     """Return what a box shows, in ASCII where there is such a sign."""
     text = _WRAPPERS.sub("", unicodedata.normalize("NFKC", content or ""))
     return text.translate(_MINUS_SIGNS).strip()

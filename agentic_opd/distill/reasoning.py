@@ -1,4 +1,4 @@
-r"""A judge's text -> the answer after its reasoning, whatever marks its model family writes around that. Pure.
+r"""A judge's text -> the answer after its reasoning, by the marks of any model family. Pure.
 
 Endpoints without a reader for a model's reasoning return both as one text: `<think>..</think>\boxed{1}`, gpt-oss'
 channels, Granite's `Here is my response:`.

@@ -87,9 +87,9 @@ def drawn(turns: Mapping[str, LoggedTurn], seed: int) -> list[str]:
     Random(seed).shuffle(names)
     is_users = {name: any(message["role"] == "user" for message in turns[name].reply) for name in names}
     users = (name for name in names if is_users[name])
-    others = (name for name in names if not is_users[name])
+    not_users = (name for name in names if not is_users[name])
     ordered: list[str] = []
-    while batch := [*islice(users, 3), *islice(others, 1)]:
+    while batch := [*islice(users, 3), *islice(not_users, 1)]:
         ordered += batch
     return ordered
 

@@ -57,8 +57,8 @@ def spoken(value: Mapping[str, Any], where: str) -> SpokenMessage:
         raise AlignmentError(f"{where}: expected an object with a role, got {value!r:.80}")
     role = _role(value[field])
     if role is None:
-        known = ", ".join(_SPEAKERS)
-        raise AlignmentError(f"{where}.{field}: expected one of {known}, got {value[field]!r:.40}")
+        speakers = ", ".join(_SPEAKERS)
+        raise AlignmentError(f"{where}.{field}: expected one of {speakers}, got {value[field]!r:.40}")
     text = _first(value, _TEXT_FIELDS)
     fields = {key: member for key, member in value.items() if key not in (field, text)}
     fields |= {"role": role, "content": None if text is None else value[text]}

@@ -108,11 +108,11 @@ def _summary(record: Record) -> dict[str, Any]:
 def _executed(message: Record) -> str:
     """Return what the agent reads of a command that the person ran."""
     output, code = message.get("output"), message.get("exitCode")
-    shown = f"```\n{output}\n```" if isinstance(output, str) and output else "(no output)"
+    block = f"```\n{output}\n```" if isinstance(output, str) and output else "(no output)"
     ending = "\n\n(command cancelled)" if message.get("cancelled") is True else ""
     if not ending and isinstance(code, int) and code != 0:
         ending = f"\n\nCommand exited with code {code}"
-    return f"Ran `{message.get('command')}`\n{shown}{ending}"
+    return f"Ran `{message.get('command')}`\n{block}{ending}"
 
 
 def _entry(index: object) -> str | None:

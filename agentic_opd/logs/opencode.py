@@ -25,9 +25,8 @@ from agentic_opd.logs.session import (
     unknown,
 )
 
-_CUT_OFF = ("length", "content-filter", "error")
 _AS_TEXT = ("text/plain", "application/x-directory")
-"""Kinds of files whose text stands in parts of its own."""
+"""Kinds of files whose text is in separate parts."""
 _BOOKKEEPING = ("snapshot", "patch", "agent", "retry", "compaction")
 
 
@@ -138,7 +137,7 @@ def _add_step(draft: Draft, step: Sequence[Record], *, is_stopped: bool) -> None
         if kind == "tool":
             tools.append(part)
         elif kind == "step-finish":
-            is_stopped = is_stopped or part.get("reason") in _CUT_OFF
+            is_stopped = is_stopped or part.get("reason") in opencode_2.CUT_OFF
         elif kind == "file":
             draft.counts[LeftOut.NO_TEXT_PART] += 1
         elif isinstance(text, str) and text:

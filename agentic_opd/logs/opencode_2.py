@@ -26,7 +26,8 @@ from agentic_opd.logs.session import (
     unknown,
 )
 
-_CUT_OFF = ("length", "content-filter", "error")
+CUT_OFF = ("length", "content-filter", "error")
+"""Reasons for which an answer of either version is incomplete."""
 _UNFINISHED = ("streaming", "pending")
 _BOOKKEEPING = ("agent-switched", "model-switched", "idle")
 _MEDIA = ("image/", "application/pdf")
@@ -84,10 +85,10 @@ def _read_by_agent(message: Record, counts: Counts, *, is_first: bool) -> list[d
     text = text if isinstance(text, str) else ""
     if kind == "user":
         skills = [skill["text"] for skill in objects(message.get("skills")) if isinstance(skill.get("text"), str)]
-        parts = [{"type": "text", "text": each} for each in (*skills, text) if each]
+        parts = [{"type": "text", "text": words} for words in (*skills, text) if words]
         return [*parts, *(part for file in objects(message.get("files")) for part in _attached(file, counts))]
     if kind == "shell":
-        if member(message, "metadata", "background") is True:  # Its result is a message of its own.
+        if member(message, "metadata", "background") is True:  # A later message has its result.
             counts[LeftOut.BOOKKEEPING] += 1
             return []
         output = member(message, "output", "output") or message.get("output")
@@ -140,7 +141,7 @@ def _add_answer(draft: Draft, message: Record) -> None:
     if not content and not calls:
         return
     answer = {"role": "assistant", "content": content, "tool_calls": calls}
-    is_stopped = bool(message.get("error")) or message.get("finish") in _CUT_OFF
+    is_stopped = bool(message.get("error")) or message.get("finish") in CUT_OFF
     is_stopped = is_stopped or any(member(tool, "state", "status") in _UNFINISHED for tool in tools)
     draft.add(not_learned(answer, LogNote.STOPPED) if is_stopped else answer, message.get("id"))
     for tool in tools:

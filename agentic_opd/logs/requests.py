@@ -262,7 +262,7 @@ def _trace_sessions(trace: Record, counts: Counts) -> Iterator[Session]:
 
 
 def _path(parents: Sequence[object], leaf: int) -> list[int]:
-    """Return the indices from the root to a leaf; a parent stands before its children."""
+    """Return the indices from the root to a leaf, parents before their children."""
     path, index = list[int](), leaf
     while True:
         path.append(index)

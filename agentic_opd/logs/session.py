@@ -196,9 +196,9 @@ class Draft:
         self.restart(messages)
         if first is None or not recent or recent[-1] is not first:
             return
-        for kept in recent[: but - 1 if but else None : -1]:
-            self.add(not_learned(kept.message, LogNote.REPEATED))
-            for name in kept.record_ids:
+        for entry in recent[: but - 1 if but else None : -1]:
+            self.add(not_learned(entry.message, LogNote.REPEATED))
+            for name in entry.record_ids:
                 self.mark(name)
 
 

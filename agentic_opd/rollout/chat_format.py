@@ -382,8 +382,8 @@ class ChatFormat:
         """Return where the last turn of `history` ends in a rendering with later messages; no stop token closes it.
 
         `length` is that of the history's own rendering. Text of the template behind the turn's, such as a line break,
-        is not part of it. A renderer attributes what stands behind a message's content to the next message, so behind a
-        turn with calls, or without a text, only white space is taken for the template's.
+        is not part of it. A renderer attributes the text after a message's content to the next message, so after a turn
+        with calls, or without a text, only white space counts as the template's.
         """
         if not history[-1].get("tool_calls") and history[-1]["content"].strip():
             owners = enumerate(full.message_indices)

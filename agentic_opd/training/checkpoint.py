@@ -140,10 +140,10 @@ def remove_checkpoint(checkpoint: Path) -> None:
     Raises:
         OSError: it can't be removed.
     """
-    gone = checkpoint.with_name(f"{checkpoint.name}.old")
-    shutil.rmtree(gone, ignore_errors=True)
-    checkpoint.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    renamed = checkpoint.with_name(f"{checkpoint.name}.old")
+    shutil.rmtree(renamed, ignore_errors=True)
+    checkpoint.rename(renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

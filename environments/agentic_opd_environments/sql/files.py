@@ -181,9 +181,9 @@ def _database_file(folder: Path, name: str) -> Path:
     Raises:
         ConfigError: The file does not exist.
     """
-    for place in (folder / name, folder):
+    for parent in (folder / name, folder):
         for suffix in _SUFFIXES:
-            if (path := place / f"{name}{suffix}").is_file():
+            if (path := parent / f"{name}{suffix}").is_file():
                 return path
     missing = f"env.world.databases: there is no {folder / name / name}.sqlite"
     files = sorted(path for path in (folder / name).glob("*") if not path.name.startswith("."))
