@@ -41,7 +41,7 @@ from agentic_opd.training.losses import weighted_parts
 from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.metrics_log import MetricsLog
 from agentic_opd.training.model import pick_device
-from agentic_opd.training.push import WeightPusher
+from agentic_opd.training.push import WeightPusher, WeightsReplacedError
 from agentic_opd.training.receipts import Receipts
 from agentic_opd.training.sampling import SamplingNotes
 from agentic_opd.training.schedule import LossWeights
@@ -239,6 +239,8 @@ class LearnersTrainer:
             await trainer.learn(groups)
         except RolledBackError as error:
             logger.error("%s: %s", trainer.config.output_dir.name, error)
+        except WeightsReplacedError as error:  # The next visit goes back to the newest checkpoint, or removes all.
+            logger.warning("%s: %s", trainer.config.output_dir.name, error)
         except EvaluationFailedError as error:
             logger.error("%s is not evaluated: %s", trainer.config.output_dir.name, error)
         except AlignmentError as error:

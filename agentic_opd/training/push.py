@@ -36,6 +36,10 @@ class PushMismatchError(ServerMismatchError):
     """A server loaded the weights, but its logprobs differ from the trainer's."""
 
 
+class WeightsReplacedError(PushMismatchError):
+    """A server no longer had the pushed version when the probe was read: a learner was deleted, or others pushed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Token ids on which the logprobs of server and trainer are compared."""
@@ -279,6 +283,7 @@ class WeightPusher:
 
         Raises:
             PushMismatchError: a difference exceeds `probe_tolerance`, or what the server's precision explains.
+            WeightsReplacedError: a server answered with another version.
         """
         trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
         servers = await self._servers()
@@ -288,6 +293,11 @@ class WeightPusher:
         replies = await asyncio.gather(*(server.score(request, top_k=1) for server in servers))
         noises: list[Noise] = []
         for server, reply in zip(servers, replies, strict=True):
+            if version is not None and reply.weight_version not in (None, version):
+                raise WeightsReplacedError(
+                    f"{server.url} was sent the weights of version {version}, and answered the probe with version "
+                    f"{reply.weight_version}: it was started again, or somebody else changed its weights meanwhile"
+                )
             served, precision = reply.rows.actual_R.tolist(), server.info.dtype
             gaps = [abs(a - b) for a, b in zip(logprobs, served, strict=True)]
             position = max(range(len(gaps)), key=gaps.__getitem__)

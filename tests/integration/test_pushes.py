@@ -14,7 +14,7 @@ from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import TrainedPolicy, load_policy
-from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
+from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher, WeightsReplacedError
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import open_trainer
 from tests.support.plugin_client import score
@@ -75,6 +75,8 @@ def test_what_was_trained_is_what_is_served(
     run.step()
     with pytest.raises(PushMismatchError, match="does not compute what the trainer does"):
         pushing(run.config, lambda pusher: pusher.compare(run.own().tolist(), run.probe))
+    with pytest.raises(WeightsReplacedError, match="sent the weights of version 2, and answered the probe with ver"):
+        pushing(run.config, lambda pusher: pusher.compare(run.own().tolist(), run.probe, 2))
 
 
 def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_missed_steps(rooted: RootedServer) -> None:

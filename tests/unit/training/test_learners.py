@@ -21,6 +21,7 @@ from agentic_opd.training.checkpoint import checkpoints, load_checkpoint, read_p
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.learner_queue import LearnerQueue, QueueChangedError, spaced_steps
 from agentic_opd.training.learners import LearnersTrainer, open_learners
+from agentic_opd.training.push import WeightPusher, WeightsReplacedError
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.learners import remove_files, remove_sessions
 from agentic_opd.wire.receipts import line_sha256, read_chain, receipt_file
@@ -194,6 +195,38 @@ def test_a_deleted_learner_leaves_nothing_and_others_keep_theirs(folders: Callab
     folder.talk("ann", "a2")
     folder.train()
     assert folder.trained("ann") == ["a2"]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_server_that_lost_a_push_before_the_probe_ends_no_training(
+    is_deleted: bool, folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ann is deleted, or the server is started again, while her second version is pushed."""
+    folder = folders("folder")
+    folder.talk("ann", "a1", "a2")
+    folder.talk("ben", "b1", "b2")
+    is_lost = False
+
+    async def push(pusher: WeightPusher, policy: Any, version: int, *_: Any) -> None:
+        nonlocal is_lost
+        if pusher._learner == "ann" and version == 2 and not is_lost:
+            is_lost = True
+            if is_deleted:
+                remove_files(folder.root / "learners" / "ann")
+            raise WeightsReplacedError("it answered with version 0")
+
+    async def forget_learner(pusher: WeightPusher) -> None:
+        assert pusher._learner == "ann"
+
+    monkeypatch.setattr(WeightPusher, "push", push)
+    monkeypatch.setattr(WeightPusher, "forget_learner", forget_learner)
+    folder.train(vllm_urls=["http://127.0.0.1:1"])
+    assert is_lost
+    assert folder.trained("ben") == ["b1", "b2"]
+    if is_deleted:
+        assert not folder.saved("ann")
+    else:
+        assert folder.trained("ann") == ["a1", "a2"]
 
 
 class Killed(BaseException):
