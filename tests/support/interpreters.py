@@ -96,7 +96,7 @@ def ended_with(request: dict[str, Any], initial: Sequence[str]) -> int:
     program, *arguments = request["argv"]
     try:
         if program == "-m":
-            sys.path[:] = [os.getcwd(), *own, *initial]
+            sys.path[:] = ["", *own, *initial]
             sys.argv = arguments
             sys.modules.pop(arguments[0], None)
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
