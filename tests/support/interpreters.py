@@ -8,6 +8,7 @@ imports the modules, and reads requests as lines of JSON. An answer is a line of
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .places import ROOT
+
+
+MOST_S = 300
+"""Seconds that a command line may take."""
 
 
 class Ended(NamedTuple):
@@ -37,7 +42,7 @@ class Interpreters:
         self._process = process
 
     def run(self, argv: Sequence[str], cwd: Path, variables: dict[str, str]) -> Ended:
-        """Run what `python ARGV` runs: a script, or `-m MODULE`. PYTHONPATH is that of the variables."""
+        """Run what `python ARGV` runs: a script, `-m MODULE` or `-c CODE`. PYTHONPATH is that of the variables."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"argv": [*argv], "cwd": str(cwd), "variables": variables}
@@ -70,6 +75,7 @@ def forked(request: dict[str, Any], initial: Sequence[str]) -> list[Any]:
     """Run a request in a fork; returns the fields of `Ended`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error, tempfile.TemporaryFile("w+") as of:
         if (pid := os.fork()) == 0:
+            signal.alarm(MOST_S)
             os.dup2(out.fileno(), 1)
             os.dup2(error.fileno(), 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
@@ -87,7 +93,7 @@ def forked(request: dict[str, Any], initial: Sequence[str]) -> list[Any]:
 
 
 def ended_with(request: dict[str, Any], initial: Sequence[str]) -> int:
-    """Be the interpreter of a command line, which begins with what it would find; returns the exit code."""
+    """Be the interpreter of a command line, with the paths that it would have; returns the exit code."""
     os.chdir(request["cwd"])
     tempfile.tempdir = None
     os.environ.clear()
@@ -100,6 +106,10 @@ def ended_with(request: dict[str, Any], initial: Sequence[str]) -> int:
             sys.argv = arguments
             sys.modules.pop(arguments[0], None)
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        elif program == "-c":
+            sys.path[:] = ["", *own, *initial]
+            sys.argv = ["-c", *arguments[1:]]
+            exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
         else:
             sys.path[:] = [str(Path(program).resolve().parent), *own, *initial]
             sys.argv = [program, *arguments]
