@@ -1,4 +1,7 @@
-"""vLLM servers of the tests: started as a person does, killed, started again, and given their first weights back."""
+"""vLLM servers of the tests: forked, killed, started again, and given their first weights back.
+
+test_up starts one in new processes, as a person does.
+"""
 
 import os
 import shutil
@@ -69,7 +72,7 @@ def shared_server() -> SharedServer:
     def start() -> list[str]:
         began, port, log = time.monotonic(), free_port(), session.folder() / "vllm.log"
         server = SharedServer(f"http://127.0.0.1:{port}", MODEL, log)
-        session.keep([str(ROOT / "scripts" / "serve_vllm"), MODEL, "--port", str(port)], log, cwd=ROOT)
+        commands.keep("vllm", log, "agentic_opd.serving.launch", MODEL, "--port", str(port))
         while not _is_healthy(server.base_url):
             assert time.monotonic() < began + 600, f"vLLM does not answer after 600 s:\n{end_of(log)}"
             time.sleep(0.1)
