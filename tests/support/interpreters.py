@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from .places import ROOT
 
-
 MOST_S = 300
 """Seconds that a command line may take."""
 
@@ -80,7 +79,8 @@ def forked(request: dict[str, Any], initial: Sequence[str]) -> list[Any]:
             os.dup2(error.fileno(), 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             code = ended_with(request, initial)
-            json.dump(sorted({name.partition(".")[0] for name in sys.modules}), of)
+            imported = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
+            json.dump(sorted(imported), of)
             for stream in (sys.stdout, sys.stderr, of):
                 stream.flush()
             os._exit(code)
