@@ -66,7 +66,8 @@ def test_the_brake_evaluates_the_adapter_of_the_learner(rooted: RootedServer, tm
     with judge_server(lambda body: ["\\boxed{1}"] * body.get("n", 1)) as judge:
         command = (
             f"agentic-opd evaluate --env.world replay --env.opd_enabled false --env.judge.base_url {judge} "
-            "--env.judge.model_name judge --env.prm_votes 1 --env.max_token_length 1024 --env.renderer.name qwen3"
+            "--env.judge.model_name judge --env.prm_votes 1 --env.max_token_length 1024 --env.renderer.name qwen3 "
+            "--env.max_tokens_per_turn 16"
         )
         brake = ("--learners.held_out_turns", str(HELD_OUT_TURNS), "--brake.command", command)
         with training(rooted, tmp_path, *brake, "--total_steps", "1") as trainer:

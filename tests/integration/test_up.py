@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,10 +37,10 @@ class DemoLoop:
         self.mark = f"LOOP={folder}".encode()
         self.said = folder / "said"
 
-    def start(self, *flags: str) -> "subprocess.Popen[str]":
+    def start(self, *flags: str, real: bool = True) -> Any:
         with self.said.open("ab") as said:
             argv = ("agentic_opd", "up", "--config", str(self.file), *flags)
-            return commands.start(*argv, stderr=said, stdout=said, real=True, **self.variables)
+            return commands.start(*argv, stderr=said, stdout=said, real=real, **self.variables)
 
     def has_stepped(self, number: int) -> bool:
         """Whether that many steps are done."""
@@ -80,7 +80,7 @@ def test_the_loop_closes(tmp_path: Path) -> None:
     until(lambda: loop.running() == {}, timeout_s=100, said=lambda: str(loop.running()))
     assert (loop.out / "final/model.safetensors").exists()
     assert validate(loop.out / "tasks.jsonl").returncode == 0
-    again = loop.start()
+    again = loop.start(real=False)
     assert again.wait(300) == 2
     assert "holds an earlier run" in loop.said.read_text()
 

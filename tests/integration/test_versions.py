@@ -161,9 +161,10 @@ def test_pushes_under_serve_are_not_in_the_gap(
     pushed = OftenPushed(rooted, pushes)
     with judge_server(pushed.judged) as judge, trajectory_api(tmp_path / "api.log") as api:
         own = ("--env.judge.base_url", judge, "--env.judge.model_name", "judge", "--env.hint.source", NO_HINT)
+        own += ("--env.group_size", "2")
         with serving(api.url, rooted.server.base_url, tmp_path, *own) as env:
             env.wait_for("waiting for a trainer")
-            api.register_trainer(batch_size=8, num_steps=100)
+            api.register_trainer(batch_size=4, num_steps=100)
             turns, rebased = list[tuple[ScoredRollout, TurnRecord]](), list[tuple[ScoredRollout, TurnRecord]]()
             while not (
                 0 < len(rebased) < len(turns)
