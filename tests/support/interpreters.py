@@ -47,8 +47,8 @@ class Interpreters:
         request = {"argv": [*argv], "cwd": str(cwd), "variables": variables}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        *texts, packages = json.loads(self._process.stdout.readline())
-        return Ended(*texts, frozenset(packages))
+        returncode, stdout, stderr, packages = json.loads(self._process.stdout.readline())
+        return Ended(returncode, stdout, stderr, frozenset(packages))
 
 
 @contextmanager
