@@ -210,9 +210,7 @@ def test_a_file_that_cannot_be_written_is_named_before_a_server_is_asked(
 
 
 @pytest.mark.parametrize("mode", ["process", "serve", "evaluate"])
-def test_what_a_world_refuses_is_named_before_a_server_is_asked(
-    mode: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_world_refuses_is_named_before_a_server_is_asked(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [mode, "--env.world.type", "babyai", "--env.world.levels", "GoToNowhere"]
     assert command.main(argv=[*argv, "--openai.base_url", "http://127.0.0.1:9/v1"]) == EXIT_USAGE
     error = capsys.readouterr().err
