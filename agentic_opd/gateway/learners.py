@@ -153,8 +153,7 @@ class LearnerFiles:
         """
         path = self.folder / learner / HELD_OUT
         async with self._writing[learner]:
-            read = whole_lines(path) if path.exists() else ()
-            written = {name for line, _ in read for name in names_of(line)}
+            written = {name for line, _ in whole_lines(path, may_be_missing=True) for name in names_of(line)}
             lines = JsonLines(path, is_continued=True)
             try:
                 for row in rows:

@@ -86,7 +86,7 @@ async def train(
         with LiveBar("steps", steps) as bar:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=_POLL_S)
-                bar.show(sum(1 for _ in whole_lines(metrics)) if metrics.exists() else 0, "")
+                bar.show(sum(1 for _ in whole_lines(metrics, may_be_missing=True)), "")
     finally:
         await end_group(process, _STOP_S)
     if process.returncode != EXIT_OK:

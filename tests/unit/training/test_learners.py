@@ -197,6 +197,32 @@ def test_a_deleted_learner_leaves_nothing_and_others_keep_theirs(folders: Callab
     assert folder.trained("ann") == ["a2"]
 
 
+def test_a_learner_that_is_deleted_during_its_visit_ends_no_training(
+    folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders("folder")
+    folder.talk("ann", "a1")
+    folder.talk("ben", "b1")
+    folder.train()
+    for name in ("ann", "ben"):
+        folder.talk(name, f"{name}-2")
+    compare, is_deleted = learners_module.standing, False
+
+    def standing(path: Path, queue: LearnerQueue) -> Any:
+        nonlocal is_deleted
+        now = compare(path, queue)
+        if path.name == "ann" and not is_deleted:
+            is_deleted = True
+            remove_files(path)
+        return now
+
+    monkeypatch.setattr(learners_module, "standing", standing)
+    folder.train()
+    assert is_deleted
+    assert not folder.saved("ann")
+    assert folder.trained("ben") == ["b1", "ben-2"]
+
+
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_a_server_that_lost_a_push_before_the_probe_ends_no_training(
     is_deleted: bool, folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
