@@ -104,6 +104,12 @@ def margin(server: RootedServer, group: dict[str, Any], **learner: str) -> float
     return sums[1.0] - sums[-1.0]
 
 
+def is_written(gateway: Served, person: str, number: int) -> bool:
+    """Whether the gateway knows that the group of a talk is in its file."""
+    names = [f"/sessions/{number}-{n}" for n in range(4)]
+    return all(gateway.ask(name, headers={"X-Learner": person})["state"] == "written" for name in names)
+
+
 def test_two_people_with_opposite_wishes_each_teach_an_adapter(rooted: RootedServer, tmp_path: Path) -> None:
     flags = ("--env.opd_enabled", "false", "--env.learners.by", "header", "--env.group_size", "4")
     with served(rooted.base_url, tmp_path, *flags) as gateway:
@@ -137,6 +143,7 @@ def test_two_people_with_opposite_wishes_each_teach_an_adapter(rooted: RootedSer
             wait_for(trainer, tmp_path, lambda: learners_of(rooted).get(name_of("brief")) == GROUPS + 1)
 
             before = {person: learners_of(rooted)[name_of(person)] for person in PEOPLE}
+            until(lambda: is_written(gateway, "brief", GROUPS), 60)  # Else the deletion is refused: it is being made.
             request = urllib.request.Request(
                 f"{gateway.url}/learner",
                 method="DELETE",
