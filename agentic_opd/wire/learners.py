@@ -126,7 +126,7 @@ def _newest_version(checkpoints: Path) -> tuple[int, Any]:
     """Return the newest version with a checkpoint, and the state of its source of groups; (0, {}) without one."""
     names = list[str]()
     with suppress(FileNotFoundError):
-        names = os.listdir(checkpoints)
+        names = [path.name for path in checkpoints.iterdir()]
     for name in sorted(fnmatch.filter(names, "step-??????"), reverse=True):
         with suppress(FileNotFoundError):  # The trainer is removing this one.
             return int(name.removeprefix("step-")), read_json((checkpoints / name / "step.json").read_text())["source"]
