@@ -81,8 +81,8 @@ def _results(step: Record) -> list[Record]:
 def _reason(step: Record, agent: object) -> LogNote | None:
     """Return why an answer is not learned, if its step says so."""
     name = str(member(agent, "name"))
-    declared = {member(tool, "function", "name") for tool in objects(member(agent, "tool_definitions"))}
-    names = {call.get("function_name") for call in objects(step.get("tool_calls"))}
+    declared = {str(member(tool, "function", "name")) for tool in objects(member(agent, "tool_definitions"))}
+    names = {str(call.get("function_name")) for call in objects(step.get("tool_calls"))}
     if step.get("is_copied_context") is True:
         return LogNote.REPEATED
     if "-summarization-" in name:

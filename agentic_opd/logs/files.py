@@ -325,7 +325,7 @@ def _position(named: tuple[str, Record]) -> tuple[int, str]:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, sqlite3.Error):
-        return "no database of OpenCode's"
+        return "a database that is not OpenCode's; a gateway's journal is read if it is named itself"
     if isinstance(error, EOFError | zlib.error | zipfile.BadZipFile | gzip.BadGzipFile):
         return "a damaged archive"
     return str(getattr(error, "strerror", None) or error)
