@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,7 @@ def test_an_adapter_that_is_better_and_a_refusal_of_one_that_changes_nothing(
         done = learn(logs, out, rooted.base_url, judge)
         assert done.returncode == 0, done
         assert "with a hint: 18 of 24 answers to train on" in done.stderr
+        assert "to do: about " in done.stderr
         result = result_of(out)
         assert result["verdict"] == "adapter"
         assert result["corrections"]["difference"][2] < 0
@@ -108,9 +108,10 @@ def test_a_run_that_is_killed_in_each_stage_goes_on(rooted: RootedServer, tmp_pa
         argv = arguments(logs, out, rooted.base_url, judge)
         for stage, name in KILLS.items():
             path = out / name
-            with commands.start("agentic_opd", *argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                until(lambda path=path: has_line(path), 300, process)
-                process.send_signal(signal.SIGKILL)
+            said = tmp_path / f"{stage}.log"
+            with said.open("w") as log, commands.start("agentic_opd", *argv, stdout=log, stderr=log) as process:
+                until(lambda path=path: has_line(path), 300, process, said.read_text)
+                process.kill()
             assert not (out / "result.json").exists(), f"it ended before it was killed in {stage}"
             stages = {entry.name: entry.read_bytes() for entry in (out / "stages").glob("*.json")}
             assert done.items() <= stages.items(), f"a stage before {stage} was done again"
