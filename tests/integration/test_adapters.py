@@ -112,12 +112,15 @@ def test_each_version_reads_what_prefers_it_and_the_base_stays(adapted: Adapted,
     by_base = [row[str(token)]["logprob"] for row, token in zip(rows[1:], ids[1:], strict=True)]
     np.testing.assert_allclose(by_base, base[range(len(ids) - 1), ids[1:]], atol=1e-3, rtol=0)
 
-    with ThreadPoolExecutor(9) as pool:  # A load waits for nobody, and nobody for it.
-        long = [pool.submit(generated, adapted, ids, max_tokens=150, prefer_weight_version=1) for _ in range(8)]
-        loading = pool.submit(load, adapted, 3)
-        loading.result()
-        assert sum(one.done() for one in long) < 8
-        assert {one.result()["weight_version"] for one in long} == {1}
+    of_first = {"ignore_eos": True, "prefer_weight_version": 1}
+    endless = json.dumps({"prompt": ids, "max_tokens": 7000, "stream": True, **of_first}).encode()
+    request = urllib.request.Request(f"{server.base_url}/generate", endless, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer, ThreadPoolExecutor(8) as pool:
+        assert answer.readline()
+        beside = [pool.submit(generated, adapted, ids, max_tokens=100, prefer_weight_version=1) for _ in range(8)]
+        load(adapted, 3)
+        assert metric(server, "vllm:num_requests_running") > 0, "the load waited for the end of a request"
+        assert {one.result()["weight_version"] for one in beside} == {1}
     check(score(server, [(ids, 60)])[0], ids, 60, 50, expected[3])
     sampled = generated(adapted, ids, prefer_weight_version=2, logprobs=0)
     assert sampled["weight_version"] == 2

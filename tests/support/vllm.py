@@ -6,6 +6,7 @@ test_up starts one in new processes, as a person does.
 import os
 import shutil
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Generator, Sequence
@@ -97,6 +98,17 @@ class Forward(Protocol):
     def __call__(self, ids: Sequence[int], model: str | Path = ...) -> NDArray[np.float32]: ...
 
 
+def is_free(port: int) -> bool:
+    """Whether a server could listen at the port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class RootedServer:
     """A server with all flags that tests may train, kill and start again; always at the same port."""
 
@@ -137,8 +149,9 @@ class RootedServer:
         self.server.process.wait(60)
 
     def start(self) -> None:
-        """Start it again."""
+        """Start it again, once the engine of one that was killed holds the port no longer."""
         self.close()
+        until(lambda: is_free(self._port), 60)
         self.server = self._started()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ def test_results_have_the_id_of_their_call(name: str) -> None:
     assert not +notes
 
 
-@pytest.mark.parametrize("name", ["OpenHands", "OpenHands 1", "inspect", "verifiers", "requests"])
+@pytest.mark.parametrize("name", ["OpenHands", "OpenHands 1", "ATIF", "inspect", "verifiers", "requests"])
 def test_tools_are_read_where_the_log_has_them(name: str) -> None:
     (session,), _ = sessions(name, FILES[name])
     (tool,) = plain_tools(session.fields())
