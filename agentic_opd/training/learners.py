@@ -145,8 +145,10 @@ class LearnersTrainer:
         try:
             await self._serve_all()
             while not self.is_stopping and (limit is None or self.steps < limit):
-                if not await self.take_turns(limit):
+                is_any = await self.take_turns(limit)
+                if not self.is_stopping:  # Also while learners have batches all the time.
                     await self._serve_all()
+                if not is_any:
                     await asyncio.sleep(_LOOK_S)
             if self.is_stopping:
                 raise asyncio.CancelledError

@@ -209,6 +209,26 @@ def test_the_version_before_a_deleted_session_is_served_before_the_next_step_wai
     assert folder.trained("ann") == ["a1", "a3"]
 
 
+def test_servers_are_looked_at_though_there_are_batches_all_the_time(
+    folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, events = open_learners(folders("folder").config()), list[str]()
+
+    async def take_turns(trainer: LearnersTrainer, limit: int | None) -> bool:
+        events.append("turns")
+        trainer.is_stopping = events.count("turns") == 3
+        return True
+
+    async def serve_all(trainer: LearnersTrainer) -> None:
+        events.append("servers")
+
+    monkeypatch.setattr(LearnersTrainer, "take_turns", take_turns)
+    monkeypatch.setattr(LearnersTrainer, "_serve_all", serve_all)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(trainer.run())
+    assert events == ["servers", "turns", "servers", "turns", "servers", "turns"]
+
+
 def test_a_deleted_learner_leaves_nothing_and_others_keep_theirs(folders: Callable[[str], Folder]) -> None:
     folder = folders("folder")
     folder.talk("ann", "a1", "a2")
