@@ -1,9 +1,9 @@
 """Wishes that exclude each other, each as a person says it, and the rule that says whether an answer meets it.
 
-Pretrained SmolLM2-135M-Instruct meets none of them by itself, and follows each if the prompt asks for it, though what it
-writes as a poem or in French is nonsense. A wish that it meets anyway (plain text, formal words) could not be learned,
-and one that it can't follow has no teacher. A rule reads the form alone: whether an answer is true or says anything is
-no wish of anybody.
+Pretrained SmolLM2-135M-Instruct meets none of them by itself, and follows each if the prompt asks for it, though its
+poems and its French are nonsense. A wish that it meets anyway (plain text, formal words) could not be learned, and one
+that it can't follow has no teacher. A rule reads the form alone: whether an answer is true or says anything is no wish
+of anybody.
 """
 
 import re
