@@ -68,6 +68,7 @@ def test_the_policy_plays_on_from_a_turn_with_a_seed(demo: DemoRun, vllm_server:
     for recording, turn_index, continuations in rows:
         turn = recording.turns[turn_index]
         tokens: list[tuple[int, ...]] = []
+        logprobs: list[tuple[float, ...]] = []
         for continuation in continuations:
             assert continuation.outcome is ReplayOutcome.PLAYED, continuation.error
             assert continuation.episode is not None
@@ -75,6 +76,9 @@ def test_the_policy_plays_on_from_a_turn_with_a_seed(demo: DemoRun, vllm_server:
             assert trace.tokens_T[: turn.start] == recording.traces[0].tokens_T[: turn.start]
             assert 0 < continuation.sampled_tokens == sum(turn.end - turn.start for turn in trace.turns[turn_index:])
             tokens.append(trace.tokens_T)
+            logprobs.append(trace.logprobs_T[turn.start : trace.turns[turn_index].end])
         assert tokens[0] == tokens[1]
-        differ += tokens[0] != tokens[2]
+        # The hint stands in the prompt: what the policy would have said anyway has another probability.
+        gaps = [abs(a - b) for a, b in zip(logprobs[0], logprobs[2], strict=False)]
+        differ += tokens[0] != tokens[2] or max(gaps) > 1e-4
     assert differ
