@@ -6,7 +6,7 @@ right ones                                no turn
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -35,9 +35,8 @@ RATES = (
     "hints of the mistake",
 )
 """What is measured of answers; all but the first of those that can be read."""
-_CHOICES = re.compile(r"\{-?\d+\}|(?<=\[HINT_END\])\s|(?<=: )(?:right|wrong)\b")
-"""Matches the numbers of an answer, what goes on behind a hint, and what the reasoning says of a turn."""
-_FUNCTION = re.compile(r"^def (\w+)\(", re.MULTILINE)
+_CHOICES = re.compile(r"\{-?\d+\}|(?<=\[HINT_END\])\s")
+"""Matches the numbers of an answer, and what goes on behind a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,6 @@ class JudgedEpisode:
     """Turn -> hints that would have helped, in order."""
     distances: Mapping[int, int]
     """Turn -> number of turns between it and the first result that shows its mistake."""
-    reasoning: str = ""
-    """What the judge should say before the first box: a line for each turn that it has to judge."""
 
 
 class TrajectoryAuthor(Protocol):
@@ -122,8 +119,7 @@ class CodingTrajectories(Author):
             plan_nothing(examples=examples) if is_undone else plan_episode(variants, rng, self.rates, examples=examples)
         )
         episode = self.play(task, steps, rng)
-        hints = at_fault(steps, hindsight_pairs(episode.recording, DistillConfig()))
-        return JudgedEpisode(episode, hints, {}, reasoning(steps, hints))
+        return JudgedEpisode(episode, at_fault(steps, hindsight_pairs(episode.recording, DistillConfig())), {})
 
     def planted(self, rng: Random) -> JudgedEpisode:
         """See `TrajectoryAuthor`."""
@@ -142,7 +138,7 @@ class CodingTrajectories(Author):
         episode = self.play(project_task(names, examples=examples), steps, rng)
         hints = {index: step.hints for index, step in enumerate(steps) if step.hints}
         shown_at = next((index for index, step in enumerate(steps) if step.kind == "run"), len(steps) - 1)
-        return JudgedEpisode(episode, hints, {index: shown_at - index for index in hints}, reasoning(steps, hints))
+        return JudgedEpisode(episode, hints, {index: shown_at - index for index in hints})
 
 
 def at_fault(steps: Sequence[Step], pairs: Sequence[HindsightPair]) -> dict[int, Sequence[str]]:
@@ -158,33 +154,17 @@ def at_fault(steps: Sequence[Step], pairs: Sequence[HindsightPair]) -> dict[int,
     return {index: texts for index, texts in hints.items() if texts}
 
 
-def reasoning(steps: Sequence[Step], wrong: Collection[int]) -> str:
-    """Return a line for each turn that writes a function or is at fault: `- Turn 2 flatten: wrong: return flat`.
-
-    It names the function, says right or wrong, and quotes the line that is wrong.
-    """
-    lines = list[str]()
-    for index, step in enumerate(steps):
-        functions = [name for _, arguments in step.calls for name in _FUNCTION.findall("\n".join(arguments.values()))]
-        fault = step.after.fault
-        if functions or index in wrong:
-            quote = f": {fault.bad_line}" if fault is not None else ""
-            verdict = f"wrong{quote}" if index in wrong else "right"
-            lines.append(f"- {' '.join((f'Turn {index + 1}', *functions))}: {verdict}\n")
-    return "".join(lines)
-
-
-def trajectory_answer(hints: Mapping[int, str], reasoning: str = "") -> str:
-    """Return the answer that names these turns, each with its hint, after the reasoning."""
+def trajectory_answer(hints: Mapping[int, str]) -> str:
+    """Return the answer that names these turns, each with its hint."""
     answers = [f"\\boxed{{{index + 1}}}\n[HINT_START]{hint}[HINT_END]" for index, hint in hints.items()]
-    return reasoning + ("\n".join(answers) or NO_TURN)
+    return "\n".join(answers) or NO_TURN
 
 
 def trajectory_transcript(author: TrajectoryAuthor, judged: JudgedEpisode, rng: Random) -> Transcript:
     """Teach the right answer to the question about an episode; its numbers, and where it ends, count more."""
     prompt = author.judge_prompt(trajectory_messages(author.questions(rng), judged.episode))
     hints = {index: rng.choice(texts) for index, texts in list(judged.at_fault.items())[:MOST_TURNS]}
-    answer = trajectory_answer(hints, judged.reasoning)
+    answer = trajectory_answer(hints)
     encoded = author.chat.tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
     ids = [*encoded["input_ids"], author.chat.stop_token_ids[0]]
     choices = [match.span() for match in _CHOICES.finditer(answer)]

@@ -1,7 +1,6 @@
 """What the demo policies are taught about whole trajectories: the planted turn, and an answer that names it."""
 
 import asyncio
-import json
 from random import Random
 
 import pytest
@@ -136,24 +135,6 @@ def test_the_answer_is_read_back_as_the_turns_at_fault() -> None:
     assert all(row.is_target[position] for position in row.decisions)
     numbers = TOKENIZER.decode([row.token_ids[position] for position in row.decisions])
     assert all(str(turn + 1) in numbers for turn in judged.at_fault)
-
-
-def test_the_reasoning_judges_each_turn_that_writes_and_quotes_what_is_wrong() -> None:
-    judged = coding().project(Random(2), PLANTED, held_out=True, examples=True)
-    ((wrong, _),) = judged.at_fault.items()
-    names = judged.episode.task.task_id.removeprefix("project/").split("+")
-    lines = judged.reasoning.removesuffix("\n").split("\n")
-    assert [line.partition(":")[0] for line in lines] == [
-        f"- Turn {turn} {name}" for turn, name in enumerate(names, start=1)
-    ]
-    assert [index for index, line in enumerate(lines) if not line.endswith(": right")] == [wrong]
-    assistant_messages = [message for message in judged.episode.messages if message["role"] == "assistant"]
-    ((call,), quote) = (assistant_messages[wrong].get("tool_calls") or ()), lines[wrong].partition(": wrong: ")[2]
-    assert quote
-    assert quote in "".join(json.loads(call["function"]["arguments"] or "{}").values())
-    assert named_turns(trajectory_answer({wrong: "Return the right value."}, judged.reasoning), judged.episode) == {
-        wrong: "Return the right value."
-    }
 
 
 def test_the_judge_of_turns_is_asked_about_the_same_episodes() -> None:
