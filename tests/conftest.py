@@ -16,7 +16,7 @@ pytest_plugins = ["tests.support.forks"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests share their two cores with whatever else runs; a slow example is no failure.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 settings.load_profile("patient")
 # What scripts/check uses; scripts/test looks at more, and with --all at most.
 settings.register_profile("quick", settings.get_profile("patient"), max_examples=30)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.exit_codes import EXIT_OK, CommandParser, exit_code
 from agentic_opd.core.text import printable_line
 from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import Journal, SessionRow, SessionState
@@ -15,7 +15,7 @@ from agentic_opd.wire.learners import learner_names, read_standing, remove_files
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agentic-opd learners",
         description="List the learners of a gateway, or delete a learner or a session of it while no gateway runs. "
         "The trainer then removes the adapter versions that were trained on it, and trains on the remaining groups "

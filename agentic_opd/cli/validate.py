@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandParser, exit_code
 from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.receipts import (
@@ -54,7 +54,7 @@ def _check_file(path: Path, args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agentic-opd validate",
         description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, "
         "turn records and distillation rows. In files from other programs, without turn records, only the arrays "

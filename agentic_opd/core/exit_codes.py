@@ -1,8 +1,11 @@
 """Exit codes of commands; errors and interruptions become one line instead of a traceback."""
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Callable
+from itertools import takewhile
+from typing import NoReturn
 
 from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError, RolledBackError
 from agentic_opd.core.text import printable
@@ -15,6 +18,16 @@ EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 
 """Help text for the exit codes. A command with narrower meanings has a text for them."""
 TRAINING_EXIT_CODES = EXIT_CODES.replace("130:", f"{EXIT_ROLLED_BACK}: rolled back by the brake; 130:")
 """Help text for the exit codes of commands that train."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line that names the command's help."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a wrong command line's error, and exit with `EXIT_USAGE`."""
+        command = " ".join(takewhile(lambda word: not (word.isupper() or word.startswith("[")), self.prog.split()))
+        self.exit(EXIT_USAGE, f"error: {printable(message)}; {command} --help lists the arguments\n")
+
 
 _WRONG_SETTINGS = (ConfigError, DatasetError, RendererError, PlaceError)
 """Errors that only another setting or argument can fix, at any time of a run."""

@@ -420,7 +420,9 @@ class AgentEnv(BaseEnv):
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:
-            raise ConfigError("every task is held out for evaluation: lower env.eval.fraction")
+            raise ConfigError(
+                "every task is held out for evaluation: lower env.eval.fraction, or what env.world holds out"
+            )
 
     # --------------------------------------------------------------------------------------------- facts about the run
 

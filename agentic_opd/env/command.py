@@ -114,9 +114,11 @@ async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
 async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
     from agentic_opd.runs.process import output_path
     from agentic_opd.wire.files import check_place
+    from agentic_opd.worlds.choose import make_world
 
     cancel_on(signal.SIGTERM)
     config = settings.env
+    make_world(config)  # So that wrong settings of a world are reported before the run waits for a server.
     if mode == "process" or (mode == "serve" and config.data_path_to_save_groups):
         check_place(output_path(config), resume=config.resume, overwrite=config.overwrite)
     env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))

@@ -224,7 +224,8 @@ class Gateway:
             if session is not None and is_whole and request.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif session is not None and is_whole and self.config.judge_every_turns:
-                await to_its_end(self._make_part(session))
+                with session.answering(None):  # An end and a deletion wait for the part.
+                    await to_its_end(self._make_part(session))
             elif session is not None and session.is_free and not session.tree.turns:
                 self._sessions.remove(session)
 
@@ -560,15 +561,14 @@ class Gateway:
         opened = opened if is_all else [session for session in opened if session.session_id in session_ids]
         names = [*dict.fromkeys((*session_ids, *(session.session_id for session in opened)))]
         if any(session.is_ending for session in opened) or any(map(self._writer.is_in_the_making, names)):
-            raise ClientError(
-                409,
-                "the session is being ended, or its group is being made: delete it when its state is written",
-                "session_id",
-                "session_busy",
-            )
+            raise _busy_session()
         for session in opened:
             session.is_ending = True
         await asyncio.gather(*(session.quiet.wait() for session in opened))
+        if any(map(self._writer.is_in_the_making, names)):  # The last answer made a part.
+            for session in opened:
+                session.is_ending = False
+            raise _busy_session()
         for session in opened:
             for judging in session.judged.values():
                 judging.cancel()
@@ -580,9 +580,9 @@ class Gateway:
         assert self._learners is not None
         group_ids = await self._journal.run(partial(self._journal.group_ids, session_ids))
         if is_all:
-            await asyncio.to_thread(self._learners.remove_all, learner)
+            await self._learners.remove_all(learner)
         else:
-            await asyncio.to_thread(self._learners.remove, learner, group_ids, session_ids)
+            await self._learners.remove(learner, group_ids, session_ids)
         await asyncio.gather(*(server.forget_learner(learner) for server in self._sampler.servers.values()))
         await self._journal.run(lambda: self._journal.delete(*session_ids))
 
@@ -676,6 +676,11 @@ def _group_made() -> ClientError:
         "now"
     )
     return ClientError(409, message, "turn", "group_made")
+
+
+def _busy_session() -> ClientError:
+    message = "the session is being ended, or its group is being made: delete it when its state is written"
+    return ClientError(409, message, "session_id", "session_busy")
 
 
 def check_adapters(servers: Sequence[PluginClient]) -> None:

@@ -4,7 +4,8 @@ A session belongs to its owner. With learners by key, the owner is the digest of
 learner's name; with learners by header, the owner is the digest and the name in `X-Learner`.
 """
 
-from collections import OrderedDict
+import asyncio
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -85,7 +86,11 @@ def learner_of(owner: str, config: LearnersConfig) -> str | None:
 
 
 class LearnerFiles:
-    """The folders of all learners of a gateway; a file is opened when a group is written to it."""
+    """The folders of all learners of a gateway; a file is opened when a group is written to it.
+
+    A learner's files have one writer at a time: a deletion replaces them, and a line that was appended to the replaced
+    file meanwhile would be lost.
+    """
 
     def __init__(self, config: LearnersConfig, folder: Path, settings: Mapping[str, Any]) -> None:
         """Write to `folder`; `settings` are those that the lines depend on.
@@ -95,6 +100,8 @@ class LearnerFiles:
         """
         self.folder, self._config, self._settings = folder, config, settings
         self._files = OrderedDict[str, GroupFile]()
+        self._writing = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """Held by the writer of a learner's files, by learner."""
         for path in sorted(folder.glob(f"*/{GROUPS}")):
             if has_lines(path):
                 check_settings(path, settings)
@@ -113,27 +120,30 @@ class LearnerFiles:
         drawn = int.from_bytes(sha256(session_id.encode()).digest()[:4]) / 2**32
         return drawn < self._config.held_out
 
-    def file(self, learner: str) -> GroupFile:
-        """Return the file of a learner's groups.
-
-        Raises:
-            PlaceError: it can't be written, or was written with other settings.
-            OutputError: another process writes it.
-        """
+    def _file(self, learner: str) -> GroupFile:
+        """Return the file of a learner's groups, for its writer; raises as `write`."""
         if learner not in self._files:
             path = self.folder / learner / GROUPS
             self._files[learner] = GroupFile(path, self._settings, resume=True, setting="env.learners.folder")
             if len(self._files) > _MOST_OPEN:
-                self._files.popitem(last=False)[1].close()
+                unused = (name for name in self._files if not self._writing[name].locked())
+                if (oldest := next(unused, None)) is not None:
+                    self._close(oldest)
         self._files.move_to_end(learner)
         return self._files[learner]
 
     async def write(self, learner: str, group: ScoredGroup) -> None:
-        """Append a group, unless its line is there; raises as `file`."""
-        file = self.file(learner)
-        if group.item_id not in file.finished:
-            await file.write(group)
-            file.finished.add(group.item_id or "")
+        """Append a group, unless its line is there.
+
+        Raises:
+            PlaceError: the file can't be written, or was written with other settings.
+            OutputError: another process writes the file, or the write failed.
+        """
+        async with self._writing[learner]:
+            file = self._file(learner)
+            if group.item_id not in file.finished:
+                await file.write(group)
+                file.finished.add(group.item_id or "")
 
     async def hold_out(self, learner: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append held-out conversations, unless they are there; each row has an `item_id`.
@@ -142,24 +152,27 @@ class LearnerFiles:
             PlaceError, OutputError: the file can't be written.
         """
         path = self.folder / learner / HELD_OUT
-        written = {name for line, _ in whole_lines(path) for name in names_of(line)} if path.exists() else set[str]()
-        lines = JsonLines(path, is_continued=True)
-        try:
-            for row in rows:
-                if row["item_id"] not in written:
-                    lines.write(row, durable=True)
-        finally:
-            lines.close()
+        async with self._writing[learner]:
+            written = {name for line, _ in whole_lines(path, may_be_missing=True) for name in names_of(line)}
+            lines = JsonLines(path, is_continued=True)
+            try:
+                for row in rows:
+                    if row["item_id"] not in written:
+                        lines.write(row, durable=True)
+            finally:
+                lines.close()
 
-    def remove(self, learner: str, group_ids: Collection[str], session_ids: Collection[str]) -> None:
+    async def remove(self, learner: str, group_ids: Collection[str], session_ids: Collection[str]) -> None:
         """Remove groups and held-out conversations of a learner; raises OutputError as `remove_sessions`."""
-        self._close(learner)
-        remove_sessions(self.folder / learner, group_ids, session_ids)
+        async with self._writing[learner]:
+            self._close(learner)
+            await asyncio.to_thread(remove_sessions, self.folder / learner, group_ids, session_ids)
 
-    def remove_all(self, learner: str) -> None:
+    async def remove_all(self, learner: str) -> None:
         """Remove all files of a learner that the gateway has written; raises OutputError as `remove_files`."""
-        self._close(learner)
-        remove_files(self.folder / learner)
+        async with self._writing[learner]:
+            self._close(learner)
+            await asyncio.to_thread(remove_files, self.folder / learner)
 
     def _close(self, learner: str) -> None:
         if (file := self._files.pop(learner, None)) is not None:

@@ -8,8 +8,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,8 @@ class Recorder:
         telemetry.open.set_function(lambda: len(self._sessions))
         self._turn_ids = itertools.count(journal.last_turn_id() + 1)
         self._pending = set[asyncio.Task[None]]()
+        self._answering = defaultdict[tuple[str, str], set[asyncio.Future[None]]](set)
+        """The answers that are being passed on, by owner and by the names of the session in their request's headers."""
         self._backlog = 0
         self._reasons = set[str]()
         """Reasons that the log has named."""
@@ -86,6 +89,25 @@ class Recorder:
         """Record what has been answered. Open sessions stay open in the journal."""
         self._closing.cancel()
         await asyncio.wait((*self._pending, self._loading))
+
+    @contextmanager
+    def answering(self, owner: str, client: Client) -> Generator[None]:
+        """Let the end of the session that `client` names wait for this block, in which an answer is passed on.
+
+        A client knows that a streamed answer is over before its connection ends, and only then the answer is recorded.
+        """
+        over = asyncio.get_running_loop().create_future()
+        keys = [(owner, name) for name in (client.session, client.agent_session) if name is not None]
+        for key in keys:
+            self._answering[key].add(over)
+        try:
+            yield
+        finally:
+            over.set_result(None)
+            for key in keys:
+                self._answering[key].discard(over)
+                if not self._answering[key]:
+                    del self._answering[key]
 
     def add(self, relayed: RelayedRequest) -> None:
         """Record a request and its answer soon. What can't be recorded is counted, and named in the log."""
@@ -142,12 +164,14 @@ class Recorder:
         await asyncio.gather(*self._pending)
 
     async def end(self, owner: str, name: str, reward: float | None, feedback: str | None) -> SessionStatus:
-        """End a session, after the answers that are still to be recorded.
+        """End a session, after its answers that are passed on or still to be recorded.
 
         Raises:
             ClientError: 404, this client has no open session of this name.
             OutputError: the journal could not be written; the session stays open.
         """
+        while answering := self._answering.get((owner, name)):
+            await asyncio.wait(answering)
         await self.drained()
 
         def end() -> SessionStatus:

@@ -150,18 +150,19 @@ class Relay:
         url = URL(f"{self._upstream}{path}{'?' if query else ''}{query}", encoded=True)
         passing = asyncio.create_task(self._exchange(http.method, url, upload, download, send))
         leaving = asyncio.create_task(upload.disconnected())
-        try:
-            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            is_gone = not passing.done()
-            for task in (passing, leaving):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
-            status = download.status
-            if status is not None:
-                self._telemetry.requests.labels(str(status)).inc()
-            if protocol_path is not None and status is not None and 200 <= status < 300:
-                self._record(protocol_path, owner, client, upload, download)
+        with self._recorder.answering(owner, client):
+            try:
+                await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                is_gone = not passing.done()
+                for task in (passing, leaving):
+                    task.cancel()
+                await asyncio.gather(passing, leaving, return_exceptions=True)
+                status = download.status
+                if status is not None:
+                    self._telemetry.requests.labels(str(status)).inc()
+                if protocol_path is not None and status is not None and 200 <= status < 300:
+                    self._record(protocol_path, owner, client, upload, download)
         if is_gone or upload.is_gone:
             raise ClientDisconnect
         passing.result()

@@ -107,7 +107,7 @@ def check_settings(settings: Settings) -> None:
 
 
 async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: Sequence[str]) -> int:
-    from agentic_opd.learn.plan import LearnPlan
+    from agentic_opd.learn.plan import LearnPlan, check_folder
     from agentic_opd.learn.run import learn
     from agentic_opd.wire.files import FileLock
 
@@ -130,6 +130,7 @@ async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: S
     except OSError as error:
         raise PlaceError(f"cannot write {str(plan.folder)!r}: {error.strerror or error}") from error
     try:
+        check_folder(plan.folder)
         if arguments.overwrite:
             _remove_run(plan)
         result = await learn(plan)
@@ -139,9 +140,7 @@ async def _learn(settings: Settings, arguments: argparse.Namespace, vllm_args: S
 
 
 def _remove_run(plan: "LearnPlan") -> None:
-    """Remove the files of an earlier run; a folder without its settings holds none."""
-    if not (plan.folder / "settings.json").exists():
-        return
+    """Remove the files of an earlier run."""
     for name in ("stages", "train", "candidate", "adapter", "logs"):
         shutil.rmtree(plan.folder / name, ignore_errors=True)
     patterns = ("training*", "held_out*", "answers.*", "grades.jsonl", "logprobs.jsonl", "result.json", "report.html")

@@ -75,6 +75,21 @@ def check_settings(plan: LearnPlan) -> None:
         )
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder with files of something else; the settings of a run tell its folder.
+
+    Raises:
+        PlaceError: it has such files.
+    """
+    names = {path.name for path in folder.iterdir() if path.name != "learn.lock" and path.suffix != ".part"}
+    try:
+        is_run = "learn" in read_json((folder / "settings.json").read_text()) if "settings.json" in names else not names
+    except (OSError, TypeError, ValueError):
+        return  # A damaged file, which `check_settings` names.
+    if not is_run:
+        raise PlaceError(f"--out {str(folder)!r} holds other files ({min(names)!r}, ...): name a new folder")
+
+
 def _dotted(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested settings by their dotted names."""
     flat: dict[str, Any] = {}

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import socket
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
+from agentic_opd.core.ports import free_port
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.learn.stages import write_json
 from agentic_opd.serving.launch import is_cpu_build
@@ -41,9 +41,7 @@ async def policy_server(model: str, folder: Path, rank: int, vllm_args: Sequence
         ChildFailedError: the server did not start, or does not answer after 15 minutes.
         ConfigError: it refused its arguments, or vLLM is not installed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     arguments = [model, "--port", str(port), "--weights-root", str(folder)]
     arguments += ["--max-lora-rank", str(max_lora_rank(rank))]
     try:
@@ -86,7 +84,7 @@ async def train(
         with LiveBar("steps", steps) as bar:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=_POLL_S)
-                bar.show(sum(1 for _ in whole_lines(metrics)) if metrics.exists() else 0, "")
+                bar.show(sum(1 for _ in whole_lines(metrics, may_be_missing=True)), "")
     finally:
         await end_group(process, _STOP_S)
     if process.returncode != EXIT_OK:

@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.core.errors import ServerMismatchError
+from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.learn.answers import accepted_logprob, figures_of, read_groups, sample_answers
@@ -32,6 +32,7 @@ from agentic_opd.learn.stages import RowFile, Stages, write_rows
 from agentic_opd.plugin.info import check_model
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.runs.distill_file import FileDistiller, Line, distill_lines, read_lines
+from agentic_opd.serving.launch import why_no_model
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import ScoredGroup
@@ -58,6 +59,8 @@ async def learn(plan: LearnPlan) -> LearnResult | dict[str, Any]:
     check_settings(plan)
     if result_path.exists():
         return read_json(result_path.read_text())
+    if (wrong := why_no_model(plan.model)) is not None:
+        raise ConfigError(f"--model {plan.model}: {wrong}")
     run = LearnRun(plan, Stages(plan.folder / "stages"))
     try:
         await run.do()
@@ -85,6 +88,9 @@ class LearnRun:
         parts = await self.stages.run("split", partial(asyncio.to_thread, self._split))
         self._say_split(parts)
         self._check_answers(parts)
+        if not self.stages.is_done("hints"):
+            answers = sum(parts[name]["answers"] for name in PARTS)
+            say(f"the judge is asked about {answers} answers, {self.plan.env.prm_votes} votes each")
         if not self.stages.is_done(*STAGES):
             async with self._server() as url, self._connected(url) as by:
                 await self._with_server(by)
@@ -120,14 +126,10 @@ class LearnRun:
     def _say_split(self, parts: Mapping[str, Any]) -> None:
         how = f"the projects {', '.join(parts['projects'])}" if parts["projects"] else "the latest conversations"
         training, held_out = (parts[name] for name in PARTS)
-        votes = self.plan.env.prm_votes
-        answers = training["answers"] + held_out["answers"]
         say(
             f"to train on: {training['answers']} answers with a reply in {training['conversations']} conversations; "
             f"held out: {held_out['answers']} in {held_out['conversations']} ({how})"
         )
-        if not self.stages.is_done("hints"):
-            say(f"the judge is asked about {answers} answers, {votes} votes each")
 
     async def _hints(self, by: PolicyDistiller) -> dict[str, Any]:
         """Judge and score both parts."""

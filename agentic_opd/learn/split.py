@@ -1,13 +1,13 @@
 """Conversations -> those to train on and those that are held out, by project and time. Pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from agentic_opd.core.types import Message
-from agentic_opd.logs.messages import read_log
+from agentic_opd.logs.messages import LogNote, read_log
 from agentic_opd.logs.tools import plain_tools
 from agentic_opd.logs.turns import replied_turns
 
@@ -23,6 +23,8 @@ class LoggedConversation:
     project: str = ""
     time: str = ""
     """ISO 8601 in UTC, empty if it is not known."""
+    notes: Counter[LogNote] = field(default_factory=Counter[LogNote])
+    """Numbers of changes, and of answers that are not learned by reason."""
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any], *, mask_secrets: bool = True) -> "LoggedConversation":
@@ -38,7 +40,8 @@ class LoggedConversation:
         ]
         answers = sum(1 for _ in replied_turns({"messages": messages, "tools": tools}))
         project, time = (text if isinstance(text := fields.get(key), str) else "" for key in ("project", "time"))
-        return cls(name, messages, tools, answers, project, time)
+        notes = log.notes + Counter(log.context.values())
+        return cls(name, messages, tools, answers, project, time, notes)
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of a log."""

@@ -6,6 +6,6 @@ out and why. `detect` lists the formats.
 
 FORMAT_NAMES = (
     *("Claude Code", "Codex", "OpenClaw", "OpenCode", "inspect", "SWE-agent", "mini-swe-agent", "OpenHands"),
-    *("verifiers", "requests", "list of messages"),
+    *("ATIF", "verifiers", "requests", "list of messages"),
 )
 """Names of `detect.FORMATS`, which a help text reads without the readers."""

@@ -6,7 +6,7 @@ A format is recognised by the fields of the first records of a file, never by it
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentic_opd.logs import claude_code, codex, inspect_ai, openclaw, opencode, openhands, requests, swe_agent
+from agentic_opd.logs import atif, claude_code, codex, inspect_ai, openclaw, opencode, openhands, requests, swe_agent
 from agentic_opd.logs.dialects import conversation_columns
 from agentic_opd.logs.session import Counts, Record, Session
 
@@ -36,6 +36,7 @@ OPENHANDS = LogFormat(
     openhands.is_openhands,
     openhands.sessions,
 )
+ATIF = LogFormat("ATIF", "Harbor's `agent/trajectory.json`", atif.is_atif, atif.sessions)
 INSPECT = LogFormat("inspect", "`logs/*.eval`, `logs/*.json`", inspect_ai.is_inspect, inspect_ai.sessions)
 FORMATS = (
     LogFormat(
@@ -56,6 +57,7 @@ FORMATS = (
     LogFormat("SWE-agent", "`*.traj`", swe_agent.is_swe_agent, swe_agent.swe_agent_sessions),
     LogFormat("mini-swe-agent", "`*.traj.json`", swe_agent.is_mini_swe_agent, swe_agent.mini_swe_agent_sessions),
     OPENHANDS,
+    ATIF,
     LogFormat("verifiers", "`results.jsonl`, `traces.jsonl`", requests.is_verifiers, requests.verifiers_sessions),
     LogFormat(
         "requests",
@@ -76,6 +78,13 @@ FORMATS = (
 def format_of(records: Sequence[Record]) -> LogFormat | None:
     """Return the format of the first records of a file, None without one."""
     return next((log_format for log_format in FORMATS if log_format.matches(records)), None)
+
+
+def refusal(records: Sequence[Record]) -> str:
+    """Return why records of no format are not read."""
+    if any(record.get("type") in ("thread.started", "turn.started", "item.completed") for record in records):
+        return "the events of `codex exec --json`, which lack the prompts; the rollouts in ~/.codex/sessions have them"
+    return "no known format of logs"
 
 
 def is_rows(records: Sequence[Record]) -> bool:

@@ -27,7 +27,8 @@ from agentic_opd.core.table_files import NoTableError, is_table, table_rows
 from agentic_opd.core.text import read_json
 from agentic_opd.core.zstd import ZSTD_MARK, open_zstd
 from agentic_opd.logs import inspect_ai, opencode, openhands
-from agentic_opd.logs.detect import INSPECT, OPENCODE, OPENHANDS, LogFormat, format_of, is_rows
+from agentic_opd.logs.detect import ATIF, INSPECT, OPENCODE, OPENHANDS, LogFormat, format_of, is_rows, refusal
+from agentic_opd.logs.messages import NOT_LEARNED, LogNote
 from agentic_opd.logs.session import Counts, LeftOut, Record, Session, without_repeats
 
 _LONGEST_LINE = 64 * 2**20
@@ -218,7 +219,7 @@ class _Search:
         if log_format is not None:
             return log_format, chain(sample, records)
         if not is_rows(sample):
-            raise UnreadableError("no known format of logs")
+            raise UnreadableError(refusal(sample))
         self._keep_rows(file, path)
         return None, ()
 
@@ -278,13 +279,25 @@ class _Search:
             tally.left_out = +tally.left_out
         return self.logs
 
+    def _leave_out_converted(self) -> None:
+        """Leave out each trajectory in ATIF whose session's id is in the name of another log: Harbor keeps both."""
+        logs = [name for name, log_format, _ in self.sessions if log_format is not ATIF]
+        sessions = self.sessions
+        self.sessions = list[tuple[str, LogFormat, Session]]()
+        for name, log_format, session in sessions:
+            if log_format is ATIF and session.label and any(session.label in log for log in logs):
+                self.tally(ATIF).left_out[LeftOut.OWN_LOG] += 1
+            else:
+                self.sessions.append((name, log_format, session))
+
     def _name_sessions(self) -> None:
         names = Counter[str]()
+        self._leave_out_converted()
         sessions = without_repeats([session for _, _, session in self.sessions])
         for (file_name, log_format, before), session in zip(self.sessions, sessions, strict=True):
             tally = self.tally(log_format)
             if session is None:
-                tally.left_out[LeftOut.DUPLICATE] += 1
+                tally.left_out += _nothing_to_learn(before)
                 continue
             name = f"{file_name}/{before.label}" if before.label and before.label != file_name else file_name
             names[name] += 1
@@ -292,6 +305,15 @@ class _Search:
             tally.conversations += 1
             tally.answers += sum(message.get("role") == "assistant" for message in session.messages)
             self.logs.sessions.append(NamedSession(name, session))
+
+
+def _nothing_to_learn(session: Session) -> Counts:
+    """Return what a conversation counts as that has nothing to learn: its answers by reason, or a repetition."""
+    answers = [message for message in session.messages if message.get("role") == "assistant"]
+    reasons = Counter[LogNote](message[NOT_LEARNED] for message in answers if NOT_LEARNED in message)
+    if reasons.total() < len(answers) or set(reasons) == {LogNote.REPEATED}:
+        return Counter({LeftOut.DUPLICATE: 1})
+    return Counter({LeftOut.UNLEARNED: 1} | {f"answers {reason}": number for reason, number in reasons.items()})
 
 
 def _position(named: tuple[str, Record]) -> tuple[int, str]:
@@ -303,7 +325,7 @@ def _position(named: tuple[str, Record]) -> tuple[int, str]:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, sqlite3.Error):
-        return "no database of OpenCode's"
+        return "a database that is not OpenCode's; a gateway's journal is read if it is named itself"
     if isinstance(error, EOFError | zlib.error | zipfile.BadZipFile | gzip.BadGzipFile):
         return "a damaged archive"
     return str(getattr(error, "strerror", None) or error)

@@ -48,6 +48,7 @@ class LogNote(StrEnum):
     STOPPED = "that an error or a person stopped"
     SUMMARY = "that sum up the session for the agent itself"
     DEMONSTRATION = "of a demonstration in the prompt"
+    ALTERED = "that the log does not hold as the model wrote them"
     SECRET = "with a masked secret"
     REASONING = "turns learned without their reasoning, for which the prompt has no place"
     PADDING = "conversations with null padding removed"

@@ -33,6 +33,8 @@ class LeftOut(StrEnum):
     NOTICE = "notices of the agent in place of an answer"
     DUPLICATE_RECORD = "records that repeat another record of the file"
     DUPLICATE = "conversations that another conversation repeats"
+    OWN_LOG = "conversations of which the agent's own log is among the files"
+    UNLEARNED = "conversations without an answer to learn"
     EMPTY = "conversations without an answer of the agent"
     NO_TEXT_PART = "parts that hold no text or call"
     HIDDEN_REASONING = "encrypted reasoning"

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
 from agentic_opd.core.errors import OutputError, PlaceError
-from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, CommandParser, exit_code
 from agentic_opd.report.brake import brake_notes
 from agentic_opd.report.page import ShownRun, choose_tokenizer, write_report
 from agentic_opd.report.read import read_run, report_path
@@ -99,7 +99,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agentic-opd report",
         description="Write an HTML report of a file of scored groups: which turns got a hint, the judge's text, and "
         "which tokens the hint moves. For two files, such as before and after training, write a comparison with the "

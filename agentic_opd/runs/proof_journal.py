@@ -51,11 +51,12 @@ class ProofJournal:
         self._lines: JsonLines | None = None
         try:
             check_regular(groups)
-            with groups.open("r+b") as file:
-                self._digest = hashlib.file_digest(file, "sha256").hexdigest()
+            groups.open("r+b").close()
             self._lock = FileLock(groups, "FILE")
-            check_regular(self.path)
             try:
+                with groups.open("rb") as file:  # Another process may have written it just before the lock.
+                    self._digest = hashlib.file_digest(file, "sha256").hexdigest()
+                check_regular(self.path)
                 if self.path.exists():
                     self._finish_earlier()
             except BaseException:

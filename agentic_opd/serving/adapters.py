@@ -146,7 +146,7 @@ class Adapters:
 
         Requests that use one are answered first, because vLLM may read its files again for them.
         """
-        versions = self._learners.pop(learner, {})
+        versions = {**self._learners.pop(learner, {})}  # A load under way may still drop old ones of it.
         for adapter in versions.values():
             while self._under_way[adapter.lora_int_id]:  # noqa: ASYNC110 - requests end at any time
                 await asyncio.sleep(_RELEASE_S)

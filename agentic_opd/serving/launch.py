@@ -106,13 +106,13 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown: {' '.join(unknown)}; vLLM's own options go after --")
     if args.weights_root is not None and not args.weights_root.is_dir():
         parser.error(f"--weights-root {args.weights_root} is not a directory")
-    if (wrong := _why_no_model(args.model)) is not None:
+    if (wrong := why_no_model(args.model)) is not None:
         parser.error(f"MODEL {args.model}: {wrong}")
     args.vllm_args = list(argv[end + 1 :])
     return args
 
 
-def _why_no_model(name: str) -> str | None:
+def why_no_model(name: str) -> str | None:
     """Return why `name` can't be a model, or None; names of the form `OWNER/NAME` may be on the hub."""
     path = Path(name).expanduser()
     if path.is_dir():

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, cast
 
 from msgspec import Meta
+from prometheus_client import Gauge
 from safetensors import SafetensorError, safe_open
 from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentic_opd.serving import telemetry
 from agentic_opd.serving.adapters import Learner
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, as_version
 from agentic_opd.serving.errors import RouteError, is_out_of_memory
@@ -29,6 +29,10 @@ from agentic_opd.serving.web import Body, read_body, shortened
 logger = init_logger("vllm.agentic_opd.reload")
 
 _MAX_CONFIG_BYTES = 2**20
+_VERSION = Gauge(
+    "agentic_opd_weight_version", "version of the weights that serve new requests", multiprocess_mode="mostrecent"
+)
+"""What the plugin adds to vLLM's `/metrics`."""
 
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -116,7 +120,7 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
                 "out_of_memory",
             ) from error
     if not body.as_teacher and body.learner is None:
-        telemetry.loaded(body.version)
+        _VERSION.set(body.version)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version
 
@@ -235,7 +239,7 @@ async def swapped_weights(state: PluginState, version: int | None) -> AsyncGener
             await state.adapters.unload(cast(AsyncLLM, state.engine))
             await state.engine.update_weight_version(str(version))
             state.broken = None
-            telemetry.loaded(version)
+            _VERSION.set(version)
         finally:
             if state.broken is not None:
                 await state.engine.pause_generation(mode="abort")

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, EXIT_USAGE
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, EXIT_USAGE, CommandParser
 from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.files import parse_yaml
 from agentic_opd.settings.help import HelpFormatter, SettingsHelp
@@ -72,7 +72,7 @@ class FlagText:
             return self.texts[0]
 
 
-class SettingsParser(argparse.ArgumentParser):
+class SettingsParser(CommandParser):
     """A parser of a command's own options, to which `add_settings` adds settings."""
 
     settings: SettingsHelp | None = None

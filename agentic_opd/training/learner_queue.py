@@ -180,7 +180,7 @@ def _lines_of(path: Path) -> Iterator[tuple[str, _QueuedLine]]:
     """Yield each line of a file by its hash; a file that is missing has none."""
     offset = 0
     try:
-        for line, end in whole_lines(path) if path.exists() else ():
+        for line, end in whole_lines(path, may_be_missing=True):
             yield line_sha256(line), _QueuedLine(path, offset, end - offset)
             offset = end
     except OSError as error:

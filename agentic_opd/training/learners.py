@@ -145,8 +145,10 @@ class LearnersTrainer:
         try:
             await self._serve_all()
             while not self.is_stopping and (limit is None or self.steps < limit):
-                if not await self.take_turns(limit):
+                is_any = await self.take_turns(limit)
+                if not self.is_stopping:  # Also while learners have batches all the time.
                     await self._serve_all()
+                if not is_any:
                     await asyncio.sleep(_LOOK_S)
             if self.is_stopping:
                 raise asyncio.CancelledError
@@ -199,7 +201,9 @@ class LearnersTrainer:
             Exception: as `Trainer.run`.
         """
         folder = self._root / name
-        if read_start(folder) is None and (folder / GROUPS).exists():
+        if not (folder / GROUPS).exists():
+            return await self._remove(name)
+        if read_start(folder) is None:
             await asyncio.to_thread(self._fork, name)
         queue = LearnerQueue(folder, self.config.batch_size, self.config.max_token_len)
         now = standing(folder, queue)
@@ -207,14 +211,14 @@ class LearnersTrainer:
         if now.good is not None:
             queue.resume(_ENDLESS, _source_of(now.good))
         self._versions[name] = now.step
+        if is_back and now.good is not None:  # The next step may have to wait for its time.
+            await self._serve(name)
         try:
             groups = queue.next_batch()
         except QueueChangedError as error:
             logger.info("%s is looked at again: %s", name, error)
             return True
         if groups is None:
-            if is_back and now.good is not None:
-                await self._serve(name)
             return is_back
         await self.train_when.until_open()
         trainer = await self._trainer(name, queue, now)
@@ -312,8 +316,6 @@ class LearnersTrainer:
         first. Checkpoints are removed last: as long as one is there, the next look goes back again.
         """
         folder, weights, step = self._root / name, self.config.weights_dir / name, now.step
-        if not (folder / GROUPS).exists():
-            return await self._remove(name)
         receipts = [path for path in (folder / FOLDER).glob("step-*.json") if _number(path) > step]
         pushed = [path for path in weights.glob("step-*") if _number(path) > step]
         dropped = folder / FOLDER / "dropped"
@@ -336,6 +338,7 @@ class LearnersTrainer:
         folder = self._root / name
         logger.warning("%s is gone, and so are all its versions", name)
         await self._forget(name)
+        self._versions.pop(name, None)
         for path in (self.config.weights_dir / name, *(folder / entry for entry in _OF_TRAINER)):
             _remove(path)
         return True
@@ -390,7 +393,7 @@ class LearnersTrainer:
 def count_held_out(path: Path) -> int:
     """Return the number of turns with a reply in a file of held-out conversations; 0 if there is none."""
     count = 0
-    for line, _ in whole_lines(path) if path.exists() else ():
+    for line, _ in whole_lines(path, may_be_missing=True):
         with suppress(ValueError, RecursionError, OPDError):
             count += sum(1 for _ in replied_turns(read_json(line)))
     return count

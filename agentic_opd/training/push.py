@@ -142,6 +142,8 @@ class WeightPusher:
             ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
                 head, but a server's head is tied to its embedding matrix.
             PushMismatchError: a server's logprobs differ from the trainer's.
+            WeightsReplacedError: a server lost the weights before the probe, as by a restart: of a learner, from
+                memory, or twice.
             ServerError: a server can't load the weights.
         """
         if not self._connections:
@@ -163,10 +165,20 @@ class WeightPusher:
             size = await self._push_whole(servers, folder, version, model, to)
         if not world.is_first:
             return None
-        noise = None if probe is None or logprobs is None else await self.compare(logprobs, probe, version)
+        has_files = to.takes_adapters or self._config.weight_transfer == "files"
+        noise = None
+        if probe is not None and logprobs is not None:
+            try:
+                noise = await self.compare(logprobs, probe, version)
+            except WeightsReplacedError as error:
+                # A learner that was deleted must not be served again.
+                if self._learner is not None or not has_files:
+                    raise
+                logger.warning("%s. They are sent again", error)
+                await self._load_again(servers, folder, version, to)
+                noise = await self.compare(logprobs, probe, version)
         if folder.exists():
             self._forget_old(folder)
-        has_files = to.takes_adapters or self._config.weight_transfer == "files"
         share = self._rounding.share
         self._warn_of_rounding(share, to.dtype)
         return Pushed(size, noise and noise.largest, noise and noise.rms, share, folder if has_files else None)
@@ -228,6 +240,16 @@ class WeightPusher:
         finally:
             if self._world.size > 1:  # The other processes gather all tensors, also of a push that failed.
                 await asyncio.to_thread(deque, rounded, 0)
+
+    async def _load_again(self, servers: Sequence[PluginClient], folder: Path, version: int, to: _Receivers) -> None:
+        """Load the files of the push under way on all servers once more."""
+        if not to.takes_adapters:
+            await gather_all(server.load_weights(folder, version) for server in servers)
+            return
+        await gather_all(server.load_adapter(folder, version) for server in servers)
+        teacher = folder.with_name(f"{folder.name}-teacher")
+        if teacher.exists():
+            await gather_all(server.load_adapter(teacher, version, as_teacher=True) for server in servers)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:
         """Warn once if rounding withholds more than `MUCH` of the update."""

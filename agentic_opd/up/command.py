@@ -10,7 +10,7 @@ from pathlib import Path
 from agentic_opd.core.concurrency import cancel_on
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
-from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
+from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, CommandParser, exit_code
 from agentic_opd.env.config import AgentEnvConfig
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
@@ -30,7 +30,7 @@ docs/closing_the_loop.md describes the file. Ctrl-C stops all parts: the trainer
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="agentic-opd up",
         description=_DESCRIPTION,
         epilog=_EPILOG,

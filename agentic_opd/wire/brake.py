@@ -29,13 +29,15 @@ class Evaluation(NamedTuple):
     """Seconds since 1970; None: the trainer did not write it."""
 
 
-def evaluations(file: Path) -> list[Evaluation]:
+def evaluations(file: Path, *, may_be_missing: bool = False) -> list[Evaluation]:
     """Return the evaluations in the order of their versions; of a version that was evaluated again, the last one.
+
+    With `may_be_missing` a file that is not there holds none.
 
     Raises:
         PlaceError: the file can't be read, or holds something other than verdicts.
     """
-    rows = read_verdicts(file)
+    rows = read_verdicts(file, may_be_missing=may_be_missing)
     try:
         by_version = {row["version"]: _evaluation(row) for row in rows if "mean" in row}
     except (ValueError, KeyError, TypeError) as error:
@@ -43,10 +45,11 @@ def evaluations(file: Path) -> list[Evaluation]:
     return [by_version[version] for version in sorted(by_version)]
 
 
-def read_verdicts(file: Path) -> list[dict[str, Any]]:
+def read_verdicts(file: Path, *, may_be_missing: bool = False) -> list[dict[str, Any]]:
     """Return the lines of the file; raises PlaceError as `evaluations`."""
     try:
-        rows = [read_json(line, parse_constant=refuse_constant) for line, _ in whole_lines(file)]
+        lines = whole_lines(file, may_be_missing=may_be_missing)
+        rows = [read_json(line, parse_constant=refuse_constant) for line, _ in lines]
     except OSError as error:
         raise PlaceError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

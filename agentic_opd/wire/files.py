@@ -96,11 +96,20 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
     file.flush()
 
 
-def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield each line that ends in a newline, and the offset after it; an incomplete last line is skipped."""
+def whole_lines(path: Path, *, may_be_missing: bool = False) -> Iterator[tuple[bytes, int]]:
+    """Yield each line that ends in a newline, and the offset after it; an incomplete last line is skipped.
+
+    With `may_be_missing` a file that is not there has no lines, also if another process removes it meanwhile.
+    """
     check_regular(path, is_read=True)
     end = 0
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        if not may_be_missing:
+            raise
+        return
+    with file:
         for line in file:
             if not line.endswith(b"\n"):
                 return

@@ -9,9 +9,11 @@ A learner's weights follow from its groups: a trainer that has trained on a line
 version before it. So a deletion is the removal of lines.
 """
 
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,23 +105,42 @@ class LearnerStanding(NamedTuple):
 
 
 def read_standing(folder: Path) -> LearnerStanding:
-    """Return a learner's standing, which another process may be changing.
+    """Return a learner's standing, which another process may be changing: files that it removes are left out.
 
     Raises:
         PlaceError: a file can't be read.
     """
     try:
-        lines = [line for line, _ in whole_lines(folder / GROUPS)] if (folder / GROUPS).exists() else []
-        saved = sorted((folder / "checkpoints").glob("step-??????"))
-        source: Any = read_json((saved[-1] / "step.json").read_text())["source"] if saved else {}
+        lines = [line for line, _ in whole_lines(folder / GROUPS, may_be_missing=True)]
+        version, source = _newest_version(folder / "checkpoints")
         read = sum(map(len, source.get("trained", ()))) + len(source.get("left_out", ()))
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        scores = evaluations(folder / BRAKE_FILE) if (folder / BRAKE_FILE).exists() else []
+        size = _size_bytes(folder)
+        scores = evaluations(folder / BRAKE_FILE, may_be_missing=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlaceError(f"the learner {folder.name} can't be read: {error}") from error
     sessions = {name for line in lines for name in names_of(line, ("session_id",))}
-    version = int(saved[-1].name.removeprefix("step-")) if saved else 0
     return LearnerStanding(folder.name, len(sessions), len(lines), max(0, len(lines) - read), version, scores, size)
+
+
+def _newest_version(checkpoints: Path) -> tuple[int, Any]:
+    """Return the newest version with a checkpoint, and the state of its source of groups; (0, {}) without one."""
+    names = list[str]()
+    with suppress(FileNotFoundError):
+        names = [path.name for path in checkpoints.iterdir()]
+    for name in sorted(fnmatch.filter(names, "step-??????"), reverse=True):
+        with suppress(FileNotFoundError):  # The trainer is removing this one.
+            return int(name.removeprefix("step-")), read_json((checkpoints / name / "step.json").read_text())["source"]
+    return 0, {}
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(parent, name).stat().st_size
+    return size
 
 
 def _filtered(path: Path, is_removed: Callable[[bytes], bool]) -> int:

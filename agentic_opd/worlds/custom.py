@@ -323,10 +323,11 @@ class HookedWorld:
             ConfigError: A task names an image, and the sandbox has none.
         """
         tasks, held_out = await self._tasks_of("tasks"), await self._tasks_of("eval_tasks")
-        if not tasks:
+        tasks, all_tasks = tasks or [], [*(tasks or ()), *(held_out or ())]
+        if not all_tasks:
             raise self.failure("tasks", "tasks returned no task")
-        if not self.tools and tasks[0].tools:
-            self.tools = tasks[0].tools  # What the checks at start-up render.
+        if not self.tools and all_tasks[0].tools:
+            self.tools = all_tasks[0].tools  # What the checks at start-up render.
         if held_out is not None:
             return tasks, held_out
         return split_tasks(tasks, self.config.eval.fraction, self.config.eval.seed)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import SystemRandom
 from typing import Protocol
 
+from agentic_opd.core.ports import free_port as free_port
 from agentic_opd.core.processes import end_of, end_with_parent
 
 LAUNCHER = (sys.executable, "-m", "agentic_opd.serving.launch")
@@ -112,19 +111,6 @@ def local_server(
         base_url = f"http://127.0.0.1:{port}"
         seconds = _wait_until_healthy(process, base_url, log, timeout_s)
         yield LocalServer(base_url, str(model), log, seconds, process)
-
-
-def free_port() -> int:
-    """A port that nothing listens on.
-
-    The kernel gives it to no outgoing connection either: it is still free when a server has started, or starts again.
-    """
-    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = SystemRandom().randrange(10_000, max(first_of_connections, 20_000))
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:

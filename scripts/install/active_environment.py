@@ -46,8 +46,10 @@ def command_parser(description: str | None, program: str | None = None) -> Argum
 
     `program` is the path of a module's script; an executable knows its own.
     """
+    from agentic_opd.core.exit_codes import CommandParser  # Importable after `enter`.
+
     program = program or str(Path(sys.argv[0]).resolve().relative_to(ROOT))
-    return ArgumentParser(prog=program, description=description, formatter_class=RawDescriptionHelpFormatter)
+    return CommandParser(prog=program, description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
 def at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -102,7 +102,6 @@ def start_ahead() -> int:
     try:
         commands.warm("env")
         shared_server()
-        commands.warm("vllm")
     finally:
         os._exit(0)  # Whoever needs what could not be started tries again, and says why.
 

@@ -26,16 +26,16 @@ AGENT = (
 def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with recording_proxy(vllm_server.base_url) as proxy:
-        done = process(proxy.url, out, *AGENT, "--env.total_steps", "3", "--env.group_size", "2")
+        done = process(proxy.url, out, *AGENT, "--env.total_steps", "2", "--env.group_size", "2")
         sampled = seen(proxy)
     assert done.returncode == 0, done
     groups = read_lines(out)
-    assert len(groups) == 3
+    assert len(groups) == 2
     assert validate(out).returncode == 0
     sequences = [
         (tokens, mask) for group in groups for tokens, mask in zip(group["tokens"], group["masks"], strict=True)
     ]
-    assert len(sequences) == 6
+    assert len(sequences) == 4
     for tokens, mask in sequences:
         turns = [(prompt, ids) for prompt, (ids,) in sampled if tokens[: len(prompt) + len(ids)] == prompt + ids]
         assert {len(prompt + ids) for prompt, ids in turns} >= {len(tokens)}, "it ends with a turn that was sampled"

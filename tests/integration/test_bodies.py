@@ -85,10 +85,9 @@ def ids_body(length: int) -> bytes:
 
 
 WITH_ALL = pytest.mark.all
-"""Of forms that are read as another one here is: no other test can run beside these."""
+"""Of forms that are read as another one here is."""
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "path",
     ["/v1/opd/score", *(pytest.param(path, marks=WITH_ALL) for path in ("/generate", "/v1/opd/reload_weights"))],
@@ -98,7 +97,6 @@ def test_others_do_not_wait_while_forty_megabytes_are_refused(vllm_server: Local
     assert added_wait(vllm_server, lambda: ask(vllm_server, path, body), 413) < PATIENCE_S
 
 
-@pytest.mark.alone
 def test_nor_while_they_come_without_a_length(vllm_server: LocalServer) -> None:
     body = ids_body(40 * MIB)
 
@@ -108,7 +106,6 @@ def test_nor_while_they_come_without_a_length(vllm_server: LocalServer) -> None:
     assert added_wait(vllm_server, send, 413) < PATIENCE_S
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("path", "status", "body"),
     [

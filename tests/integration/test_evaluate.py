@@ -14,12 +14,10 @@ from tests.support.environment import command, read_lines
 pytestmark = pytest.mark.vllm
 
 
-def evaluate(
-    server_url: str, folder: Path, *flags: str, real: bool = False
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def evaluate(server_url: str, folder: Path, *flags: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Run it; the metrics and the samples that it wrote."""
     argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
-    done = commands.run(*argv, timeout_s=300, real=real)
+    done = commands.run(*argv, timeout_s=300)
     assert done.returncode == 0, done
     assert "eval/pass@1" in done.stderr
     metrics = json.loads((folder / "metrics.json").read_text())["results"]["all"]
@@ -27,7 +25,7 @@ def evaluate(
 
 
 def test_greedy_runs_agree_and_count_as_their_samples_do(vllm_server: Any, tmp_path: Path) -> None:
-    metrics, samples = evaluate(vllm_server.base_url, tmp_path / "first", real=True)
+    metrics, samples = evaluate(vllm_server.base_url, tmp_path / "first")
     again, samples_again = evaluate(vllm_server.base_url, tmp_path / "second")
     assert samples == samples_again
     assert metrics == again

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ CLIENTS, TURNS = 3, 4
 
 
 def test_a_push_refuses_nobody_and_each_turn_knows_its_weights(rooted: RootedServer, tmp_path: Path) -> None:
+    is_pushed = Event()
     with served(rooted.base_url, tmp_path, "--env.opd_enabled", "false") as gateway:
 
         def talk(number: int) -> None:
             messages: list[Any] = [{"role": "user", "content": f"Say {number}."}]
-            for _ in range(TURNS):
+            for turn in range(TURNS):
+                if turn == TURNS - 1:
+                    assert is_pushed.wait(120)
                 answer = gateway.chat(*messages, session=f"s{number}", max_tokens=60)
                 messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on."}]
 
@@ -32,6 +36,7 @@ def test_a_push_refuses_nobody_and_each_turn_knows_its_weights(rooted: RootedSer
                 version += 1
                 reply = ask(rooted.server, "/v1/opd/reload_weights", {"path": "first", "version": version})
                 assert reply.status == 200, reply.body
+                is_pushed.set()
             for one in talks:
                 one.result()
         groups = [gateway.end(f"s{number}") for number in range(CLIENTS)]

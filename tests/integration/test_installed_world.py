@@ -32,14 +32,14 @@ def test_a_package_of_a_user_brings_a_world(tmp_path: Path) -> None:
     (source / "riddles_of_a_user" / "__init__.py").touch()
     (source / "riddles_of_a_user" / "world.py").write_text(RIDDLES)
     (source / "pyproject.toml").write_text(PROJECT)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=600)
+    install = ["uv", "pip", "install", "-q", "--python", sys.executable, "--target", str(site), "--no-deps"]
+    subprocess.run([*install, "--no-build-isolation", "--no-index", str(source)], check=True, timeout=600)
     out = tmp_path / "groups.jsonl"
     flags = ("--env.world", "riddles", "--env.world.prompt", "Name what has keys", "--env.total_steps", "1")
     with fake_plugin() as server:
         argv = process_command(server.base_url, out, *flags)
         path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-        done = commands.run(*argv, real=True, PYTHONPATH=path, timeout_s=120)
+        done = commands.run(*argv, PYTHONPATH=path, timeout_s=120)
     assert done.returncode == 0, done
     (group,) = read_lines(out)
     assert "Name what has keys" in group["messages"][0][1]["content"]

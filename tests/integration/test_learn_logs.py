@@ -15,6 +15,7 @@ from tests.support.places import MODEL
 from tests.support.plugin_client import ask
 from tests.support.scripted_judge import judge_server
 from tests.support.vllm import MAX_RANK, RootedServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
@@ -28,10 +29,14 @@ SETTINGS = {
 MEASURED = ("stages/after.json", "stages/grades.json", "answers.after.jsonl", "logprobs.jsonl", "grades.jsonl")
 
 
-def learn(logs: Path, out: Path, server: str, judge: str, *, model: str = MODEL) -> "subprocess.CompletedProcess[str]":
+def arguments(logs: Path, out: Path, server: str, judge: str, *, model: str = MODEL) -> list[str]:
     addresses = {"openai.base_url": f"{server}/v1", "env.judge.base_url": judge}
     flags = [text for name, value in {**SETTINGS, **addresses}.items() for text in (f"--{name}", value)]
-    return commands.run("agentic_opd", "learn", str(logs), "--model", model, "--out", str(out), *flags)
+    return ["learn", str(logs), "--model", model, "--out", str(out), *flags]
+
+
+def learn(logs: Path, out: Path, server: str, judge: str, *, model: str = MODEL) -> "subprocess.CompletedProcess[str]":
+    return commands.run("agentic_opd", *arguments(logs, out, server, judge, model=model))
 
 
 def result_of(out: Path) -> dict[str, Any]:
@@ -47,6 +52,7 @@ def test_an_adapter_that_is_better_and_a_refusal_of_one_that_changes_nothing(
         done = learn(logs, out, rooted.base_url, judge)
         assert done.returncode == 0, done
         assert "with a hint: 18 of 24 answers to train on" in done.stderr
+        assert "to do: about " in done.stderr
         result = result_of(out)
         assert result["verdict"] == "adapter"
         assert result["corrections"]["difference"][2] < 0
@@ -73,6 +79,55 @@ def test_an_adapter_that_is_better_and_a_refusal_of_one_that_changes_nothing(
     assert result_of(other)["corrections"]["before"] == result["corrections"]["before"]
     assert not (other / "adapter").exists()
     assert (other / "answers.before.jsonl").read_bytes() == (out / "answers.before.jsonl").read_bytes()
+
+
+KILLS = {
+    "hints": "training.distilled.jsonl",
+    "before": "answers.before.jsonl",
+    "training": "train/metrics.jsonl",
+    "after": "answers.after.jsonl",
+    "grades": "grades.jsonl",
+}
+"""Stage -> the file whose first line shows that the stage has begun."""
+
+
+@pytest.mark.all
+def test_a_run_that_is_killed_in_each_stage_goes_on(rooted: RootedServer, tmp_path: Path) -> None:
+    logs, out = tmp_path / "logs.jsonl", rooted.root / "killed"
+    write_logs(logs, 40)
+    done, held = dict[str, bytes](), list[str]()
+
+    def answer_or_wait(body: dict[str, Any]) -> list[str] | int | None:
+        """Answer one question about grades and no more, so that the run can be killed there."""
+        if stage == "grades":
+            held.append(stage)
+        return None if len(held) > 1 else judge_answer(body)
+
+    stage = ""
+    with judge_server(answer_or_wait) as judge:
+        argv = arguments(logs, out, rooted.base_url, judge)
+        for stage, name in KILLS.items():
+            path = out / name
+            said = tmp_path / f"{stage}.log"
+            with said.open("w") as log, commands.start("agentic_opd", *argv, stdout=log, stderr=log) as process:
+                until(lambda path=path: has_line(path), 300, process, said.read_text)
+                process.kill()
+            assert not (out / "result.json").exists(), f"it ended before it was killed in {stage}"
+            stages = {entry.name: entry.read_bytes() for entry in (out / "stages").glob("*.json")}
+            assert done.items() <= stages.items(), f"a stage before {stage} was done again"
+            done = stages
+        stage = ""
+        held.clear()
+        last = commands.run("agentic_opd", *argv)
+    assert last.returncode in (0, 3), last
+    for name in ("answers.before.jsonl", "answers.after.jsonl", "grades.jsonl", "logprobs.jsonl"):
+        keys = [json.loads(line)["key"] for line in (out / name).read_text().splitlines()]
+        assert len(keys) == len(set(keys)), f"{name} has a row twice"
+    assert result_of(out)["turns"] == {"training": 24, "held_out": 16}
+
+
+def has_line(path: Path) -> bool:
+    return path.exists() and b"\n" in path.read_bytes()
 
 
 def test_a_server_of_another_model_is_refused(fake_server: FakePlugin, tmp_path: Path) -> None:

@@ -274,9 +274,9 @@ def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path:
     out = tmp_path / "groups.jsonl"
     flags = (
         "--env.total_steps",
-        "6",
+        "4",
         "--env.max_concurrent_groups",
-        "3",
+        "4",
         "--env.use_wandb",
         "--env.hint.control",
         "other",
@@ -287,7 +287,7 @@ def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path:
     assert "wandb:" not in done.stderr, "W&B's own lines are left out"
     assert not (tmp_path / "metrics.jsonl").exists()
     steps, groups = logged_steps(tmp_path), read_lines(out)
-    assert sorted(steps) == list(range(1, 7))
+    assert sorted(steps) == list(range(1, 5))
     for step, group in enumerate(groups, start=1):
         check_step(steps[step], group)
     assert max(step.get("opd/prefix_cache_hit_share", 0) for step in steps.values()) > 0
@@ -327,19 +327,21 @@ def test_the_metrics_of_whole_rollouts_are_those_of_the_groups(vllm_server: Any,
 
 def test_without_wandb_they_are_in_a_file_that_a_continued_run_continues(vllm_server: Any, tmp_path: Path) -> None:
     out, before = tmp_path / "groups.jsonl", time.time()
-    assert process(vllm_server.base_url, out, "--env.total_steps", "2").returncode == 0
+    few = ("--env.group_size", "2")
+    assert process(vllm_server.base_url, out, "--env.total_steps", "1", *few).returncode == 0
     file = tmp_path / "metrics.jsonl"
     first = file.read_text()
-    file.write_text(first + '{"step": 3, "tr')  # What a run that is killed may leave behind.
-    done = process(vllm_server.base_url, out, "--env.total_steps", "4", "--env.resume")
+    file.write_text(first + '{"step": 2, "tr')  # What a run that is killed may leave behind.
+    done = process(vllm_server.base_url, out, "--env.total_steps", "2", "--env.resume", *few)
     assert done.returncode == 0, done
     assert str(file) in done.stderr
     assert file.read_text().startswith(first)
     metrics = read_lines(file)
-    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert [line["step"] for line in metrics] == [1, 2]
     assert before < metrics[0]["time"] <= metrics[-1]["time"] < time.time()
     for line, group in zip(metrics, read_lines(out), strict=True):
         check_step(line, group)
     assert max(line.get("opd/prefix_cache_hit_share", 0) for line in metrics) > 0
-    assert process(vllm_server.base_url, out, "--env.total_steps", "1", "--env.overwrite", "true").returncode == 0
+    again = process(vllm_server.base_url, out, "--env.total_steps", "1", "--env.overwrite", "true", *few)
+    assert again.returncode == 0, again
     assert [line["step"] for line in read_lines(file)] == [1]

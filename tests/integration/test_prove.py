@@ -23,10 +23,10 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def groups(demo: DemoRun, tmp_path: Path) -> Path:
-    """The first four of the demo run's groups, with their settings."""
+    """The first two of the demo run's groups, with their settings."""
     shutil.copy(demo.path.with_suffix(".run.json"), tmp_path / "groups.run.json")
     path = tmp_path / "groups.jsonl"
-    path.write_bytes(b"".join(demo.path.read_bytes().splitlines(keepends=True)[:4]))
+    path.write_bytes(b"".join(demo.path.read_bytes().splitlines(keepends=True)[:2]))
     return path
 
 
@@ -67,7 +67,7 @@ def test_a_killed_command_goes_on_and_the_file_has_every_proof(
 def test_only_proven_hints_are_scored_in_a_run(vllm_server: LocalServer, tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     proof = json.dumps({"type": "replay", "pairs": 4, "rollouts": 16, "join": 3})
-    flags = ("--env.hint.proof", proof, "--env.total_steps", "4", "--env.data_path_to_save_groups", str(path))
+    flags = ("--env.hint.proof", proof, "--env.total_steps", "2", "--env.data_path_to_save_groups", str(path))
     done = commands.run(*command("process", vllm_server.base_url, *flags), timeout_s=600)
     assert done.returncode == 0, done.stderr
     hinted = [record for record in records(path) if record.hint is not None]

@@ -58,11 +58,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Forward, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     flags = ("--openai.base_url", f"{real.server.base_url}/v1", "--env.data_path_to_save_groups", str(out))
-    done = commands.run("agentic_opd.env", "process", "--config", "configs/real.yaml", *flags, "--env.total_steps", "3")
+    done = commands.run("agentic_opd.env", "process", "--config", "configs/real.yaml", *flags, "--env.total_steps", "1")
     assert done.returncode == 0, done
     groups = [ScoredGroup.from_wire(line) for line in read_lines(out)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    assert [turn.outcome.value for rollout in rollouts for turn in rollout.turns or ()] == ["scored"] * 12
+    assert [turn.outcome.value for rollout in rollouts for turn in rollout.turns or ()] == ["scored"] * 4
     assert any(message.get("tool_calls") for one in rollouts for message in (one.messages or ())[-2:])
     assert validate(out).violations == 0
     for rollout in rollouts[:2]:

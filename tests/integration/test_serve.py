@@ -44,7 +44,7 @@ def test_batches_are_filled_and_evaluation_runs_beside_it(
         "--env.max_batches_offpolicy",
         "2",
     )
-    with serving(api.url, fake_server.base_url, tmp_path, *flags, real=True) as env:
+    with serving(api.url, fake_server.base_url, tmp_path, *flags) as env:
         env.wait_for("waiting for a trainer")
         api.register_trainer(batch_size=8, num_steps=5)  # The API may count one more than it has handed out.
         batches = [api.batch() for _ in range(3)]

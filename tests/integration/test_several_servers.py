@@ -19,7 +19,7 @@ from tests.support.vllm import SharedServer
 
 pytestmark = pytest.mark.vllm
 
-GROUPS, GROUP_SIZE = 8, 4
+GROUPS, GROUP_SIZE = 8, 2
 
 
 class Sampled(NamedTuple):

@@ -40,10 +40,12 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         trajectory_api(tmp_path / "api.log") as api,
         serving(
             *(api.url, vllm.base_url, tmp_path, "--env.max_batches_offpolicy", "0", "--env.total_steps", "20"),
+            *("--env.group_size", "2"),
             *("--env.judge.base_url", judge, "--env.judge.model_name", "judge"),
         ),
     ):
-        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}")
+        small = (f"--weights_dir={weights}", "--batch_size=4")
+        argv = trainer(tmp_path, api.url, vllm.base_url, *small)
         run_together(*argv, processes=2, log=tmp_path / "trainer.log")
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
@@ -60,7 +62,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
         more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
-        again = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", *more)
+        again = trainer(tmp_path, api.url, vllm.base_url, *small, *more)
         stopped = commands.run(*again, kind="train")
         assert stopped.returncode == 1, stopped
         assert "does not compute what the trainer does" in stopped.stderr

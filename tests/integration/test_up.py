@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,10 +37,10 @@ class DemoLoop:
         self.mark = f"LOOP={folder}".encode()
         self.said = folder / "said"
 
-    def start(self, *flags: str) -> "subprocess.Popen[str]":
+    def start(self, *flags: str, real: bool = True) -> Any:
         with self.said.open("ab") as said:
             argv = ("agentic_opd", "up", "--config", str(self.file), *flags)
-            return commands.start(*argv, stderr=said, stdout=said, real=True, **self.variables)
+            return commands.start(*argv, stderr=said, stdout=said, real=real, **self.variables)
 
     def has_stepped(self, number: int) -> bool:
         """Whether that many steps are done."""
@@ -62,6 +62,10 @@ class DemoLoop:
                     found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         return found
 
+    def wait_for_end(self) -> None:
+        """Wait until no process is left: the system takes a moment to end those that were killed."""
+        until(lambda: self.running() == {}, timeout_s=100, said=lambda: str(self.running()))
+
     def kill(self, of: str) -> None:
         pid = min(pid for pid, line in self.running().items() if of in line and " up --config" not in line)
         os.kill(pid, signal.SIGKILL)
@@ -77,10 +81,10 @@ def test_the_loop_closes(tmp_path: Path) -> None:
     assert process.returncode == 0, loop.said.read_text()
     assert loop.steps() == [1, 2]
     assert all(line["push_difference"] < 1e-3 for line in loop.lines())
-    until(lambda: loop.running() == {}, timeout_s=100, said=lambda: str(loop.running()))
+    loop.wait_for_end()
     assert (loop.out / "final/model.safetensors").exists()
     assert validate(loop.out / "tasks.jsonl").returncode == 0
-    again = loop.start()
+    again = loop.start(real=False)
     assert again.wait(300) == 2
     assert "holds an earlier run" in loop.said.read_text()
 
@@ -95,7 +99,7 @@ def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path:
         process.send_signal(signal.SIGINT)
         assert process.wait(600) == 130, said()
         assert "continues from the last checkpoint" in said()
-        assert loop.running() == {}
+        loop.wait_for_end()
         before = max(loop.steps())
         assert (loop.out / f"checkpoints/step-{before:06d}").exists()
         again = loop.start()
@@ -107,7 +111,7 @@ def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path:
         loop.kill("agentic_opd serve ")
         assert process.wait(600) == 1, said()
         assert "tasks was killed by signal 9, so all parts are ended" in said()
-        until(lambda: loop.running() == {}, timeout_s=100, said=lambda: str(loop.running()))
+        loop.wait_for_end()
 
         process = loop.start("--resume")
         until(lambda: process.poll() is not None, timeout_s=900, said=said)
@@ -116,6 +120,6 @@ def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path:
     assert process.returncode == 0, said()
     assert set(loop.steps()) == {*range(1, STEPS + 1)}
     assert all(line["push_difference"] < 1e-3 for line in loop.lines())
-    assert loop.running() == {}
+    loop.wait_for_end()
     assert (loop.out / "final/model.safetensors").exists()
     assert validate(loop.out / "tasks.jsonl").returncode == 0

@@ -153,6 +153,12 @@ def _start(kind: str) -> str:
     return str(path)
 
 
+def keep(kind: str, log: Path, module: str, *arguments: str) -> None:
+    """Start `python -m MODULE ARGUMENTS` as a service that is forked and runs until the session ends."""
+    warm(kind)
+    session.keep([sys.executable, "-m", __name__, kind, module, *arguments], log, cwd=ROOT)
+
+
 def start(
     module: str,
     *arguments: str,
@@ -197,3 +203,8 @@ def run(module: str, *arguments: str, timeout_s: float = 600.0, **more: Any) -> 
         out.seek(0)
         error.seek(0)
         return Done(process, [module, *arguments], out.read(), error.read())
+
+
+if __name__ == "__main__":  # The client of a service, which ends with it.
+    with Forked(sys.argv[2:], kind=sys.argv[1], start_new_session=True) as service:
+        sys.exit(service.wait())

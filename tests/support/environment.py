@@ -71,14 +71,14 @@ class Serving:
 
 
 @contextmanager
-def serving(api_url: str, vllm_url: str, folder: Path, *flags: str, real: bool = False) -> Generator[Serving]:
+def serving(api_url: str, vllm_url: str, folder: Path, *flags: str) -> Generator[Serving]:
     """A `serve` process while the block runs; it writes to `folder`."""
     folder.mkdir(exist_ok=True)
     own = ("--env.data_path_to_save_groups", str(folder / "groups.jsonl"), "--env.server_retry_s", "2")
     argv = command("serve", vllm_url, "--env.rollout_server_url", api_url, *own, *flags)
     log = folder / "serve.log"
     with log.open("wb") as output:
-        running = commands.start(*argv, stdout=output, stderr=commands.STDOUT, start_new_session=True, real=real)
+        running = commands.start(*argv, stdout=output, stderr=commands.STDOUT, start_new_session=True)
     try:
         yield Serving(running, log)
     finally:

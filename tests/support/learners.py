@@ -12,6 +12,7 @@ from agentic_opd.core.processes import end_of
 from agentic_opd.gateway.config import LearnersConfig
 from agentic_opd.gateway.keys import digest_of_key
 from agentic_opd.gateway.learners import learner_of
+from agentic_opd.wire.files import whole_lines
 
 from . import commands
 from .places import MODEL
@@ -65,8 +66,9 @@ def learners_of(server: RootedServer) -> dict[str, int]:
 
 
 def groups_of(folder: Path, person: str) -> list[dict[str, Any]]:
+    """The groups of a person; the gateway may be writing another line."""
     path = folder / "learners" / name_of(person) / "groups.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line, _ in whole_lines(path, may_be_missing=True)]
 
 
 def wait_for(process: Any, folder: Path, is_so: Callable[[], bool]) -> None:

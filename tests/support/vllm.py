@@ -1,8 +1,12 @@
-"""vLLM servers of the tests: started as a person does, killed, started again, and given their first weights back."""
+"""vLLM servers of the tests: forked, killed, started again, and given their first weights back.
+
+test_up starts one in new processes, as a person does.
+"""
 
 import os
 import shutil
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Generator, Sequence
@@ -69,7 +73,7 @@ def shared_server() -> SharedServer:
     def start() -> list[str]:
         began, port, log = time.monotonic(), free_port(), session.folder() / "vllm.log"
         server = SharedServer(f"http://127.0.0.1:{port}", MODEL, log)
-        session.keep([str(ROOT / "scripts" / "serve_vllm"), MODEL, "--port", str(port)], log, cwd=ROOT)
+        commands.keep("vllm", log, "agentic_opd.serving.launch", MODEL, "--port", str(port))
         while not _is_healthy(server.base_url):
             assert time.monotonic() < began + 600, f"vLLM does not answer after 600 s:\n{end_of(log)}"
             time.sleep(0.1)
@@ -92,6 +96,17 @@ class Forward(Protocol):
     """Ids [T] -> transformers' logprobs [T, V] (nats); row p is about the token at p + 1."""
 
     def __call__(self, ids: Sequence[int], model: str | Path = ...) -> NDArray[np.float32]: ...
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen at the port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class RootedServer:
@@ -134,8 +149,9 @@ class RootedServer:
         self.server.process.wait(60)
 
     def start(self) -> None:
-        """Start it again."""
+        """Start it again, once the engine of one that was killed holds the port no longer."""
         self.close()
+        until(lambda: is_free(self._port), 60)
         self.server = self._started()
 
     def close(self) -> None:

@@ -78,7 +78,8 @@ class Request:
         """`python -m MODULE ARGUMENTS`."""
         module, *arguments = self.argv
         sys.argv = [module, *arguments]
-        sys.path.insert(0, self.cwd)
+        more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+        sys.path[:0] = [self.cwd, *more]
         sys.modules.pop(module, None)  # As where nothing has imported it, runpy says nothing.
         sys.modules.pop(f"{module}.__main__", None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -358,7 +358,7 @@ def test_a_regex_takes_linear_time(name: str) -> None:
 
     lines = product(("", *sorted(own, key=len)[-2:]), sorted({*own, *SIGNS}))
     reader = GUARDED.get(name, read)
-    slow = (slowness(reader, partial(make, *line), (8, 24, 256, 1024, 4096), floor=0.002) for line in lines)
+    slow = (slowness(reader, partial(make, *line), (8, 24, 256, 4096), floor=0.002) for line in lines)
     assert not [times for times in slow if times]
 
 

@@ -1,6 +1,8 @@
 """`agentic-opd learners`: what it lists, and what a deletion leaves."""
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +55,26 @@ def test_groups_of_parts_of_one_session_are_one_session(folder: Path) -> None:
         file.write(json_line(replace(group(item_id="part"), group_id="part", session_id="two").to_wire()))
     standing = read_standing(folder / NAME)
     assert (standing.sessions, standing.groups) == (2, 3)
+
+
+def test_files_that_a_trainer_removes_meanwhile_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, walk = folder / NAME, os.walk
+    (path / "checkpoints" / "step-000004").mkdir()  # Its files are removed already.
+    gone = path / "metrics.jsonl"
+    gone.write_text("{}\n")
+
+    def walk_beside_trainer(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for entry in walk(top):
+            gone.unlink(missing_ok=True)
+            yield entry
+
+    monkeypatch.setattr(os, "walk", walk_beside_trainer)
+    standing = read_standing(path)
+    assert (standing.version, standing.waiting) == (3, 1)
+    assert standing.size_bytes == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    (path / "brake.jsonl").unlink()
+    (path / "groups.jsonl").unlink()
+    assert read_standing(path)[1:4] == (0, 0, 0)
 
 
 def test_it_lists_each_learner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

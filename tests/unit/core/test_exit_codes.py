@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentic_opd.core import errors
-from agentic_opd.core.exit_codes import EXIT_USAGE, exit_code
+from agentic_opd.core.exit_codes import EXIT_USAGE, CommandParser, exit_code
 
 
 def raising(error: BaseException) -> int:
@@ -43,3 +43,14 @@ def test_a_checker_has_one_code_for_all_that_keeps_it_from_checking(capsys: pyte
 
     assert exit_code(command, on_error=EXIT_USAGE) == 2
     assert capsys.readouterr().err == "error: nobody answers\n"
+
+
+def test_a_wrong_command_line_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = CommandParser(prog="agentic-opd prove GROUPS [--limit N]")
+    parser.add_argument("groups", metavar="GROUPS")
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args([])
+    assert caught.value.code == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        "error: the following arguments are required: GROUPS; agentic-opd prove --help lists the arguments\n"
+    )

@@ -209,6 +209,15 @@ def test_a_file_that_cannot_be_written_is_named_before_a_server_is_asked(
     assert "127.0.0.1:9" not in error
 
 
+@pytest.mark.parametrize("mode", ["process", "serve", "evaluate"])
+def test_what_a_world_refuses_is_named_before_a_server_is_asked(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [mode, "--env.world.type", "babyai", "--env.world.levels", "GoToNowhere"]
+    assert command.main(argv=[*argv, "--openai.base_url", "http://127.0.0.1:9/v1"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "GoToNowhere" in error
+    assert "127.0.0.1:9" not in error
+
+
 def test_a_model_that_is_not_served_is_refused_before_its_tokenizer_is_loaded() -> None:
     """A hub that can't be reached would be asked for the tokenizer for half a minute."""
 

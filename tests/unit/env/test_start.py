@@ -1,11 +1,28 @@
 """What a process has imported when it starts."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.interpreters import Interpreters, interpreters
+
 pytestmark = pytest.mark.processes
+
+HEAVY = {"torch", "vllm", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy", "fastapi"}
+LIGHT = (
+    *("agentic_opd.cli.main", "agentic_opd.env.command", "agentic_opd.training.command", "agentic_opd.cli.distill"),
+    *("agentic_opd.gateway.command", "agentic_opd.up.command", "agentic_opd.cli.doctor.command"),
+)
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Interpreters]:
+    with interpreters(*LIGHT) as warm:
+        yield warm
 
 
 @pytest.mark.parametrize(("before", "kept"), [("", False), ("sys.modules['torch'] = sys", True)])
@@ -38,15 +55,17 @@ light.keep_torch_out()
     ],
     ids=" ".join,
 )
-def test_help_and_errors_import_nothing_heavy(argv: list[str]) -> None:
-    """-X importtime names each module that was imported."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", *argv], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == (0 if "--help" in argv else 2)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
-    assert "pydantic" in imported
-    assert not imported & {"torch", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy", "fastapi"}
+def test_help_and_errors_import_nothing_heavy(argv: list[str], python: Interpreters) -> None:
+    done = python.run(["-m", *argv], Path.cwd(), dict(os.environ))
+    assert done.returncode == (0 if "--help" in argv else 2), done.stderr
+    assert "pydantic" in done.packages
+    assert not done.packages & HEAVY
+
+
+def test_help_on_all_settings_imports_neither_torch_nor_vllm_nor_atropos(python: Interpreters) -> None:
+    done = python.run(["-m", "agentic_opd", "process", "--help", "all"], Path.cwd(), dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert not done.packages & {"torch", "vllm", "atroposlib"}
 
 
 def test_live_is_the_gateway() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.gateway import learners as learner_files
 from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.keys import digest_of_key
 from agentic_opd.gateway.learners import LearnerFiles, learner_of
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.learners import learner_names, names_of, remove_sessions
+from tests.support.groups import group
 
 from .fakes import MORE, USER, Running, ScriptedVllm, gateway_before
 
@@ -179,6 +182,47 @@ async def test_a_deletion_waits_for_the_group(vllm: ScriptedVllm, tmp_path: Path
         await running.http.post(f"{running.url}/sessions/one/end", json={}, headers=authorization)
         response = await running.http.delete(f"{running.url}/sessions/one", headers=authorization)
         assert (response.status_code, response.json()["error"]["code"]) == (409, "session_busy")
+
+
+@in_loop
+async def test_a_group_that_is_written_during_a_deletion_is_kept_and_so_are_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def remove_slowly(*arguments: Any) -> int:
+        has_begun.set()
+        assert may_go_on.wait(60)
+        return remove_sessions(*arguments)
+
+    monkeypatch.setattr(learner_files, "remove_sessions", remove_slowly)
+    files = LearnerFiles(BY_KEY["learners"], tmp_path, {})
+    for item_id in ("old", "deleted"):
+        await files.write("ann", group(item_id=item_id))
+    removing = asyncio.create_task(files.remove("ann", ["deleted"], []))
+    await asyncio.to_thread(has_begun.wait)
+    writing = asyncio.create_task(files.write("ann", group(item_id="meanwhile")))
+    await asyncio.sleep(0)  # The writer would open the file that the deletion replaces.
+    may_go_on.set()
+    await asyncio.gather(removing, writing)
+    await files.write("ann", group(item_id="later"))
+    files.close()
+    rows = [json.loads(line) for line in (tmp_path / "ann" / "groups.jsonl").read_text().splitlines()]
+    assert [row["group_overrides"]["item_id"] for row in rows] == ["old", "meanwhile", "later"]
+
+
+@in_loop
+async def test_a_file_that_is_being_written_stays_open_when_many_learners_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_files, "_MOST_OPEN", 1)
+    files = LearnerFiles(BY_KEY["learners"], tmp_path, {})
+    names = [f"learner-{number}" for number in range(8)]
+    await asyncio.gather(*(files.write(name, group()) for name in names))
+    await files.write(names[0], group(item_id="second"))
+    files.close()
+    counts = [len((tmp_path / name / "groups.jsonl").read_text().splitlines()) for name in names]
+    assert counts == [2, *[1] * 7]
 
 
 @in_loop

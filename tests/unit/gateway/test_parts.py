@@ -14,16 +14,17 @@ from pydantic import ValidationError
 
 from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import JudgeTokens, Message
-from agentic_opd.distill.config import JudgeConfig
+from agentic_opd.distill.config import JudgeConfig, TeacherConfig
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.hints import JudgedBy, Questions
 from agentic_opd.distill.insertion import HintEncoder
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.gateway import groups
-from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.config import GatewayConfig, LearnersConfig
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.rollout.renderer import load_renderer
+from agentic_opd.wire.learners import learner_names
 from tests.unit.distill.fakes import HINT, TableTeacher
 
 from .fakes import USER, Running, ScriptedVllm, gateway_before, until
@@ -381,3 +382,52 @@ def test_deleting_a_session_deletes_its_parts(tokenizer: Any, tmp_path: Path) ->
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         GatewayConfig(**settings)
+
+
+def test_a_session_is_not_deleted_while_a_part_of_it_is_begun(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the part's group is written after the deletion, and the learner is trained on it."""
+
+    async def forget(client: Any, name: str) -> None:
+        pass
+
+    monkeypatch.setattr("agentic_opd.plugin.client.PluginClient.forget_learner", forget)
+    of_key = {"learners": LearnersConfig(by="key"), "teacher": TeacherConfig(weights="frozen")}
+
+    async def talk() -> None:
+        has_begun, may_go_on = asyncio.Event(), asyncio.Event()
+        async with parted(tokenizer, tmp_path, FirstTurnJudge(), **of_key) as running:
+            journal = running.gateway._journal
+            run = journal.run
+
+            async def run_slowly(call: Any) -> Any:
+                if getattr(call, "func", None) == journal.add_part:
+                    has_begun.set()
+                    await may_go_on.wait()
+                return await run(call)
+
+            monkeypatch.setattr(journal, "run", run_slowly)
+            client, url = Talk(running), f"{running.url}/sessions/s"
+            saying = asyncio.create_task(client.say(3))
+            await has_begun.wait()
+            (session,) = running.gateway._sessions
+            deleting = asyncio.create_task(running.http.delete(url))
+
+            async def is_deleting() -> bool:
+                return session.is_ending
+
+            await until(is_deleting)
+            may_go_on.set()
+            refused = await deleting
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+            await saying
+            await client.say()  # The session goes on.
+            await running.gateway.drained()
+            (name,) = learner_names(tmp_path / "learners")
+            file = tmp_path / "learners" / name / "groups.jsonl"
+            assert file.read_text()
+            assert (await running.http.delete(url)).status_code == 200
+            assert not file.read_text()
+
+    asyncio.run(talk())

@@ -562,6 +562,36 @@ def test_a_session_ends_by_name_or_when_it_is_idle(tmp_path: Path) -> None:
     assert idle.stop == "idle"
 
 
+@pytest.mark.parametrize("header", ["X-Session-Id", "X-Claude-Code-Session-Id"])
+def test_a_session_ends_with_the_answer_whose_connection_is_still_open(tmp_path: Path, header: str) -> None:
+    """A client has all of a stream before the upstream closes the connection."""
+    gate, stream = asyncio.Event(), chat_stream(["Hello."])
+
+    async def handler(request: web.Request, received: bytes) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(stream)
+        await gate.wait()
+        return answer
+
+    async def talk(gateway: Recording) -> None:
+        body, headers = {"model": "big", "stream": True, "messages": [USER]}, {header: "mine"}
+        url = f"{gateway.url}/v1/chat/completions"
+        async with gateway.http.stream("POST", url, json=body, headers=headers) as answer:
+            received, pieces = b"", answer.aiter_raw()
+            while len(received) < len(stream):
+                received += await anext(pieces)
+            ending = asyncio.create_task(gateway.post("/sessions/mine/end", {"reward": 1}))
+            for _ in range(3):  # They are answered meanwhile.
+                await gateway.http.get(f"{gateway.url}/health")
+            assert not ending.done(), "its answer is not recorded yet"
+            gate.set()
+            ended = await ending
+        assert (ended.status_code, ended.json()["turns"]) == (200, 1)
+
+    run(tmp_path, handler, talk)
+
+
 def test_pictures_are_named_and_counted(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     look = {"role": "user", "content": [{"type": "text", "text": "Look: "}, image]}

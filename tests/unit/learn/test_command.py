@@ -110,6 +110,28 @@ def test_a_finished_run_prints_its_verdict_again(tmp_path: Path, capsys: pytest.
     assert not (out / "result.json").exists()
 
 
+@pytest.mark.parametrize("files", [{"notes.md": "x"}, {"settings.json": '{"editor.tabSize": 4}', "train/a.py": ""}])
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine"
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    (tmp_path / "logs.jsonl").write_text("{}")
+    for flags in ((), ("--overwrite",)):
+        assert main([str(tmp_path / "logs.jsonl"), "--model", "m", "--out", str(out), *flags]) == 2
+        assert "holds other files" in capsys.readouterr().err
+    assert {name: (out / name).read_text() for name in files} == files
+
+
+def test_a_missing_model_is_named_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs.jsonl").write_text("{}")
+    argv = [str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "mine"), "--model", str(tmp_path / "nothing")]
+    assert main(argv) == 2
+    assert f"--model {tmp_path / 'nothing'}: there is no such directory" in " ".join(capsys.readouterr().err.split())
+
+
 def test_groups_of_rollouts_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [0.0], "group_overrides": {"item_id": "mine"}}
     (tmp_path / "groups.jsonl").write_text(json.dumps(row) + "\n")

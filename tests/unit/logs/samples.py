@@ -214,6 +214,24 @@ def openhands_sdk() -> list[Record]:
     return [{"id": f"event-{number}", **event} for number, event in enumerate(events)]
 
 
+def atif() -> Record:
+    """A trajectory of Harbor's; the first answer is written in two steps."""
+    used = {"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}
+    result = {"source_call_id": "c1", "content": RESULT}
+    calling = {"message": "Executed bash c1", "tool_calls": [used], "observation": {"results": [result]}}
+    steps: list[Record] = [
+        {"source": "user", "message": QUESTION},
+        {"source": "agent", "message": "I look."},
+        {"source": "agent", **calling},
+        {"source": "agent", "message": ANSWER},
+        {"source": "user", "message": REPLY},
+        {"source": "agent", "message": [{"type": "text", "text": "Two files and no folder."}]},
+    ]
+    agent = {"name": "claude-code", "version": "2", "tool_definitions": TOOLS}
+    numbered = [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
+    return {"schema_version": "ATIF-v1.6", "session_id": "s-atif", "agent": agent, "steps": numbered}
+
+
 def inspect_sample() -> Record:
     """A sample of an evaluation; the result is an attachment."""
     messages = chat()
@@ -266,6 +284,7 @@ FILES: dict[str, list[Record]] = {
     "mini-swe-agent": [mini_swe_agent()],
     "OpenHands": openhands(),
     "OpenHands 1": openhands_sdk(),
+    "ATIF": [atif()],
     "inspect": [inspect_sample()],
     "verifiers": [verifiers()],
     "requests": request_log(),

@@ -58,6 +58,36 @@ def test_parallel_calls_and_their_results_in_any_order_are_one_answer() -> None:
     assert not +log.notes
 
 
+def test_thinking_stays_apart_from_the_text_and_encrypted_thinking_is_counted() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "First, the files.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "I look."},
+    ]
+    answer = [record("assistant", f"b{i}", "a", [block], message={"id": "msg"}) for i, block in enumerate(blocks)]
+    (session,), counts = read(record("user", "a", None, "Go."), *answer)
+    message = read_log(session.fields(), ()).messages[1]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "First, the files.")
+    assert +counts == {LeftOut.HIDDEN_REASONING: 1}
+
+
+def test_a_result_in_parts_is_the_text_of_its_parts_and_a_picture_in_it_is_not_learned_from() -> None:
+    parts = [{"type": "text", "text": "a.py"}, {"type": "text", "text": "b.py"}]
+    use = {"type": "tool_use", "id": "c", "name": "bash", "input": {}}
+    for further in ([], [{"type": "image", "source": {"type": "base64", "data": "x"}}]):
+        result = {"type": "tool_result", "tool_use_id": "c", "content": [*parts, *further]}
+        (session,), _ = read(
+            record("user", "a", None, "Go."),
+            record("assistant", "b", "a", [use]),
+            record("user", "c", "b", [result]),
+            record("assistant", "d", "c", "Two."),
+        )
+        log = read_log(session.fields(), ())
+        assert log.messages[2]["content"].startswith("a.py")
+        assert "b.py" in log.messages[2]["content"]
+        assert log.context == ({3: LogNote.ANSWERS_MEDIA} if further else {})
+
+
 def test_a_person_who_went_back_leaves_two_conversations() -> None:
     (first, second), _ = read(
         record("user", "a", None, "Go."),

@@ -38,6 +38,7 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
     (tmp_path / "rows.jsonl").write_text(lines([{"messages": chat()}]))
     (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / "settings.json").write_text('{"a": 1}')
+    (tmp_path / "events.jsonl").write_text(lines([{"type": "thread.started"}, {"type": "item.completed", "item": {}}]))
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "binary").write_bytes(bytes(range(256)) * 10)
     os.mkfifo(tmp_path / "pipe")
@@ -52,6 +53,7 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
         "SWE-agent": 1,
         "mini-swe-agent": 1,
         "OpenHands": 2,
+        "ATIF": 1,
         "inspect": 1,
         "verifiers": 1,
         "requests": 1,
@@ -64,6 +66,9 @@ def test_a_folder_is_searched_and_everything_in_it_is_accounted_for(tmp_path: Pa
         "nothing in it": ["empty.jsonl"],
         "it is a named pipe (FIFO), expected a regular file": ["pipe"],
         "no known format of logs": ["settings.json"],
+        "the events of `codex exec --json`, which lack the prompts; the rollouts in ~/.codex/sessions have them": [
+            "events.jsonl"
+        ],
     }
     text = "\n".join(found.lines())
     assert "Claude Code: files 1, conversations 1, answers 3" in text

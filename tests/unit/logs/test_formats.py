@@ -3,8 +3,9 @@
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_results_have_the_id_of_their_call(name: str) -> None:
     assert not +notes
 
 
-@pytest.mark.parametrize("name", ["OpenHands", "OpenHands 1", "inspect", "verifiers", "requests"])
+@pytest.mark.parametrize("name", ["OpenHands", "OpenHands 1", "ATIF", "inspect", "verifiers", "requests"])
 def test_tools_are_read_where_the_log_has_them(name: str) -> None:
     (session,), _ = sessions(name, FILES[name])
     (tool,) = plain_tools(session.fields())
@@ -78,26 +79,29 @@ def test_tools_are_read_where_the_log_has_them(name: str) -> None:
 JUNK: tuple[Any, ...] = (None, 3, True, "", "x", [], {}, [[]], [None, 3], {"type": 3}, {"role": []}, [{"type": "text"}])
 
 
-def changed(value: Any) -> Iterator[Any]:
+def changed(value: Any, junk: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """Yield copies of JSON with junk in place of each value, and without each key."""
     if isinstance(value, dict):
         for key in value:
-            for inner in (*changed(value[key]), *JUNK):
+            for inner in (*changed(value[key], junk), *junk()):
                 yield {**value, key: inner}
             yield {other: value[other] for other in value if other != key}
     if isinstance(value, list):
         for index, element in enumerate(value):
-            for inner in (*changed(element), *JUNK):
+            for inner in (*changed(element, junk), *junk()):
                 yield [*value[:index], inner, *value[index + 1 :]]
             yield value[:index] + value[index + 1 :]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_no_value_of_a_wrong_type_raises(name: str) -> None:
-    """Each value is replaced by others. What cannot be read is an empty conversation, a count, or a named refusal."""
-    before = copy.deepcopy(FILES[name])
-    for records in changed(FILES[name]):
+def test_no_value_of_a_wrong_type_raises(name: str, pytestconfig: pytest.Config) -> None:
+    """Each value is replaced by four others in turn, with --all by all. What cannot be read is an empty conversation, a
+    count, or a named refusal.
+    """
+    before, others = copy.deepcopy(FILES[name]), cycle(JUNK)
+    count = len(JUNK) if pytestconfig.getoption("--all") else 4
+    for records in changed(FILES[name], lambda: islice(others, count)):
         objects = [record for record in records if isinstance(record, dict)]
         format_of(objects)
         for session in sessions(name, objects)[0]:

@@ -160,4 +160,6 @@ def test_a_database_of_another_program_is_skipped(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as database:
         database.execute("CREATE TABLE cookies (name TEXT)")
     database.close()
-    assert list(find_logs([tmp_path]).skipped) == ["no database of OpenCode's"]
+    assert list(find_logs([tmp_path]).skipped) == [
+        "a database that is not OpenCode's; a gateway's journal is read if it is named itself"
+    ]

@@ -273,7 +273,8 @@ def test_every_value_of_a_call_in_json_is_that_of_vllms_reader(
     family: str, name: str, write: Callable[[Any], str], turn: str
 ) -> None:
     wrong: list[str] = []
-    for schema in SCHEMAS:
+    # The package has one way for Gemma's calls and one for those of the other families; vLLM has a reader of each.
+    for schema in SCHEMAS if family in ("gemma4", "kimi-k2") else SCHEMAS[::5]:
         text = turn.replace("{}", "".join(map(write, JSON_VALUES)).rstrip(",;"))
         if family == "kimi-k2":
             text = f"<|tool_calls_section_begin|>{text}<|tool_calls_section_end|>"

@@ -8,8 +8,10 @@ import pytest
 
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.types import ProofVerdict
+from agentic_opd.runs import proof_journal
 from agentic_opd.runs.proof_journal import ProofJournal, TurnPosition
 from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ProofRecord
 from tests.unit.wire.sample import group
 
@@ -86,6 +88,23 @@ def test_a_kill_between_the_groups_and_the_end_of_the_journal_writes_nothing_twi
     ProofJournal(groups).close()
     assert groups.read_bytes() == after
     assert not killed.path.exists()
+
+
+def test_a_file_that_another_process_wrote_just_before_the_lock_is_not_taken_for_changed(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked_late(path: Path, setting: str) -> FileLock:
+        with path.open("a") as file:
+            file.write(json.dumps(group()) + "\n")
+        return FileLock(path, setting)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(proof_journal, "FileLock", locked_late)
+        killed = ProofJournal(groups)
+    killed.add(FIRST, PROOF)
+    killed.close()
+    ProofJournal(groups).close()
+    assert set(proofs_in(groups)) == {FIRST}
 
 
 def test_a_file_that_has_changed_is_refused_and_the_journal_kept(groups: Path) -> None:

@@ -24,6 +24,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from vllm.platforms import current_platform as current_platform
     from vllm.sampling_params import SamplingParams
 
+    from agentic_opd.serving.adapters import Adapters as Adapters
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
     from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
     from agentic_opd.serving.engine_process import MOST_CACHED

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 from safetensors.numpy import save_file
 
-from .fakes import TableEngine, app_of, client_of, vllm_config
+from .fakes import Adapters, TableEngine, app_of, client_of, vllm_config
 
 SCORE = {"sequences": [{"token_ids": [1, 2, 3], "num_scored": 1}], "top_k": 1}
 
@@ -216,3 +216,40 @@ def test_learners_have_versions_beside_each_other_and_the_base(root: Path) -> No
         "/v1/opd/load_adapter", json={"path": "ben7", "version": 1, "learner": "b", "as_teacher": True}
     )
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "as_teacher")
+
+
+def test_a_learner_is_forgotten_while_a_version_of_it_is_loaded() -> None:
+    async def run() -> list[int]:
+        engine: Any = GatedEngine()
+        adapters = Adapters(max_loaded=4, max_rank=8)
+        await adapters.load_of_learner(engine, Path("first"), 1, "ann")
+        with adapters.reading(1, learner="ann"):  # So the first version is kept beside two later ones.
+            for version in (2, 3):
+                await adapters.load_of_learner(engine, Path("later"), version, "ann")
+        engine.gate.clear()
+        engine.removing.clear()
+        loading = asyncio.create_task(adapters.load_of_learner(engine, Path("again"), 3, "ann"))
+        await engine.removing.wait()
+        forgetting = asyncio.create_task(adapters.forget_learner(engine, "ann"))
+        await asyncio.sleep(0)
+        engine.gate.set()
+        await loading
+        assert adapters.newest_of_learners == {}
+        return await forgetting
+
+    assert asyncio.run(run()) == [1, 2, 3]
+
+
+class GatedEngine:
+    """Removes an adapter once its gate is open."""
+
+    def __init__(self) -> None:
+        self.gate, self.removing = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+
+    async def add_lora(self, adapter: Any) -> None:
+        pass
+
+    async def remove_lora(self, adapter_id: int) -> None:
+        self.removing.set()
+        await self.gate.wait()

@@ -1,17 +1,17 @@
 """The trainer's group with its servers: a member that hangs, is stopped or dies ends no wait for ever."""
 
 import asyncio
+import os
 import signal
-import subprocess
-import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -25,32 +25,36 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.processes
 
-MEMBER = """
-import os, signal, sys, torch
-from agentic_opd.serving.process_group import GlooGroup
-group = GlooGroup("127.0.0.1", int(sys.argv[1]), 1, 2)
-group.broadcast(torch.zeros(4))
-os.kill(os.getpid(), getattr(signal, sys.argv[2]))
-"""
-"""A worker that receives one tensor, and then is stopped or killed."""
+
+def receive_one(port: int, ends_with: str) -> NoReturn:
+    """Be a worker that receives one tensor, and then is stopped or killed."""
+    try:
+        GlooGroup("127.0.0.1", port, 1, 2).broadcast(torch.zeros(4))
+        os.kill(os.getpid(), getattr(signal, ends_with))
+    finally:
+        os._exit(1)
 
 
 class Member:
-    """The trainer's end of a group with such a worker."""
+    """The trainer's end of a group with such a worker, which is a fork of this process: it need not import torch."""
 
     def __init__(self, ends_with: str) -> None:
         port = free_port("127.0.0.1")
-        self.process = subprocess.Popen([sys.executable, "-c", MEMBER, str(port), ends_with])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of threads, none of which the worker needs.
+            self.pid = os.fork()
+        if self.pid == 0:
+            receive_one(port, ends_with)
         self.group = GlooGroup("127.0.0.1", port, 0, 2)
         self.group.broadcast(torch.ones(4))
 
     def has_gone(self) -> bool:
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] in "TtZX"
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         self.group.close()
 
 

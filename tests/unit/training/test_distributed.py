@@ -1,15 +1,24 @@
 """Several training processes: the others wait for the first as long as it works, and for none that hangs."""
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agentic_opd.serving.process_group import free_port
+from tests.support.interpreters import Interpreters, interpreters
 
 pytestmark = pytest.mark.slow
 
+TWO_PROCESSES = """
+import os, signal
+second = os.fork()
+os.environ["RANK"] = str(int(second == 0))
+if second == 0:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # It ends with the first one, also if it is stopped.
+"""
 STOPPED = """
 import os, signal, sys
 from datetime import timedelta
@@ -26,7 +35,7 @@ try:
     for _ in range(3):  # A small message may still reach the buffers of a stopped process.
         print(collective({"a": 1.0}))
 except TrainingError as error:
-    print("refused:", error)
+    print("refused:", error, flush=True)
 os._exit(0)
 """
 WAITING = """
@@ -55,37 +64,35 @@ async def run():
         running.cancel()
     return await running
 print(asyncio.run(run()), beats >= 3, flush=True)
+if world.is_first:
+    os.waitpid(second, 0)
 os._exit(0)
 """
 
 
-def processes(script: str, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Two processes of one group, as torchrun would start them."""
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": "2"}
-    argv = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    return [
-        subprocess.Popen(argv, env={**os.environ, **where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
+@pytest.fixture(scope="module")
+def python() -> Iterator[Interpreters]:
+    with interpreters("torch", "agentic_opd.training.distributed") as warm:
+        yield warm
+
+
+def printed_by_two(python: Interpreters, script: str, *arguments: str) -> str:
+    """Run two processes of one group, as torchrun would start them, until the first ends; return what they print."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": "2"}
+    return python.run(["-c", TWO_PROCESSES + script, *arguments], Path.cwd(), {**os.environ, **group}).stdout
 
 
 @pytest.mark.parametrize("collective", ["share", "sum"])
 @pytest.mark.parametrize("ends_with", ["SIGSTOP", "SIGKILL"])
-def test_a_process_that_is_stopped_or_killed_ends_the_others_wait(ends_with: str, collective: str) -> None:
-    first, second = processes(STOPPED, ends_with, collective)
-    try:
-        printed, _ = first.communicate(timeout=120)
-        assert "refused: another training process did not take part within" in printed
-        assert "start again with --resume" in printed
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
+def test_a_process_that_is_stopped_or_killed_ends_the_others_wait(
+    python: Interpreters, ends_with: str, collective: str
+) -> None:
+    printed = printed_by_two(python, STOPPED, ends_with, collective)
+    assert "refused: another training process did not take part within" in printed
+    assert "start again with --resume" in printed
 
 
 @pytest.mark.parametrize(("how", "value"), [("done", "batch"), ("cancelled", "stopped")])
-def test_the_others_wait_for_the_first_as_long_as_it_waits(how: str, value: str) -> None:
+def test_the_others_wait_for_the_first_as_long_as_it_waits(python: Interpreters, how: str, value: str) -> None:
     """By broadcasts that it is waiting: the time limit is that of one of them."""
-    both = processes(WAITING, how)
-    printed = [process.communicate(timeout=120)[0].split() for process in both]
-    assert printed == [[value, "True"]] * 2
+    assert printed_by_two(python, WAITING, how).splitlines() == [f"{value} True"] * 2

@@ -22,6 +22,7 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.learner_queue import LearnerQueue, QueueChangedError, spaced_steps
 from agentic_opd.training.learners import LearnersTrainer, open_learners
 from agentic_opd.training.push import WeightPusher, WeightsReplacedError
+from agentic_opd.training.train_when import TrainWhen
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.wire.learners import remove_files, remove_sessions
 from agentic_opd.wire.receipts import line_sha256, read_chain, receipt_file
@@ -180,6 +181,54 @@ def test_deleted_sessions_leave_the_weights_of_a_run_that_never_saw_them(
     assert validate(["--receipt", str(path), str(path / "groups.jsonl")]) == 0
 
 
+def test_the_version_before_a_deleted_session_is_served_before_the_next_step_waits_for_its_time(
+    folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    async def push(pusher: WeightPusher, policy: Any, version: int, *_: Any) -> None:
+        events.append(f"push {version}")
+
+    async def forget_learner(pusher: WeightPusher) -> None:
+        events.append("forget")
+
+    async def until_open(train_when: TrainWhen) -> None:
+        events.append("wait")
+
+    monkeypatch.setattr(WeightPusher, "push", push)
+    monkeypatch.setattr(WeightPusher, "forget_learner", forget_learner)
+    folder = folders("folder")
+    folder.talk("ann", "a1", "a2")
+    folder.train(vllm_urls=["http://127.0.0.1:1"])
+    folder.delete("ann", "a2")
+    folder.talk("ann", "a3")
+    events.clear()
+    monkeypatch.setattr(TrainWhen, "until_open", until_open)
+    folder.train(vllm_urls=["http://127.0.0.1:1"])
+    assert events == ["forget", "push 1", "wait", "push 2"]
+    assert folder.trained("ann") == ["a1", "a3"]
+
+
+def test_servers_are_looked_at_though_there_are_batches_all_the_time(
+    folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, events = open_learners(folders("folder").config()), list[str]()
+
+    async def take_turns(trainer: LearnersTrainer, limit: int | None) -> bool:
+        events.append("turns")
+        trainer.is_stopping = events.count("turns") == 3
+        return True
+
+    async def serve_all(trainer: LearnersTrainer) -> None:
+        events.append("servers")
+
+    monkeypatch.setattr(LearnersTrainer, "take_turns", take_turns)
+    monkeypatch.setattr(LearnersTrainer, "_serve_all", serve_all)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(trainer.run())
+    assert events == ["servers", "turns", "servers", "turns", "servers", "turns"]
+
+
 def test_a_deleted_learner_leaves_nothing_and_others_keep_theirs(folders: Callable[[str], Folder]) -> None:
     folder = folders("folder")
     folder.talk("ann", "a1", "a2")
@@ -195,6 +244,32 @@ def test_a_deleted_learner_leaves_nothing_and_others_keep_theirs(folders: Callab
     folder.talk("ann", "a2")
     folder.train()
     assert folder.trained("ann") == ["a2"]
+
+
+def test_a_learner_that_is_deleted_during_its_visit_ends_no_training(
+    folders: Callable[[str], Folder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders("folder")
+    folder.talk("ann", "a1")
+    folder.talk("ben", "b1")
+    folder.train()
+    for name in ("ann", "ben"):
+        folder.talk(name, f"{name}-2")
+    compare, is_deleted = learners_module.standing, False
+
+    def standing(path: Path, queue: LearnerQueue) -> Any:
+        nonlocal is_deleted
+        now = compare(path, queue)
+        if path.name == "ann" and not is_deleted:
+            is_deleted = True
+            remove_files(path)
+        return now
+
+    monkeypatch.setattr(learners_module, "standing", standing)
+    folder.train()
+    assert is_deleted
+    assert not folder.saved("ann")
+    assert folder.trained("ben") == ["b1", "ben-2"]
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])

@@ -21,7 +21,14 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import merged, tied_names, whole_specs, write_weights
 from agentic_opd.training.policy import TrainedPolicy, load_policy
-from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher, release_cache
+from agentic_opd.training.push import (
+    Probe,
+    Pushed,
+    PushMismatchError,
+    WeightPusher,
+    WeightsReplacedError,
+    release_cache,
+)
 from agentic_opd.training.rounding import Rounding, as_sent
 from agentic_opd.training.trainer import Trainer, open_trainer
 from tests.support.served_model import Server
@@ -136,6 +143,35 @@ def test_a_server_that_did_not_take_the_weights_is_found_out(tmp_path: Path) -> 
     server.reload = lambda body: {}  # type: ignore[method-assign]
     with pytest.raises(PushMismatchError, match=r"does not compute what the trainer does.*expected of bfloat16"):
         pushes(config, policy, server, [3e-2])
+
+
+class RestartedServer(Server):
+    """It is started again before the first `restarts` probes are read: then it has other weights than the pushed."""
+
+    restarts = 1
+
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.restarts > 0:
+            self.restarts -= 1
+            self.info["weight_version"] = 0
+        return {**super().score(body), "weight_version": self.version}
+
+
+@pytest.mark.parametrize("adapters", [0, 2])
+def test_weights_that_a_restarted_server_lost_before_the_probe_are_sent_again_once(
+    adapters: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = save_tiny_model(tmp_path / "tied")
+    config, policy = make_policy(model, tmp_path, lora_rank=4 if adapters else None)
+    server = RestartedServer(model, "float32", adapters=adapters)
+    (pushed,) = pushes(config, policy, server, [1e-2])
+    assert server.version == 1
+    assert pushed.difference is not None
+    assert pushed.difference < 1e-3
+    assert caplog.text.count("They are sent again") == 1
+    server.restarts = 2
+    with pytest.raises(WeightsReplacedError):
+        pushes(config, policy, server, [1e-2])
 
 
 def test_a_head_of_its_own_has_no_place_in_a_tied_server(tmp_path: Path) -> None:

@@ -457,6 +457,13 @@ def test_wrong_tasks_are_named(gives: Any, said: str) -> None:
         asyncio.run(HookedWorld(hooks, WorldConfig()).train_and_eval_tasks())
 
 
+def test_a_world_may_have_tasks_to_evaluate_on_alone() -> None:
+    hooks = Plain()
+    hooks.tasks = lying([])  # type: ignore[method-assign]
+    hooks.eval_tasks = lying([TASK])  # type: ignore[method-assign]
+    assert asyncio.run(HookedWorld(hooks, WorldConfig()).train_and_eval_tasks()) == ([], [TASK])
+
+
 def test_what_a_tool_quotes_can_be_tokenised() -> None:
     hooks = Plain()
     world = HookedWorld(hooks, WorldConfig())

@@ -16,7 +16,7 @@ from agentic_opd_environments.sql.engine import QueryError, difference, run_quer
 
 pytestmark = pytest.mark.slow
 
-COUNT = 150
+COUNT = 100
 
 
 @pytest.fixture(scope="module")
