@@ -67,6 +67,7 @@ def test_an_answer_names_turns_each_with_its_hint() -> None:
         f"<think>\\boxed{{1}}[HINT_START]a draft of a hint[HINT_END]</think>{named(3)}",
         f"I looked at \\boxed{{1}} and \\boxed{{2}}.\nFinal answer: {named(3)}",
         f'{{"answer": "\\boxed{{3}} [HINT_START]{HINT}[HINT_END]"}}',
+        f"- Turn 1 fizzbuzz: right\n- Turn 2: wrong: x = seen[1] + {{4}}\n- Turn 3 flatten: wrong: [5]\n{named(3)}",
     ],
 )
 def test_reasoning_markdown_prose_and_repetitions_do_not_matter(text: str) -> None:
@@ -89,7 +90,14 @@ def test_marks_in_any_hint_belong_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [NONE, f"All is well: {NONE}. So {NONE}", "\\boxed{\N{MINUS SIGN}1}", "**$\\boxed { \\text{-1} }$**"]
+    "text",
+    [
+        NONE,
+        f"All is well: {NONE}. So {NONE}",
+        f"- Turn 1 fizzbuzz: right\n- Turn 2 flatten: right\n{NONE}",
+        "\\boxed{\N{MINUS SIGN}1}",
+        "**$\\boxed { \\text{-1} }$**",
+    ],
 )
 def test_no_turn_is_at_fault(text: str) -> None:
     answer = parse_answer(text, WINDOW, 3)
