@@ -121,6 +121,15 @@ def serve(path: str) -> Request:
     Path(path + ".new").rename(path)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ, None)
+
+    def stop(*_: object) -> None:
+        """End with all children and theirs, such as a server's engine, which would outlive the server."""
+        for key in [*selector.get_map().values()]:
+            if key.data is not None and key.data["pid"] is not None:
+                _kill(key.data)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
     while True:
         for key, _ in selector.select():
             if key.data is None:
@@ -145,6 +154,7 @@ def _forked(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Req
         warnings.simplefilter("ignore")  # A thread of numpy's library, which knows of forks.
         parent, pid = os.getpid(), os.fork()
     if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _end_with(parent)
         request.become()
         return request
@@ -170,8 +180,7 @@ def _ended(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None
     key.data["over"] = True
     pid, pidfd, connection = key.data["pid"], key.data["pidfd"], key.data["connection"]
     if key.fileobj is connection:
-        with suppress(ProcessLookupError):
-            (os.killpg if key.data["new_session"] else os.kill)(pid, signal.SIGKILL)
+        _kill(key.data)
     _, status = os.waitpid(pid, 0)
     for one in (pidfd, connection):
         selector.unregister(one)
@@ -179,6 +188,12 @@ def _ended(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None
     with suppress(OSError):
         connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     connection.close()
+
+
+def _kill(child: dict[str, Any]) -> None:
+    """Kill a child, and all of its session if it leads one."""
+    with suppress(ProcessLookupError):
+        (os.killpg if child["new_session"] else os.kill)(child["pid"], signal.SIGKILL)
 
 
 def end(asked: Request) -> None:
