@@ -10,6 +10,7 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.config import DockerConfig
 from agentic_opd.sandboxes.factory import sandbox_factory
+from agentic_opd.sandboxes.protocol import CommandResult, try_out
 from agentic_opd.worlds.config import WorldConfig
 
 
@@ -50,3 +51,18 @@ def test_an_engine_on_another_machine_that_cannot_open_the_profile(tmp_path: Pat
     message = enter_docker(f"{engine} --remote")
     assert "seccomp profile failed" in message
     assert "set TMPDIR to a folder that both machines see, or use a Docker engine (DOCKER_HOST)" in message
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_a_trial_is_repeated_where_the_engine_loses_its_output(lost: int) -> None:
+    results = [CommandResult(0, b"")] * lost + [CommandResult(0, b"True\n")]
+
+    async def run(command: str, timeout_s: float) -> CommandResult:
+        return results.pop(0)
+
+    if lost < 3:
+        asyncio.run(try_out(run, "podman does not work"))
+    else:
+        with pytest.raises(SandboxError, match="podman does not work: a trivial command ended with exit code 0, ''"):
+            asyncio.run(try_out(run, "podman does not work"))
+    assert len(results) == (0 if lost < 3 else 1)
