@@ -1,4 +1,4 @@
-"""Wishes that exclude each other, each as a person says it, and the rule that says whether an answer meets it.
+"""Eight wishes that exclude each other, each as a person says it, and the rule that says whether an answer meets it.
 
 Pretrained SmolLM2-135M-Instruct meets none of them by itself, and follows each if the prompt asks for it, though its
 poems and its French are nonsense. A wish that it meets anyway (plain text, formal words) could not be learned, and one
@@ -56,6 +56,4 @@ WISHES: dict[str, Wish] = {
     "poem": Wish(is_verse, "Please write a short poem about it."),
     "french": Wish(lambda answer: language_of(answer) == "french", "Réponds en français, s'il te plaît."),
     "spanish": Wish(lambda answer: language_of(answer) == "spanish", "Responde en español, por favor."),
-    "news": Wish(lambda answer: _begins(answer, "breaking news"), "Tell it as news, please: Breaking news: ..."),
-    "recipe": Wish(lambda answer: _begins(answer, "ingredients"), "Write it as a recipe, please: Ingredients: ..."),
 }
