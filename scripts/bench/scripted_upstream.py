@@ -1,5 +1,7 @@
 """A server that streams the same words to every request of the three protocols, one every few milliseconds.
 
+A word is sent at a time that counts from the answer's beginning, so that a late one makes no later one late.
+
 python -m bench.scripted_upstream PORT
 """
 
@@ -66,8 +68,9 @@ def streamed(events: Callable[[Sequence[str]], list[Event]]) -> Callable[[web.Re
         await request.read()
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
-        for text in written:
-            await asyncio.sleep(PAUSE_S)
+        begin = time.monotonic()
+        for number, text in enumerate(written, 1):
+            await asyncio.sleep(begin + number * PAUSE_S - time.monotonic())
             await stream.write(text.encode())
         return stream
 

@@ -1,6 +1,6 @@
 """Eight wishes that exclude each other, each as a person says it, and the rule that says whether an answer meets it.
 
-Pretrained SmolLM2-135M-Instruct meets none of them by itself, and follows each if the prompt asks for it, though its
+Without a hint, SmolLM2-135M-Instruct meets none of them. With the wish in the prompt it follows each of them, but its
 poems and its French are nonsense. A wish that it meets anyway (plain text, formal words) could not be learned, and one
 that it can't follow has no teacher. A rule reads the form alone: whether an answer is true or says anything is no wish
 of anybody.

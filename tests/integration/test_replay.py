@@ -78,7 +78,7 @@ def test_the_policy_plays_on_from_a_turn_with_a_seed(demo: DemoRun, vllm_server:
             tokens.append(trace.tokens_T)
             logprobs.append(trace.logprobs_T[turn.start : trace.turns[turn_index].end])
         assert tokens[0] == tokens[1]
-        # The hint stands in the prompt: what the policy would have said anyway has another probability.
+        # A hint in the prompt changes the probabilities, also where it does not change the sampled tokens.
         gaps = [abs(a - b) for a, b in zip(logprobs[0], logprobs[2], strict=False)]
         differ += tokens[0] != tokens[2] or max(gaps) > 1e-3
     assert differ == len(rows)

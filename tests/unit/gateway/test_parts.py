@@ -422,7 +422,7 @@ def test_a_session_is_not_deleted_while_a_part_of_it_is_begun(
             refused = await deleting
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
             await saying
-            await client.say()  # The session goes on.
+            await client.say()  # The session is still open.
             await running.gateway.drained()
             (name,) = learner_names(tmp_path / "learners")
             file = tmp_path / "learners" / name / "groups.jsonl"

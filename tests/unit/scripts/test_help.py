@@ -55,8 +55,8 @@ def checkout(tmp_path: Path) -> Path:
 RECORDER = """#!/bin/sh
 printf '%s\\0' "$PWD" "$@" > "$(mktemp "$COMMAND_LINES/XXXXXX")"
 """
-"""Stands in for Python and writes its folder and arguments to a file: the program goes on in a fork that has imported
-what takes longest."""
+"""A script in place of Python: it writes its folder and arguments to a file, and a fork that has imported the largest
+modules runs them."""
 WARM = ("agentic_opd.env", "agentic_opd.gateway.command", "agentic_opd.report.command", "openai", "numpy")
 
 

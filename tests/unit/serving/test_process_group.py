@@ -41,7 +41,7 @@ class Member:
     def __init__(self, ends_with: str) -> None:
         port = free_port("127.0.0.1")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of threads, none of which the worker needs.
+            warnings.simplefilter("ignore")  # Python warns of a fork beside threads; the worker uses none of them.
             self.pid = os.fork()
         if self.pid == 0:
             receive_one(port, ends_with)
