@@ -43,6 +43,7 @@ class Clock:
         self._used_s = time.process_time()
         self._queued_s = queued_s()
         self._threads: Threads = {}
+        self._is_paused = False
         self.start_share()
         _signal.signal(_signal.SIGALRM, self._tick)
         _signal.setitimer(_signal.ITIMER_REAL, TICK_S, TICK_S)
@@ -60,20 +61,35 @@ class Clock:
         self._end_s = self._left_s - self._share_s
         self._tick_at, self._tick_left_s = time.monotonic(), self._left_s
 
+    def pause(self) -> None:
+        """Charge nothing until `resume`: what runs meanwhile is neither the tests nor the solution."""
+        self._charge()
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Charge again from now on, with the time that was left at `pause`."""
+        self._charge()
+        self._is_paused = False
+        self.start_share()
+
     def _charge(self) -> None:
         """Charge the processor time used since the last call."""
         used_s, self._used_s = self._used_s, time.process_time()
-        self._left_s -= self._used_s - used_s
+        charged_s = self._used_s - used_s
         if self._child_id is not None:
             try:
                 child_s = time.clock_gettime(self._child_id)
+                charged_s += child_s - self._child_s
+                self._child_s = child_s
             except OSError:  # The child has ended.
-                return
-            self._left_s -= child_s - self._child_s
-            self._child_s = child_s
+                pass
+        if not self._is_paused:
+            self._left_s -= charged_s
 
     def _tick(self, *_: object) -> None:
         self._charge()
+        if self._is_paused:
+            return
         passed_s = time.monotonic() - self._tick_at
         if passed_s >= TICK_S:  # Other code may send the signal too.
             before, self._threads = self._threads, threads_of_others() if self._child_id is not None else {}
@@ -83,6 +99,7 @@ class Clock:
                 waited_s = max(0.0, min(passed_s, TICK_S) - (self._queued_s - queued_s_before))
                 self._left_s -= idle_s(self._pid, before, self._threads, waited_s)
             self._tick_at, self._tick_left_s = time.monotonic(), self._left_s
+            self._used_s = time.process_time()  # Without the time that looking took: it would count as work.
             if is_stopped:
                 raise NoAnswer("the solution stopped its process")
         if self._left_s < self._end_s:

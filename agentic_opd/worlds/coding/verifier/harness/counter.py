@@ -57,7 +57,7 @@ class Counter:
     """Results of the checks; verify.py reads the reports."""
 
     def __init__(self, out_fd: int, secret: bytes, clock: Clock) -> None:
-        self._out_fd, self._secret, self._clock = out_fd, secret, clock
+        self._out_fd, self._secret, self.clock = out_fd, secret, clock
         self._is_true: dict[int, bool] = {}
         self._open: list[CountedCheck] = []
         self._lost = self._late = 0
@@ -105,14 +105,14 @@ class Counter:
     def begin(self, check: CountedCheck) -> None:
         """Begin a check; a nested check uses the time of the outer one."""
         if not self._open:
-            self._clock.start_share()
+            self.clock.start_share()
         self._open.append(check)
         check.losses = self.process.losses if self.process else 0
 
     def end(self, check: CountedCheck, error: BaseException | None) -> None:
         """End a check, with the error that ended it, if any."""
         if len(self._open) == 1:
-            self._clock.start_share()
+            self.clock.start_share()
         self._open.pop()
         error = error or check.false
         if error is None and self.process and self.process.losses != check.losses:

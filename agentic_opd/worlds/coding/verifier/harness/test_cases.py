@@ -53,11 +53,15 @@ def _finish(result: Any) -> None:
 
 
 def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
-    """Run the tests with pytest; cases beyond the counted number belong to the last check of their test."""
+    """Run the tests with pytest; cases beyond the counted number belong to the last check of their test.
+
+    The time that pytest takes to start is not charged: on a slow machine it is more than many tests need.
+    """
     import pytest
 
     plugin = _Plugin(counter, names, tests)
     pytest.hookimpl(wrapper=True)(_Plugin.pytest_runtest_makereport)
+    counter.clock.pause()
     code = pytest.main([*_PYTEST_OPTIONS], [plugin])
     if plugin.raised is not None:
         raise plugin.raised
@@ -82,6 +86,7 @@ class _Plugin:
 
         try:
             items = [*self._items(session)]
+            self._counter.clock.resume()
             for (check, item), (_, following) in zip(items, [*items[1:], (None, None)], strict=True):
                 with check:
                     runtestprotocol(item, log=False, nextitem=following)

@@ -142,5 +142,15 @@ def test_not_patched():
     verdict = verify_source(tests, source)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 3, 3), verdict.report
     assert verdict.in_process
-    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=1.0)
+    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=2.0)
     assert (endless.outcome, endless.passed, endless.total) == (VerifyOutcome.TIMEOUT, 1, 3), endless.report
+
+
+def test_the_start_of_pytest_is_not_charged() -> None:
+    slow = "import time, _pytest.main as m\nstart = m.Session.from_config.__func__\n"
+    slow += "def late(cls, config):\n    end = time.process_time() + 1.5\n    while time.process_time() < end: pass\n"
+    slow += "    return start(cls, config)\nm.Session.from_config = classmethod(late)\n"
+    tests = "import solution\ndef test_prints(capsys):\n    solution.hello()\n"
+    tests += "    assert capsys.readouterr().out == 'hello\\n'\n"
+    verdict = verify_source(tests, slow + "def hello(): print('hello')", timeout_s=1.0)
+    assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 1, 1), verdict.report
