@@ -149,7 +149,6 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     async with connected as by:
         groups = GroupFile(out, written_settings, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
-            by.distiller.check_tasks()
             distiller = FileDistiller(
                 by, tools, arguments.keep_hints, mask_secrets=not arguments.keep_secrets, written_to=out
             )

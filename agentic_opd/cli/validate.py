@@ -96,13 +96,14 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     from agentic_opd.report.read import read_settings, settings_path
     from agentic_opd.runs.rescore import compare  # The import of the scoring code takes a second.
 
-    teacher = read_settings(settings_path(path)).get("teacher.weights", "live")
+    teacher = "separate" if args.kind else str(read_settings(settings_path(path)).get("teacher.weights", "live"))
     key = args.api_key or os.environ.get("VLLM_API_KEY")
     setting = "--api-key or the variable VLLM_API_KEY"
     async with JsonClient(args.server, key, retry_s=5.0, key_setting=setting) as client:
         with opened(path) as lines:
             groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
-            deviation = await compare(groups, client, args.turns, teacher=str(teacher), kind=args.kind, file=path)
+            of_kind = (group for group in groups if group.teacher == args.kind)
+            deviation = await compare(of_kind, client, args.turns, teacher=teacher, file=path)
     plain = "nothing of these weights" if deviation.without_hint is None else str(deviation.without_hint)
     overlaps = (
         "" if deviation.in_overlaps is None else f", {deviation.in_overlaps.largest:.2g} at most in overlaps of hints"

@@ -21,7 +21,7 @@ from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import DistillArrays, Episode, Recording, Task, Trace, TurnOutcome
 from agentic_opd.distill.alarms import InactivityWatch, StepScoreWatch
-from agentic_opd.distill.config import DistillConfig, ReplayProof
+from agentic_opd.distill.config import DistillConfig, ReplayProof, TeacherConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
 from agentic_opd.distill.hints import Hint, SingleTurnJudge, TurnJudge, find_hint
@@ -180,13 +180,23 @@ class Distiller:
         return is_complete and config.hint.proof.type == "none"
 
     async def connect(
-        self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any, *, asks_judge: bool = True
+        self,
+        policy: PolicyEndpoint,
+        renderer: Renderer,
+        tokenizer: Any,
+        *,
+        tasks: Iterable[Task] = (),
+        asks_judge: bool = True,
     ) -> None:
         """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`.
 
+        `tasks` are those that the conversations may have.
+
         Raises:
-            ConfigError: hints must be proven, but no episode can be replayed.
+            ConfigError: hints must be proven, but no episode can be replayed; or none of the tasks has a kind for which
+                there is a teacher.
         """
+        _check_kinds(self.config.teacher, tasks)
         if self.config.hint.proof.type != "none" and self._prove is None:
             raise ConfigError(
                 f"env.hint.proof.type {self.config.hint.proof.type} replays episodes, which only process and serve can "
@@ -202,20 +212,6 @@ class Distiller:
             asks_judge=asks_judge,
         )
         self._servers[policy.base_url] = servers
-
-    def check_tasks(self, tasks: Iterable[Task] = ()) -> None:
-        """Refuse settings that name tasks which there are not; `tasks` are all that are distilled.
-
-        Raises:
-            ConfigError: there is a teacher for a kind without tasks.
-        """
-        kinds = {task.kind for task in tasks}
-        unknown = [kind for kind in self.config.teacher.by_kind if kind not in kinds]
-        if unknown:
-            expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
-            raise ConfigError(
-                f"env.teacher.by_kind names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {expected}"
-            )
 
     def servers_of(self, policy_url: str) -> DistillServers:
         """Return the judge and the teachers of the episodes that this policy server sampled."""
@@ -314,3 +310,14 @@ class Distiller:
 
 def _kind(recording: Recording) -> str | None:
     return recording.task.kind if recording.task else None
+
+
+def _check_kinds(teacher: TeacherConfig, tasks: Iterable[Task]) -> None:
+    """Refuse a teacher of a kind that no task has."""
+    kinds = {task.kind for task in tasks}
+    unknown = [kind for kind in teacher.by_kind if kind not in kinds]
+    if unknown:
+        expected = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
+        raise ConfigError(
+            f"env.teacher.by_kind names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {expected}"
+        )

@@ -138,8 +138,9 @@ class AgentEnv(BaseEnv):
             server.use(client)
         if self.distiller is not None:
             renderer, endpoints = self.chat.renderer, map(PolicyEndpoint.of, prepared.clients)
-            await gather_all(self.distiller.connect(endpoint, renderer, self.tokenizer) for endpoint in endpoints)
-            self.distiller.check_tasks(self.tasks)
+            await gather_all(
+                self.distiller.connect(endpoint, renderer, self.tokenizer, tasks=self.tasks) for endpoint in endpoints
+            )
         if self.config.agent.command is not None:
             self._agent = await self._started_agent(prepared.clients)
         self._items = self.items()

@@ -143,7 +143,6 @@ class Gateway:
             if config.opd_enabled:
                 context = min(server.info.max_model_len for server in connected)
                 distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s)
-                distiller.check_tasks()
                 undo.push_async_callback(distiller.close)
                 for server in connected:
                     server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)

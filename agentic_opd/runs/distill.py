@@ -26,6 +26,7 @@ from agentic_opd.core.types import (
     DistillArrays,
     Message,
     Recording,
+    Task,
     TeacherRequest,
     Trace,
     Turn,
@@ -357,6 +358,7 @@ class PolicyDistiller:
         retry_s: float = 60.0,
         seed: int = 0,
         file: Path | None = None,
+        tasks: Iterable[Task] = (),
         asks_judge: bool = True,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
@@ -370,6 +372,7 @@ class PolicyDistiller:
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
             file: The file of the groups, beside which the files of their attachments are; None: they have none.
+            tasks: The tasks of the recordings, where they have some; `teacher.by_kind` names their kinds.
             asks_judge: Whether the judge is asked; otherwise it is not checked, and may be gone.
 
         Raises:
@@ -383,7 +386,9 @@ class PolicyDistiller:
             context = policy.info.max_model_len
             distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed)
             try:
-                await distiller.connect(PolicyEndpoint.of(policy), chat.renderer, tokenizer, asks_judge=asks_judge)
+                await distiller.connect(
+                    PolicyEndpoint.of(policy), chat.renderer, tokenizer, tasks=tasks, asks_judge=asks_judge
+                )
                 yield cls(chat, distiller, policy, client.base_url)
             finally:
                 await distiller.close()

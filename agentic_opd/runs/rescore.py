@@ -166,32 +166,29 @@ async def compare(
     count: int,
     seed: int = 0,
     teacher: str = "live",
-    kind: str | None = None,
     file: Path | None = None,
 ) -> Deviation:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
     `file` is the file of the groups, beside which the files of their attachments are; None: they have none. `teacher`
-    is the run's `DistillConfig.teacher`. `kind` is the key of the server in its `by_kind`; None: the usual
-    teacher.
+    is the run's `TeacherConfig.weights`, or `separate` for a teacher with weights other than the policy's.
 
     Raises:
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server's weights are not those that scored the file, or it can't score a turn of it.
         ServerUnreachableError: the server does not answer.
     """
-    if kind is None and teacher not in ("live", "frozen"):
+    if teacher not in ("live", "frozen", "separate"):
         raise ServerMismatchError(
             f"the file was scored by the teacher {teacher!r}, and {client.base_url} no longer has its weights"
         )
-    turns = list(_scored_turns(groups, kind))
+    turns = list(_scored_turns(groups))
     if not turns:
-        of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
-        raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
+        raise OutputError("the file holds no turn that this teacher scored, so there is nothing to compute again")
     scorer = await PluginClient.connected(client, None if file is None else files_beside(file))
     await scorer.check_scores(1)
     info, version = scorer.info, scorer.info.weight_version
-    if teacher == "frozen" or kind is not None:
+    if teacher != "live":
         version = None  # Base weights, and those of another model, have no version.
     comparable = [turn for turn in turns if version is None or turn.record.scored_version in (None, version)]
     if not comparable:
@@ -200,7 +197,7 @@ async def compare(
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(sorted(map(str, versions)))}: load those weights, or choose a file of these"
         )
-    scorer.read_by = "policy" if kind is not None else READ_BY[teacher]
+    scorer.read_by = READ_BY.get(teacher, "policy")
     drawn = Random(seed).sample(comparable, min(count, len(comparable)))
     differences = await gather_all(_differences(scorer, turn, version) for turn in drawn)
     plain = [turn.without_hint for turn in differences if turn.without_hint is not None]
@@ -218,16 +215,13 @@ async def compare(
     )
 
 
-def _scored_turns(groups: Iterable[ScoredGroup], kind: str | None) -> Iterator[_ScoredTurn]:
-    """Yield the turns that the teacher of `kind` scored."""
+def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
     for group in groups:
-        distillation = group.distillation
-        if (distillation and distillation.teacher) != kind:
-            continue
+        precision = group.distillation and group.distillation.precision
         for rollout in group.rollouts:
             for turn in rollout.turns or ():
                 if turn.is_scored and rollout.rows is not None:
-                    yield _ScoredTurn(rollout, turn, distillation and distillation.precision)
+                    yield _ScoredTurn(rollout, turn, precision)
 
 
 async def _differences(teacher: PluginClient, turn: _ScoredTurn, version: int | None) -> _Differences:

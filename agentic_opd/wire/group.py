@@ -625,6 +625,11 @@ class ScoredGroup:
                 )
 
     @property
+    def teacher(self) -> str | None:
+        """The kind of task whose teacher scored the turns; None: the default teacher."""
+        return self.distillation and self.distillation.teacher
+
+    @property
     def scores(self) -> list[float]:
         """One score for each sequence."""
         return [rollout.score for rollout in self.rollouts]

@@ -176,11 +176,18 @@ def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
 def test_a_teacher_that_no_task_would_have_is_refused() -> None:
     config = DistillConfig(teacher=TeacherConfig(by_kind={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
-    distiller.check_tasks([Task("a", kind="math"), Task("b")])
+
+    def connect_for(*tasks: Task) -> None:
+        policy = PolicyEndpoint("http://127.0.0.1:1/v1", "demo")
+        renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
+        asyncio.run(distiller.connect(policy, renderer, TOKENIZER, tasks=tasks))
+
+    with pytest.raises(ServerUnreachableError):
+        connect_for(Task("a", kind="math"), Task("b"))
     with pytest.raises(ConfigError, match="names 'math', but the tasks' kinds are: 'maths', 'sql'"):
-        distiller.check_tasks([Task("a", kind="sql"), Task("b", kind="maths"), Task("c")])
+        connect_for(Task("a", kind="sql"), Task("b", kind="maths"), Task("c"))
     with pytest.raises(ConfigError, match="none has a kind"):
-        distiller.check_tasks()
+        connect_for()
 
 
 def test_unlimited_logprobs_fit() -> None:

@@ -17,7 +17,7 @@ from agentic_opd.distill.insertion import insert_hint
 from agentic_opd.distill.records import build_arrays, written_rows
 from agentic_opd.distill.rows import overlap, rounded, with_support
 from agentic_opd.runs.rescore import Deviation, compare
-from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.wire.group import HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
     TURNS,
@@ -64,7 +64,6 @@ def recomputed(
     *groups: ScoredGroup,
     teacher: str = "live",
     base: int = VERSION,
-    kind: str | None = None,
     named_ids: bool = False,
     max_model_len: int = 1000,
 ) -> Deviation:
@@ -83,7 +82,7 @@ def recomputed(
         async with served(routes) as url:
             client = JsonClient(url, retry_s=0.2)
             try:
-                return await compare(groups, client, 9, teacher=teacher, kind=kind)
+                return await compare(groups, client, 9, teacher=teacher)
             finally:
                 await client.close()
 
@@ -172,18 +171,14 @@ def test_a_server_of_other_weights_is_refused() -> None:
 
 
 def test_a_file_without_a_scored_turn_is_an_error() -> None:
-    with pytest.raises(OutputError, match="no turn that the usual teacher scored"):
+    with pytest.raises(OutputError, match="no turn that this teacher scored"):
         recomputed(VERSION)
 
 
-def test_each_kinds_teacher_computes_its_own_turns_again() -> None:
-    usual, theirs = group(), group(NEWER, unhinted_logprobs=plain_reading(NEWER))
-    theirs = replace(theirs, distillation=GroupDistillation(distill_topk=5, teacher="math"))
-    assert recomputed(VERSION, usual, theirs).in_rows.largest < 1e-4
-    found = recomputed(NEWER, usual, theirs, kind="math", teacher="ema")
+def test_a_separate_teachers_turns_are_computed_again_whatever_version_it_has() -> None:
+    versions = {"weight_version": VERSION, "scored_version": VERSION}
+    found = recomputed(NEWER, group(NEWER, unhinted_logprobs=plain_reading(NEWER), **versions), teacher="separate")
     assert (found.turns, found.in_rows.largest < 1e-4) == (1, True)
-    with pytest.raises(OutputError, match="no turn that the teacher of 'sql' scored"):
-        recomputed(VERSION, usual, theirs, kind="sql")
 
 
 def test_a_frozen_teachers_rows_are_the_bases_whatever_version_the_policy_has() -> None:
