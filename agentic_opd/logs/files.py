@@ -34,6 +34,9 @@ from agentic_opd.logs.session import Counts, LeftOut, Record, Session, without_r
 _LONGEST_LINE = 64 * 2**20
 _LARGEST_DOCUMENT = 512 * 2**20
 """Bytes of a file, or of a member of a zip, that is read as one JSON value."""
+_LISTS_OF_STEPS = frozenset(
+    ("messages", "steps", "events", "history", "trajectory", "conversation", "conversations", "turns", "nodes")
+)
 _SAMPLE_RECORDS, _SAMPLE_BYTES = 200, 8 * 2**20
 """Records and bytes by which a format is recognised."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -431,7 +434,22 @@ class _Records:
             except AlignmentError:
                 self.counts[LeftOut.DEEP] += 1
                 continue
+            self.counts[LeftOut.NO_STEP] += _steps_without_fields(cast(Record, value))
             yield cast(Record, value)
+
+
+def _steps_without_fields(record: Record, deeper: int = 2) -> int:
+    """Return how many elements beside objects the lists of messages, steps or events of a record hold."""
+    count = 0
+    for name, value in record.items():
+        if isinstance(value, list):
+            objects = [element for element in cast(list[Any], value) if isinstance(element, dict)]
+            count += len(value) - len(objects) if objects and name in _LISTS_OF_STEPS else 0
+        else:
+            objects = [value] if isinstance(value, dict) else []
+        if deeper:
+            count += sum(_steps_without_fields(cast(Record, element), deeper - 1) for element in objects)
+    return count
 
 
 def _read_document(file: IO[bytes]) -> bytes:

@@ -29,6 +29,7 @@ class LeftOut(StrEnum):
     CUT_LINE = "last lines that were cut off"
     LONG_LINE = "lines longer than 64 MiB"
     NO_OBJECT = "lines that are no object"
+    NO_STEP = "steps that are no object"
     BOOKKEEPING = "records without a part of the conversation"
     NOTICE = "notices of the agent in place of an answer"
     DUPLICATE_RECORD = "records that repeat another record of the file"

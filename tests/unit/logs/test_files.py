@@ -127,6 +127,18 @@ def test_broken_lines_are_counted_by_kind(tmp_path: Path) -> None:
     assert counts[LeftOut.DEEP] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [(name, key) for name, records in FILES.items() for key in ("steps", "messages", "history") if key in records[0]],
+)
+def test_steps_that_are_no_object_are_counted(name: str, steps: str, tmp_path: Path) -> None:
+    first, *others = FILES[name]
+    broken = {**first, steps: [*first[steps], "text", None, 7]}
+    (tmp_path / "log.jsonl").write_text(lines([broken, *others]))
+    (tally,) = find_logs([tmp_path]).tallies.values()
+    assert tally.left_out[LeftOut.NO_STEP] == 3
+
+
 def test_a_log_whose_first_line_is_broken_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("{\n" + lines(codex()))
     found = find_logs([tmp_path])
