@@ -22,7 +22,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StoredCall:
     """A call of a tool with arguments that were stored as an object."""
 
     name: str
@@ -63,7 +63,7 @@ def check_nesting(value: object, name: str) -> None:
     raise AlignmentError(f"{name}: nested deeper than {MOST_NESTED} objects and lists")
 
 
-def unpadded_arguments(calls: Sequence[Call], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def unpadded_arguments(calls: Sequence[StoredCall], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """Return the arguments of a conversation's calls without padding.
 
     A null is padding if the tool's schema does not have its key or does not allow null there. In a conversation with
@@ -112,7 +112,7 @@ def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]
     functions = [cast(Mapping[str, Any], call.get("function") or call) for _, _, call in stored]
     objects = [isinstance(function.get("arguments"), Mapping) for function in functions]
     calls = [
-        Call(str(function.get("name")), function["arguments"])
+        StoredCall(str(function.get("name")), function["arguments"])
         for function, is_object in zip(functions, objects, strict=True)
         if is_object
     ]
@@ -126,7 +126,7 @@ def unpadded_messages(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]
     return unpadded
 
 
-def _schemas_of_calls(calls: Sequence[Call]) -> dict[str, Schema]:
+def _schemas_of_calls(calls: Sequence[StoredCall]) -> dict[str, Schema]:
     """Return a schema of each tool that has the keys for which a call has a value, or which only this tool has."""
     valued: dict[str, set[str]] = {}
     for call in calls:

@@ -75,7 +75,7 @@ def windows_of(rollout: WholeRollout, questions: Questions, max_chars: int) -> l
     is cut in the middle, and so are a task and a verdict that take more than a quarter and an eighth of it.
     """
     turns = _shown_turns(rollout.turns)
-    frame = _Frame(questions, rollout.task_text, rollout.verdict or "None is known.")
+    frame = _QuestionFrame(questions, rollout.task_text, rollout.verdict or "None is known.")
     question = frame.question([frame.sections(turn) for turn in turns])
     if len(question) <= max_chars:
         return [_window(question, turns)]
@@ -102,7 +102,7 @@ def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else cut_middle(text, max(0, max_chars - _CUT_LINE_CHARS))
 
 
-class _Part(NamedTuple):
+class _Section(NamedTuple):
     """A section of a question."""
 
     title: str
@@ -115,7 +115,7 @@ class _ShownTurn:
 
     number: int
     is_context: bool
-    parts: tuple[_Part, ...]
+    parts: tuple[_Section, ...]
     """Its text, the results of its calls, and the user's reply."""
 
     @property
@@ -138,14 +138,14 @@ def _shown_turns(turns: Sequence[ConversationTurn]) -> list[_ShownTurn]:
         num_context += turn.turn_index is None
         number = num_context if turn.turn_index is None else turn.turn_index + 1
         title = f"Turn C{number}" if turn.turn_index is None else f"Turn {number}"
-        answered = (_Part(f"{title}: tool result", turn.tool), _Part(f"{title}: user reply", turn.user))
-        parts = (_Part(title, turn.text), *(part for part in answered if part.text.strip()))
+        answered = (_Section(f"{title}: tool result", turn.tool), _Section(f"{title}: user reply", turn.user))
+        parts = (_Section(title, turn.text), *(part for part in answered if part.text.strip()))
         shown_turns.append(_ShownTurn(number, turn.turn_index is None, parts))
     return shown_turns
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _QuestionFrame:
     """What all questions about a rollout share; `task` and `verdict` are not yet protected."""
 
     questions: Questions
@@ -164,7 +164,7 @@ class _Frame:
     def sections(self, turn: _ShownTurn, max_chars: int | None = None) -> str:
         """Return a turn's sections; with `max_chars` each text is cut in the middle to that length."""
         parts = (
-            _Part(part.title, part.text if max_chars is None else cut_middle(part.text, max_chars))
+            _Section(part.title, part.text if max_chars is None else cut_middle(part.text, max_chars))
             for part in turn.parts
         )
         return "\n\n".join(map(self._section, parts))
@@ -178,13 +178,13 @@ class _Frame:
         """Return the section with the outline of consecutive turns."""
         first, last = turns[0].title, turns[-1].title.removeprefix("Turn ")
         title = first if len(turns) == 1 else f"{first} to {last}"
-        return self._section(_Part(f"{title}, outline", text))
+        return self._section(_Section(f"{title}, outline", text))
 
-    def _section(self, part: _Part) -> str:
+    def _section(self, part: _Section) -> str:
         return f"## {part.title} [{self.questions.mark(self.task)}]\n{self.questions.as_data(part.text)}"
 
 
-def _grouped(turns: Sequence[_ShownTurn], frame: _Frame, room: int) -> Iterator[tuple[int, int, list[str]]]:
+def _grouped(turns: Sequence[_ShownTurn], frame: _QuestionFrame, room: int) -> Iterator[tuple[int, int, list[str]]]:
     """Yield runs `[start, end)` of turns whose sections take at most `room` characters, and these sections."""
     start, size, group = 0, 0, list[str]()
     for index, turn in enumerate(turns):

@@ -34,7 +34,7 @@ from agentic_opd.rollout.loop import HintInsertion, OnAnswered, run_episode
 from agentic_opd.rollout.renderer import explained_tokenizer_errors
 from agentic_opd.rollout.replay import Continuation, EpisodeReplay, ReplayError, check_replayable
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
+from agentic_opd.runs.evaluate import Evaluated, Evaluator, evaluate
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
 from agentic_opd.runs.recorded import RecordedEpisode, recorded_episodes
@@ -386,7 +386,7 @@ class AgentEnv(BaseEnv):
         """Log the metrics collected since the last call, as the base class requires."""
         self.run_metrics.flush(wandb_metrics)
 
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> Evaluator:
         """Return the evaluation of the held-out tasks with the configured sampling; call `setup` first."""
         sampling = {"temperature": self.config.eval.temperature, "split": "eval"}
 
@@ -410,7 +410,7 @@ class AgentEnv(BaseEnv):
                     verbose=False,
                 )
 
-        return Evaluation(self.eval_tasks, roll_out, save, self.policy_versions, self.config, self.run_metrics)
+        return Evaluator(self.eval_tasks, roll_out, save, self.policy_versions, self.config, self.run_metrics)
 
     async def policy_versions(self) -> list[int]:
         """Return the weight versions of the policy's servers, without servers that do not report one."""

@@ -24,7 +24,7 @@ LARGEST_BODY = 64 * 2**20
 TOO_LARGE = f"it is larger than {LARGEST_BODY} bytes"
 
 
-class UnreadableError(Exception):
+class UnrecordableError(Exception):
     """An answer can't be recorded, for a `reason` without any text of the conversation; `detail` names a field."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -56,14 +56,14 @@ def read_answers(path: str, data: bytes) -> list[ForeignAnswer]:
         data: The body, without a content encoding.
 
     Raises:
-        UnreadableError: the body is not of this protocol.
+        UnrecordableError: the body is not of this protocol.
     """
     assembled, split = _READERS[path]
     try:
         body = read_json(data) if data.lstrip().startswith(b"{") else assembled(stream_events(data))
         return [*split(body)]
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise UnreadableError("it is incomplete, or not in the format of its protocol") from error
+        raise UnrecordableError("it is incomplete, or not in the format of its protocol") from error
 
 
 # --------------------------------------------------------------------------------------------------------------- bodies
@@ -185,17 +185,17 @@ def decoded(data: bytes, encoding: str) -> bytes:
     An encoded stream that broke off is decoded as far as it goes.
 
     Raises:
-        UnreadableError: an encoding is unknown or broken, or the body is too large.
+        UnrecordableError: an encoding is unknown or broken, or the body is too large.
     """
     for name in reversed([part.strip().lower() for part in encoding.split(",")]):
         if name in ("", "identity"):
             continue
         if name not in ENCODINGS:
-            raise UnreadableError("its content encoding can't be read here")
+            raise UnrecordableError("its content encoding can't be read here")
         try:
             data = _DECODERS[name](data)
         except Exception as error:  # Each library has its own error types.
-            raise UnreadableError(f"its content encoding {name} is broken") from error
+            raise UnrecordableError(f"its content encoding {name} is broken") from error
         if len(data) > LARGEST_BODY:
-            raise UnreadableError(TOO_LARGE)
+            raise UnrecordableError(TOO_LARGE)
     return data

@@ -27,7 +27,7 @@ from agentic_opd.gateway.errors import ClientError, unknown_session
 from agentic_opd.gateway.foreign import ForeignTurn
 from agentic_opd.gateway.turns import Feedback, RecordedTurn, TurnTree
 from agentic_opd.gateway.turns import Path as TurnPath
-from agentic_opd.report.curves import Corrections
+from agentic_opd.report.curves import HintedTurns
 from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
@@ -152,7 +152,7 @@ class ListedSession:
     turns: int
     rated: int
     """Number of turns with feedback of the client."""
-    corrections: Corrections | None
+    corrections: HintedTurns | None
     """None: its group is not made, or was made by an earlier version."""
 
 
@@ -509,17 +509,17 @@ class Journal:
             "FROM sessions WHERE owner = ? ORDER BY used DESC, rowid DESC LIMIT ? OFFSET ?"
         )
         return [
-            ListedSession(_session(row), turns, rated, None if judged is None else Corrections(judged, hints))
+            ListedSession(_session(row), turns, rated, None if judged is None else HintedTurns(judged, hints))
             for *row, turns, rated, judged, hints in self._db.execute(query, (owner, limit, start))
         ]
 
-    def corrections(self, owner: str, limit: int) -> list[Corrections]:
+    def corrections(self, owner: str, limit: int) -> list[HintedTurns]:
         """Return the numbers of a client's last sessions whose group is made, in the order of their last use."""
         query = (
             f"SELECT {_number('turns')} AS judged, {_number('hints')} FROM sessions "
             "WHERE owner = ? AND state != 'open' AND judged IS NOT NULL ORDER BY used DESC, rowid DESC LIMIT ?"
         )
-        return [Corrections(*numbers) for numbers in self._db.execute(query, (owner, limit))][::-1]
+        return [HintedTurns(*numbers) for numbers in self._db.execute(query, (owner, limit))][::-1]
 
     def states(self, owner: str) -> dict[SessionState, int]:
         """Return the number of a client's sessions in each state."""

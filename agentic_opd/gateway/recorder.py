@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message, StopReason
-from agentic_opd.gateway.answers import ForeignAnswer, UnreadableError, decoded, read_answers, without_media
+from agentic_opd.gateway.answers import ForeignAnswer, UnrecordableError, decoded, read_answers, without_media
 from agentic_opd.gateway.body import PLAIN_NAME
 from agentic_opd.gateway.changes import Changes
 from agentic_opd.gateway.client import Client
@@ -122,7 +122,7 @@ class Recorder:
     async def _add(self, relayed: RelayedRequest) -> None:
         try:
             self.changes.tell(await self._journal.run(partial(self._record, relayed)))
-        except UnreadableError as error:
+        except UnrecordableError as error:
             self.leave_out(error.reason, error.detail)
         except OutputError as error:
             self.leave_out("the disk refused it")
@@ -232,7 +232,7 @@ class Recorder:
         """Write the turns of a request, one for each choice of the answer; returns their session.
 
         Raises:
-            UnreadableError: the request or the answer can't be read.
+            UnrecordableError: the request or the answer can't be read.
             sqlite3.Error: the disk refused it.
         """
         protocol = load_protocols()[relayed.path]
@@ -247,13 +247,13 @@ class Recorder:
             chat, previous_session = self._with_history(request, relayed.owner)
         except ClientError as error:
             name = error.param or ""
-            raise UnreadableError(
+            raise UnrecordableError(
                 "its conversation can't be read", name if PLAIN_NAME.fullmatch(name) else ""
             ) from error
         except (KeyError, RecursionError, TypeError, ValueError) as error:
-            raise UnreadableError("its body can't be read") from error
+            raise UnrecordableError("its body can't be read") from error
         if not any(messages for _, messages in spoken):
-            raise UnreadableError("it is empty, or broke off before its first word")
+            raise UnrecordableError("it is empty, or broke off before its first word")
         self._make_room()
         name = request.client.session or previous_session
         placed = self._sessions.assign(relayed.owner, request.client, chat, name)
@@ -315,7 +315,7 @@ class Recorder:
                 row, turn_id = answer
                 paths[answer_id] = TurnTree[ForeignTurn].of(self._journal.foreign_turns(row.session_id)).path(turn_id)
             else:
-                raise UnreadableError("it continues an answer that was not recorded")
+                raise UnrecordableError("it continues an answer that was not recorded")
         return request.chat.with_messages(with_answers(request, paths)), previous_session
 
     def _make_room(self) -> None:

@@ -60,7 +60,7 @@ class _TurnFeedback(ClosedModel):
     text: Annotated[str, Field(max_length=100_000)] | None = None
 
 
-class _Page(OpenModel):
+class _InputItemsQuery(OpenModel):
     """The query of `GET /v1/responses/{answer}/input_items`."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -308,7 +308,7 @@ class _Routes:
 
     async def input_items(self, http: HttpRequest, owner: str) -> Response:
         """Answer `GET /v1/responses/{answer}/input_items`, one page of the conversation before an answer."""
-        query = read_body(_Page, dict(http.query_params))
+        query = read_body(_InputItemsQuery, dict(http.query_params))
         _, path = await self._gateway.recorded(owner, http.path_params["answer"])
         items = input_items(path)
         if query.order == "desc":

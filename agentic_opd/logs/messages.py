@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.attachments.messages import drop_empty_digests
-from agentic_opd.core.columnar import Call, unpadded_arguments
+from agentic_opd.core.columnar import StoredCall, unpadded_arguments
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.media import media_word
 from agentic_opd.core.text import call_arguments, read_json
@@ -93,7 +93,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking")
 
 
-class _Part(BaseModel):
+class _LoggedPart(BaseModel):
     type: Literal[
         "text",
         "input_text",
@@ -131,7 +131,7 @@ class _LoggedMessage(BaseModel):
     """The parsed fields of a message; other fields stay unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Part] | None = None
+    content: str | list[_LoggedPart] | None = None
     refusal: str | None = None
     reasoning_content: Any = None
     reasoning: Any = None
@@ -145,7 +145,7 @@ class _LoggedMessage(BaseModel):
     tool_call_id: str | None = None
     audio: Any = None
 
-    def parts(self, *types: str) -> list[_Part]:
+    def parts(self, *types: str) -> list[_LoggedPart]:
         return [] if isinstance(self.content, str) else [part for part in self.content or () if part.type in types]
 
     def text(self) -> str:
@@ -238,7 +238,7 @@ def read_log(
             (`messages[2].content`).
     """
     messages, context = list[Message](), dict[int, LogNote]()
-    objects = list[tuple[dict[str, Any], Call]]()
+    objects = list[tuple[dict[str, Any], StoredCall]]()
     notes = Counter[LogNote]()
     last_call, answers_media, was_call = "", False, False
     if system := _system(fields):
@@ -458,15 +458,15 @@ def _plain(parsed: _LoggedMessage, index: int, last_call: str) -> Iterator[Messa
 
 def _stored_as_objects(
     calls: Iterable[dict[str, Any]], stored: Iterable[_Call]
-) -> Iterator[tuple[dict[str, Any], Call]]:
+) -> Iterator[tuple[dict[str, Any], StoredCall]]:
     """Yield the function of each call whose arguments were an object, and the call."""
     for call, original in zip(calls, stored, strict=True):
         arguments = original.function.arguments
         if isinstance(arguments, Mapping):
-            yield call["function"], Call(original.function.name, arguments)
+            yield call["function"], StoredCall(original.function.name, arguments)
 
 
-def _remove_padding(objects: Sequence[tuple[dict[str, Any], Call]], tools: Sequence[Mapping[str, Any]]) -> bool:
+def _remove_padding(objects: Sequence[tuple[dict[str, Any], StoredCall]], tools: Sequence[Mapping[str, Any]]) -> bool:
     """Remove padding from the arguments of functions that were stored as objects; return whether there was some."""
     values = unpadded_arguments([call for _, call in objects], tools)
     changed = [(function, new) for (function, call), new in zip(objects, values, strict=True) if new != call.arguments]
@@ -594,5 +594,5 @@ def _problem(where: str, error: ValidationError) -> str:
     return f"{where}{path}: {first['msg']}"
 
 
-_UNION_NAMES = ("str", "list[_Part]", "dict[str,any]")
+_UNION_NAMES = ("str", "list[_LoggedPart]", "dict[str,any]")
 """Names of union members that pydantic adds to an error's location."""

@@ -31,7 +31,7 @@ class Point(NamedTuple):
     """Whether the point has a mark: the brake rolled the version back."""
 
 
-class Corrections(NamedTuple):
+class HintedTurns(NamedTuple):
     """Number of judged turns of a session, and of those that got a hint; of a group of sessions, their mean."""
 
     turns: float
@@ -51,7 +51,7 @@ def score_curve(name: str, evaluations: Sequence[Evaluation]) -> str:
     return _figure(title, note, points, _table(("version", "score", "tasks", ""), rows), ceiling=1.0)
 
 
-def correction_curve(name: str, sessions: Sequence[Corrections]) -> str:
+def correction_curve(name: str, sessions: Sequence[HintedTurns]) -> str:
     """Return the curve of the corrections a session, over the sessions in the order of their ends."""
     size = -(-len(sessions) // _BLOCKS) or 1
     points: list[Point] = []

@@ -159,7 +159,7 @@ class Evaluated(NamedTuple):
 
 
 @dataclass
-class Evaluation:
+class Evaluator:
     """Evaluates the policy, in the `evaluate` mode or during training.
 
     `roll_out` limits the concurrency. `save` receives the evaluation and its duration (s). `versions`
@@ -256,7 +256,7 @@ def _of_weights(before: Sequence[int], after: Sequence[int]) -> dict[str, float]
 
 
 async def evaluate(
-    evaluation: Evaluation, folder: Path, roles: Mapping[str, str], console: Console | None = None
+    evaluation: Evaluator, folder: Path, roles: Mapping[str, str], console: Console | None = None
 ) -> dict[str, float]:
     """Run the `evaluate` mode: show progress, write each sample when it is finished, and print a summary table.
 

@@ -23,7 +23,7 @@ from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerU
 from agentic_opd.core.notices import Notices
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import Environment, FinishedGroup
-from agentic_opd.runs.evaluate import Evaluation
+from agentic_opd.runs.evaluate import Evaluator
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import counts_line
 from agentic_opd.wire.counts import RunCounts
@@ -97,7 +97,7 @@ class GroupServer:
     `metrics` are logged at each step of the trainer, and `evaluation` runs every `steps_per_eval` steps.
     """
 
-    def __init__(self, env: Environment, metrics: RunMetrics, evaluation: Evaluation, max_token_length: int) -> None:
+    def __init__(self, env: Environment, metrics: RunMetrics, evaluation: Evaluator, max_token_length: int) -> None:
         """Prepare a registration with sequences of at most `max_token_length` tokens; the API is not contacted yet."""
         config = self.config = env.config
         self.counts = ServeCounts()

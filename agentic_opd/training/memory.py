@@ -152,34 +152,34 @@ def token_bytes(shape: ModelShape, recipe: Recipe, *, is_recomputed: bool) -> in
     return shape.layers * layer + layer + 3 * stream
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """A part of the memory that a step needs at its peak."""
 
     name: str
     size_bytes: int
 
 
-def weight_parts(shape: ModelShape, recipe: Recipe) -> list[Part]:
+def weight_parts(shape: ModelShape, recipe: Recipe) -> list[MemoryPart]:
     """Return what a step needs for any sequences: weights, gradients, optimizer, copies, a chunk of logits."""
     number, processes = (2 if recipe.is_bf16 else 4), recipe.processes
-    chunk = Part("logits", _CHUNK_BYTES * max(CHUNK_VALUES, shape.vocab))
+    chunk = MemoryPart("logits", _CHUNK_BYTES * max(CHUNK_VALUES, shape.vocab))
     if recipe.lora_rank is not None:
         trained = shape.adapter_parameters(recipe.lora_rank)
-        parts = [Part("frozen weights", number * shape.parameters // processes)]
+        parts = [MemoryPart("frozen weights", number * shape.parameters // processes)]
     else:
-        trained, parts = shape.parameters, list[Part]()
-    parts.append(Part("trained weights", 4 * trained // processes))
-    parts.append(Part("gradients", 4 * trained // processes))
-    parts.append(Part("optimizer", 8 * trained // processes))
+        trained, parts = shape.parameters, list[MemoryPart]()
+    parts.append(MemoryPart("trained weights", 4 * trained // processes))
+    parts.append(MemoryPart("gradients", 4 * trained // processes))
+    parts.append(MemoryPart("optimizer", 8 * trained // processes))
     if recipe.has_average:
-        parts.append(Part("moving average", 4 * trained // processes))
+        parts.append(MemoryPart("moving average", 4 * trained // processes))
     if recipe.is_bf16:
         # Autocast keeps the rounded form of trained weights; sharded ones are rounded as they are gathered.
         matrices = 2 * (trained if processes == 1 else trained // shape.layers)
-        parts.append(Part("rounded weights", matrices))
+        parts.append(MemoryPart("rounded weights", matrices))
     if recipe.has_start:
         embeddings = (4 - number) * shape.vocab * shape.hidden * (1 if shape.is_tied else 2)
-        parts.append(Part("weights at the start", (number * shape.parameters + embeddings) // processes))
+        parts.append(MemoryPart("weights at the start", (number * shape.parameters + embeddings) // processes))
     return [*parts, chunk]
 
 
@@ -192,13 +192,13 @@ def unallocated_bytes(shape: ModelShape, recipe: Recipe) -> int:
     return sum(part.size_bytes for part in weight_parts(shape, recipe) if part.name not in LOADED)
 
 
-def step_parts(shape: ModelShape, recipe: Recipe, tokens: int, *, is_recomputed: bool) -> list[Part]:
+def step_parts(shape: ModelShape, recipe: Recipe, tokens: int, *, is_recomputed: bool) -> list[MemoryPart]:
     """Return the memory of a step by part, whose largest part of the batch has `tokens` tokens."""
     activations = tokens * token_bytes(shape, recipe, is_recomputed=is_recomputed)
-    return [*weight_parts(shape, recipe), Part("activations", activations)]
+    return [*weight_parts(shape, recipe), MemoryPart("activations", activations)]
 
 
-def total_bytes(parts: list[Part]) -> int:
+def total_bytes(parts: list[MemoryPart]) -> int:
     return sum(part.size_bytes for part in parts)
 
 

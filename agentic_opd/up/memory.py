@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.memory import SPARE, ModelShape, Part, Recipe, step_parts, total_bytes
+from agentic_opd.training.memory import SPARE, MemoryPart, ModelShape, Recipe, step_parts, total_bytes
 from agentic_opd.up.config import ServerConfig, UpConfig
 from agentic_opd.up.mismatches import devices_of, memory_share
 
@@ -26,7 +26,7 @@ class GpuMemory(NamedTuple):
     """Index of the GPU."""
     servers: dict[str, float]
     """Share of the memory that each server takes, by name."""
-    trainer: list[Part]
+    trainer: list[MemoryPart]
     """Parts of the trainer's memory; empty if it does not use this GPU."""
     shortages: list[str]
     """Servers whose share does not hold what they need at least."""
@@ -118,7 +118,7 @@ def check_fits(memory: Sequence[GpuMemory]) -> None:
 
 def _trainer_parts(
     config: TrainerConfig, processes: int, shape_of: Callable[[str], ModelShape | None], tokens: int | None = None
-) -> list[Part]:
+) -> list[MemoryPart]:
     """Return the trainer's memory for sequences of `tokens`, or for the longest that it accepts."""
     if (shape := shape_of(config.model)) is None:
         return []

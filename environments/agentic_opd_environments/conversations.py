@@ -1,7 +1,7 @@
 """Conversations of several user turns over stateful APIs: files in BFCL's format, and one episode of such a task.
 
     row, right calls, class files, documents --read--> ConversationCase
-    ConversationCase --begin--> Conversation: call, next message of the user, verdict
+    ConversationCase --begin--> PlayedConversation: call, next message of the user, verdict
 
 The APIs are Python classes that others wrote. They run only in the sandbox (api_process.py), in a new process for each
 call: it rebuilds the state from the calls before, so that a call that kills its process or never ends has no effect.
@@ -34,13 +34,13 @@ _UNCHANGED = "Nothing was changed."
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PythonCall:
     name: str
     positional: Sequence[Any] = ()
     named: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @staticmethod
-    def parse(text: str) -> "Call":
+    def parse(text: str) -> "PythonCall":
         """Read a right call, written as Python with literal arguments.
 
         Raises:
@@ -53,7 +53,7 @@ class Call:
             named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
             if len(named) < len(node.keywords):
                 raise ValueError("expected arguments without **")
-            call = Call(node.func.id, [ast.literal_eval(argument) for argument in node.args], named)
+            call = PythonCall(node.func.id, [ast.literal_eval(argument) for argument in node.args], named)
             json.dumps(call.job, allow_nan=False)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ValueError(f"{text!r} is no call with literal arguments: {error}") from error
@@ -140,7 +140,7 @@ class ConversationCase:
     """The user's messages; empty where the user only brings functions."""
     held_back: Mapping[int, Sequence[str]]
     """User turn -> names of the functions that it brings."""
-    right_calls: Sequence[Sequence[Call]]
+    right_calls: Sequence[Sequence[PythonCall]]
     """Of each user turn; a turn without any is not judged."""
 
     @property
@@ -201,10 +201,10 @@ class ConversationReader:
         return Api(name, modules[0], {**states.get(name, {})})
 
 
-def _right_call(text: Any, functions: Mapping[str, Function]) -> Call:
+def _right_call(text: Any, functions: Mapping[str, Function]) -> PythonCall:
     if not isinstance(text, str):
         raise TypeError(f"right call {text!r}, expected a text")
-    call = Call.parse(text)
+    call = PythonCall.parse(text)
     if call.name not in functions:
         raise ValueError(f"right call {text!r}: {call.name} is not a function of its APIs")
     return call
@@ -220,13 +220,13 @@ def _user_text(turn: int, messages: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(slots=True)
 class CallRecord:
-    call: Call
+    call: PythonCall
     has_effect: bool = True
     """Whether it is part of the state; False if its process was killed, or the call was not waited for."""
 
 
 @dataclass(slots=True)
-class Conversation:
+class PlayedConversation:
     """State of one episode: a sandbox, and the calls of each turn of the user."""
 
     case: ConversationCase
@@ -244,7 +244,7 @@ class Conversation:
     """Whether a user turn took more than `max_steps` steps."""
 
     @staticmethod
-    async def begin(case: ConversationCase, max_steps: int, config: WorldConfig) -> "Conversation":
+    async def begin(case: ConversationCase, max_steps: int, config: WorldConfig) -> "PlayedConversation":
         """Start a sandbox that sees the class files.
 
         Raises:
@@ -252,7 +252,7 @@ class Conversation:
         """
         scope = sandbox_factory(config.sandbox, [Mount(case.files.packages.resolve(), _MOUNTED)])()
         sandbox = await scope.__aenter__()
-        return Conversation(case, max_steps, config.tool_timeout_s, sandbox, scope)
+        return PlayedConversation(case, max_steps, config.tool_timeout_s, sandbox, scope)
 
     async def close(self) -> None:
         await self._scope.__aexit__(None, None, None)
@@ -277,7 +277,7 @@ class Conversation:
             DatasetError: The APIs can't be loaded.
             SandboxError: The sandbox itself failed.
         """
-        record = CallRecord(Call(name, (), arguments), has_effect=False)
+        record = CallRecord(PythonCall(name, (), arguments), has_effect=False)
         self.turns[-1].append(record)
         before = [record.call.job for turn in self.turns for record in turn if record.has_effect]
         result, stages = await self._run({"calls": before, "call": record.call.job})

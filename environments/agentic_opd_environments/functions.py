@@ -36,9 +36,9 @@ from agentic_opd_environments.calls import (
 )
 from agentic_opd_environments.conversations import (
     ApiFiles,
-    Conversation,
     ConversationCase,
     ConversationReader,
+    PlayedConversation,
     check_folder,
 )
 
@@ -150,12 +150,14 @@ class FunctionsWorld(CustomWorld):
     def start(self, task: Task) -> Any:
         """Return no calls; for a conversation, start its sandbox."""
         if isinstance(task.data, ConversationCase):
-            return Conversation.begin(task.data, self._max_steps, self._config)
+            return PlayedConversation.begin(task.data, self._max_steps, self._config)
         return Calls(task.data)
 
-    def call(self, state: Calls | Conversation, name: str, arguments: dict[str, Any]) -> str | Coroutine[Any, Any, str]:
+    def call(
+        self, state: Calls | PlayedConversation, name: str, arguments: dict[str, Any]
+    ) -> str | Coroutine[Any, Any, str]:
         """Record a call that fits its function's schema; run that of a conversation."""
-        if isinstance(state, Conversation):
+        if isinstance(state, PlayedConversation):
             return _called(state, name, arguments)
         untyped = {parameter for function, parameter in state.case.untyped if function == name}
         if problems := call_problems(state.case.functions[name], arguments, untyped):
@@ -163,17 +165,19 @@ class FunctionsWorld(CustomWorld):
         state.calls.append((name, arguments))
         return '{"status": "ok"}'
 
-    def added_tools(self, state: Calls | Conversation) -> list[str]:
+    def added_tools(self, state: Calls | PlayedConversation) -> list[str]:
         """Return the functions that the user has brought during the conversation."""
-        return state.added_functions if isinstance(state, Conversation) else []
+        return state.added_functions if isinstance(state, PlayedConversation) else []
 
-    def judged(self, state: Calls | Conversation) -> Any:
+    def judged(self, state: Calls | PlayedConversation) -> Any:
         """Return the calls."""
-        return state.judged if isinstance(state, Conversation) else state.calls
+        return state.judged if isinstance(state, PlayedConversation) else state.calls
 
-    async def user_reply(self, task: Task, state: Calls | Conversation, messages: Sequence[Message]) -> str | None:
+    async def user_reply(
+        self, task: Task, state: Calls | PlayedConversation, messages: Sequence[Message]
+    ) -> str | None:
         """Return the user's next message of a conversation, with the functions that it brings."""
-        if not isinstance(state, Conversation):
+        if not isinstance(state, PlayedConversation):
             return None
         steps_of_examples = sum(bool(message.get("tool_calls")) for message in task.examples)
         reply = state.next_message(messages, steps_of_examples)
@@ -188,9 +192,9 @@ class FunctionsWorld(CustomWorld):
         ]
         return "\n".join(["From now on there are also these functions:", *texts, message or "Try it with them."])
 
-    def verify(self, task: Task, state: Calls | Conversation) -> Any:
+    def verify(self, task: Task, state: Calls | PlayedConversation) -> Any:
         """Judge the calls; the one check passes if they are right. Those of a conversation: one check a user turn."""
-        if isinstance(state, Conversation):
+        if isinstance(state, PlayedConversation):
             return state.verdict()
         wrong = verdict(state.case.functions, state.calls, state.case.answers)
         if not state.calls and state.case.answers:
@@ -198,9 +202,9 @@ class FunctionsWorld(CustomWorld):
         text = wrong or "The calls are right."
         return Checks(wrong is None, 1, f"{text} Right: {json.dumps(state.case.answers, ensure_ascii=False)}", text)
 
-    async def close(self, state: Calls | Conversation) -> None:
+    async def close(self, state: Calls | PlayedConversation) -> None:
         """End a conversation's sandbox."""
-        if isinstance(state, Conversation):
+        if isinstance(state, PlayedConversation):
             await state.close()
 
     def _read(self) -> tuple[list[Task], list[Task]]:
@@ -265,7 +269,7 @@ class FunctionsWorld(CustomWorld):
         return chosen | held_out_ids([task for task in tasks if not _is_conversation(task)], self._held_out, self._seed)
 
 
-async def _called(conversation: Conversation, name: str, arguments: dict[str, Any]) -> str:
+async def _called(conversation: PlayedConversation, name: str, arguments: dict[str, Any]) -> str:
     """Run a call of a conversation; an error about its arguments ends with the function's signature.
 
     Raises:

@@ -19,7 +19,7 @@ from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd_environments import api_process
-from agentic_opd_environments.conversations import Call, ConversationCase
+from agentic_opd_environments.conversations import ConversationCase, PythonCall
 from agentic_opd_environments.functions import FunctionsWorld
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
@@ -29,7 +29,7 @@ KINDS = (
 )
 _A_PROCESS, _PROCESSES, _LIMIT_S = 250, 2, 900.0
 
-Turns = list[list[Call]]
+Turns = list[list[PythonCall]]
 """The calls of each user turn."""
 
 
@@ -69,7 +69,7 @@ def compare_conversations(
     tasks = conversation_world(site).tasks()
     print(f"conversations: {len(tasks)}", flush=True)
     right = [Judged(task, "right", [[*calls] for calls in task.data.right_calls]) for task in tasks]
-    pool: dict[str, list[Call]] = defaultdict(list)
+    pool: dict[str, list[PythonCall]] = defaultdict(list)
     for case in right:
         for call in (call for turn in case.turns for call in turn):
             pool[call.name].append(call)
@@ -93,12 +93,12 @@ def compare_conversations(
     return counts
 
 
-def as_job(call: Call) -> Any:
+def as_job(call: PythonCall) -> Any:
     return call.job
 
 
 def changed(
-    right: Judged, pool: dict[str, list[Call]], dice: random.Random, altered: Callable[[Any, random.Random], Any]
+    right: Judged, pool: dict[str, list[PythonCall]], dice: random.Random, altered: Callable[[Any, random.Random], Any]
 ) -> Judged:
     """Return the calls of a conversation with one random change."""
     turns = [[*calls] for calls in right.turns]
@@ -108,7 +108,7 @@ def changed(
     position = dice.randrange(len(calls))
     call = calls[position]
     foreign = dice.choice([*case.functions])
-    needless = dice.choice(pool.get(foreign) or [Call(foreign)])
+    needless = dice.choice(pool.get(foreign) or [PythonCall(foreign)])
     match kind:
         case "left out":
             del calls[position]
@@ -129,20 +129,20 @@ def changed(
         case "replaced":
             calls[position] = needless
         case "unknown function":
-            calls.insert(position, Call("no_such_function", (), dict(call.named)))
+            calls.insert(position, PythonCall("no_such_function", (), dict(call.named)))
         case _:
             calls[position] = _with_other_arguments(call, kind, dice, altered)
     return Judged(right.task, kind, turns)
 
 
 def _with_other_arguments(
-    call: Call, kind: str, dice: random.Random, altered: Callable[[Any, random.Random], Any]
-) -> Call:
+    call: PythonCall, kind: str, dice: random.Random, altered: Callable[[Any, random.Random], Any]
+) -> PythonCall:
     positional, named = copy.deepcopy([*call.positional]), copy.deepcopy(dict(call.named))
     argument_slots: Sequence[tuple[Any, Any]] = [*((positional, index) for index in range(len(positional)))]
     argument_slots = [*argument_slots, *((named, key) for key in named)]
     if kind == "argument added" or not argument_slots:
-        return Call(call.name, positional, {**named, "extra_parameter": 1})
+        return PythonCall(call.name, positional, {**named, "extra_parameter": 1})
     arguments, key = dice.choice(argument_slots)
     if kind == "value":
         arguments[key] = altered(arguments[key], dice)
@@ -153,10 +153,10 @@ def _with_other_arguments(
     else:
         value = arguments.pop(key)
         named["renamed_parameter"] = value
-    return Call(call.name, positional, named)
+    return PythonCall(call.name, positional, named)
 
 
-def _as_python(call: Call) -> str:
+def _as_python(call: PythonCall) -> str:
     named = [f"{name}={value!r}" for name, value in call.named.items()]
     return f"{call.name}({', '.join([*map(repr, call.positional), *named])})"
 

@@ -27,7 +27,7 @@ from agentic_opd.wire.files import JsonLines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd.worlds.choose import make_world
 from agentic_opd_environments.babyai.world import LevelSeed
-from agentic_opd_environments.conversations import Call, ConversationCase
+from agentic_opd_environments.conversations import ConversationCase, PythonCall
 
 CLOSING = "Done."
 """What ends a turn of the user."""
@@ -80,7 +80,7 @@ def right_messages(data: ConversationCase | LevelSeed) -> list[dict[str, Any]]:
     ]
 
 
-def named_arguments(call: Call, case: ConversationCase) -> dict[str, Any]:
+def named_arguments(call: PythonCall, case: ConversationCase) -> dict[str, Any]:
     """Return a call's arguments by name, those by position in the document's order."""
     names = case.functions[call.name]["parameters"]["properties"]
     return {**dict(zip(names, call.positional, strict=False)), **call.named}

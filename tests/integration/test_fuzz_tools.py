@@ -20,7 +20,7 @@ from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.runs.evaluate import Evaluated, Evaluation
+from agentic_opd.runs.evaluate import Evaluated, Evaluator
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.sandboxes.config import BubblewrapConfig
 from agentic_opd.worlds.coding.config import CodingSettings
@@ -163,7 +163,7 @@ def test_every_episode_of_an_evaluation_has_a_row_whatever_its_calls(tmp_path: P
         config = RunConfig(eval=EvalConfig(samples=1))
         metrics = RunMetrics(config, lambda ids: "", list)
         tasks = [Task(f"t{number}", "Write f.", TESTS) for number in range(EPISODES)]
-        return await Evaluation(tasks, roll_out, save, versions, config, metrics).measure()
+        return await Evaluator(tasks, roll_out, save, versions, config, metrics).measure()
 
     with arena(tmp_path) as place:
         evaluated = asyncio.run(main())

@@ -21,7 +21,7 @@ from agentic_opd.core.errors import ConfigError, NotSentError
 from agentic_opd.core.types import Task
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.evaluate import Evaluation
+from agentic_opd.runs.evaluate import Evaluator
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.serve import GroupServer, ServeCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
@@ -187,7 +187,7 @@ class Loop:
             resume=self.resume,
         )
         metrics = RunMetrics(self.config, lambda ids: "", list)
-        evaluation = Evaluation([], self.no_episode, self.no_episode, self.policy_versions, self.config, metrics)
+        evaluation = Evaluator([], self.no_episode, self.no_episode, self.policy_versions, self.config, metrics)
         async with asyncio.timeout(120):
             server = GroupServer(self, metrics, evaluation, 64)
             self.counts = server.counts

@@ -35,7 +35,7 @@ from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote
 from agentic_opd.distill.leaks import in_digits, leaks
 from agentic_opd.distill.protocol import without_marks
 from agentic_opd.distill.trajectory import Window, parse_answer
-from agentic_opd.gateway.answers import UnreadableError, read_answers
+from agentic_opd.gateway.answers import UnrecordableError, read_answers
 from agentic_opd.gateway.choice import held_back
 from agentic_opd.logs.secrets import mask_secrets
 from agentic_opd.report import transcript
@@ -429,7 +429,7 @@ def _streamed(path: str, text: str) -> None:
     """Read a foreign model's stream whose events hold a text, and one that is the text."""
     events = "".join(f"data: {json.dumps(DELTAS[path](piece))}\n\n" for piece in (text, *text))
     for stream in (events, text, f"data: {text}\n\n"):
-        with suppress(UnreadableError):
+        with suppress(UnrecordableError):
             read_answers(path, stream.encode(errors="surrogatepass"))
 
 

@@ -80,7 +80,9 @@ def page_routes(
             owner teaches the policy of all.
         has_named_learners: Whether the visitor names a learner beside the key.
     """
-    page = _Page(source, keys, owner_of_key, telemetry, tokenizer, trainer_dir, learner_folder, has_named_learners)
+    page = _PageRoutes(
+        source, keys, owner_of_key, telemetry, tokenizer, trainer_dir, learner_folder, has_named_learners
+    )
     session = "/ui/sessions/{session_id}"
     return [
         Route("/ui", page.guarded(page.sessions)),
@@ -94,7 +96,7 @@ def page_routes(
     ]
 
 
-class _Page:
+class _PageRoutes:
     """The routes. Pages are rendered on a thread, one at a time."""
 
     def __init__(

@@ -112,7 +112,7 @@ def _distance(env: RoomGridLevel, target: WorldObj) -> int | None:
     return int(abs(column - env.agent_pos[0]) + abs(row - env.agent_pos[1]))
 
 
-class Part(NamedTuple):
+class MissionPart(NamedTuple):
     """One action that a mission asks for."""
 
     words: str
@@ -128,7 +128,7 @@ class Game:
     """The mission, with what of it is done."""
     explains: bool
     """Whether results say why an action changed nothing."""
-    parts: Sequence[Part]
+    parts: Sequence[MissionPart]
     steps: list[str] = field(default_factory=list[str])
     """A line for each action."""
     ended: Ending | None = None
@@ -231,11 +231,11 @@ def _actions(instruction: Instr, is_done: bool) -> Iterator[tuple[ActionInstr, b
         yield cast(ActionInstr, instruction), is_done
 
 
-def _part(instruction: ActionInstr) -> Part:
+def _part(instruction: ActionInstr) -> MissionPart:
     sentence, names = _SENTENCES[type(instruction)]
     descriptions: list[ObjDesc] = [getattr(instruction, name) for name in names]
     targets = [Target(_described(description), [*description.obj_set]) for description in descriptions]
-    return Part(sentence.format(*(target.words for target in targets)), targets)
+    return MissionPart(sentence.format(*(target.words for target in targets)), targets)
 
 
 def _described(description: ObjDesc) -> str:

@@ -77,8 +77,8 @@ class BabyAIWorld(CustomWorld):
                 f"env.world: {error}. The world babyai needs the extra: pip install 'agentic-opd[babyai]'"
             ) from error
         self._games, self._limit, self._explains = game.Game, max_steps, explain_no_effect
-        self._training = _Part("", levels, seeds)
-        self._evaluation = _Part("eval_", levels if eval_levels is None else eval_levels, eval_seeds)
+        self._training = _GameSplit("", levels, seeds)
+        self._evaluation = _GameSplit("eval_", levels if eval_levels is None else eval_levels, eval_seeds)
         for part in (self._training, self._evaluation):
             part.check(game.level_names())
         self._training.check_apart(self._evaluation)
@@ -144,7 +144,7 @@ def _task(name: LevelSeed, game: "Game") -> Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _GameSplit:
     """The games of training or of evaluation."""
 
     prefix: str
@@ -181,7 +181,7 @@ class _Part:
                 f"env.world: {self.prefix}seeds is [{first}, {end}], expected the first seed and the one after the last"
             )
 
-    def check_apart(self, evaluation: "_Part") -> None:
+    def check_apart(self, evaluation: "_GameSplit") -> None:
         """Check that no game is in both parts.
 
         Raises:

@@ -104,14 +104,14 @@ class _Environment(_TomlTable):
         return size
 
 
-class _Agent(_TomlTable):
+class _AgentTable(_TomlTable):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | None = None
     network_mode: _Network = None
     allowed_hosts: list[str] | None = None
 
 
-class _Verifier(_Agent):
+class _Verifier(_AgentTable):
     timeout_sec: float | None = Field(default=600.0, gt=0)
     env: dict[str, str] = {}
     environment_mode: Literal["shared", "separate"] | None = None
@@ -133,7 +133,7 @@ class _TaskFile(_TomlTable):
     steps: list[Any] | None = None
     multi_step_reward_strategy: str | None = None
     environment: _Environment = _Environment()
-    agent: _Agent = _Agent()
+    agent: _AgentTable = _AgentTable()
     verifier: _Verifier = _Verifier()
     solution: _Solution = _Solution()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.columnar import Call, unpadded_arguments, unpadded_messages, unpadded_tools
+from agentic_opd.core.columnar import StoredCall, unpadded_arguments, unpadded_messages, unpadded_tools
 
 TEXT, NUMBER, OPTIONAL = {"type": "string"}, {"type": "integer"}, {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 
@@ -32,29 +32,29 @@ RUN = tool("run", {"command": TEXT, "timeout": OPTIONAL, "shell": {"type": "stri
     ],
 )
 def test_a_null_is_padding_where_the_schema_has_none(arguments: Any, expected: Any) -> None:
-    assert unpadded_arguments([Call("run", arguments)], [LOOK, RUN]) == [expected]
+    assert unpadded_arguments([StoredCall("run", arguments)], [LOOK, RUN]) == [expected]
 
 
 def test_padding_is_removed_at_every_depth() -> None:
     item = {"type": "object", "properties": {"op": TEXT, "n": NUMBER}}
     edit = tool("edit", {"steps": {"type": "array", "items": item}, "options": item, "data": {"type": "object"}})
     padded = {"steps": [{"op": "x", "n": None}, {"op": None, "n": 1}], "options": {"op": "y", "z": None}, "data": None}
-    assert unpadded_arguments([Call("edit", padded)], [edit]) == [
+    assert unpadded_arguments([StoredCall("edit", padded)], [edit]) == [
         {"steps": [{"op": "x"}, {"n": 1}], "options": {"op": "y"}}
     ]
     free = {"data": {"a": None, "b": 1}}
-    assert unpadded_arguments([Call("edit", free)], [edit]) == [free], (
+    assert unpadded_arguments([StoredCall("edit", free)], [edit]) == [free], (
         "an object of any keys, in a file without padding"
     )
 
 
 def test_without_tools_the_calls_show_padding() -> None:
     calls = [
-        Call("run", {"path": None, "command": "ls", "timeout": None}),
-        Call("look", {"path": "a", "command": None}),
+        StoredCall("run", {"path": None, "command": "ls", "timeout": None}),
+        StoredCall("look", {"path": "a", "command": None}),
     ]
     assert unpadded_arguments(calls, None) == [{"command": "ls"}, {"path": "a"}]
-    said = [Call("run", {"command": "ls", "timeout": None})]
+    said = [StoredCall("run", {"command": "ls", "timeout": None})]
     assert unpadded_arguments(said, None) == [{"command": "ls", "timeout": None}]
     assert unpadded_arguments(said, []) == [{"command": "ls"}], "of a file: no tool allows it"
 

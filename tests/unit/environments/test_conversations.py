@@ -24,7 +24,7 @@ from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.config import WorldConfig
 from agentic_opd.worlds.custom import HookedSession, HookedWorld
 from agentic_opd_environments import api_process
-from agentic_opd_environments.conversations import Call
+from agentic_opd_environments.conversations import PythonCall
 from agentic_opd_environments.functions import FunctionsWorld
 
 KETTLE = """
@@ -157,9 +157,9 @@ def apis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]
 def judged(apis: list[dict[str, Any]], *made: Sequence[str], right: Sequence[Sequence[str]] = RIGHT) -> dict[str, Any]:
     turns = [
         {
-            "made": [Call.parse(text).job for text in made_calls if text != "killed"],
+            "made": [PythonCall.parse(text).job for text in made_calls if text != "killed"],
             "without_effect": [*made_calls].count("killed"),
-            "right": [Call.parse(text).job for text in right_calls],
+            "right": [PythonCall.parse(text).job for text in right_calls],
         }
         for made_calls, right_calls in zip(made, right, strict=False)
     ]
@@ -256,7 +256,7 @@ def test_differences_are_told_by_what_was_made(made: Any, right: Any, sentences:
 )
 def test_a_right_call_must_be_a_call_with_literal_arguments(text: str) -> None:
     with pytest.raises(ValueError, match="is no call with literal arguments"):
-        Call.parse(text)
+        PythonCall.parse(text)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

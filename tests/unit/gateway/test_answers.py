@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentic_opd.gateway.answers import ForeignAnswer, UnreadableError, read_answers, without_media
+from agentic_opd.gateway.answers import ForeignAnswer, UnrecordableError, read_answers, without_media
 
 from .foreign import (
     call,
@@ -129,7 +129,7 @@ def test_any_events_are_read_or_refused(path: str, events: list[Any], kinds: lis
     for data in (sse(*events), sse(*typed), json.dumps(events[0] if events else {}).encode()):
         try:
             answers = read_answers(path, data)
-        except UnreadableError:
+        except UnrecordableError:
             continue
         assert all(isinstance(answer, ForeignAnswer) for answer in answers)
 

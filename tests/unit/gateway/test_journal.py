@@ -13,7 +13,7 @@ from agentic_opd.core.errors import OutputError
 from agentic_opd.core.types import StopReason, Turn, TurnOutcome
 from agentic_opd.gateway.journal import Ending, Journal, SessionPart, SessionRow, SessionState
 from agentic_opd.gateway.turns import Feedback, RecordedTurn
-from agentic_opd.report.curves import Corrections
+from agentic_opd.report.curves import HintedTurns
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
 
@@ -169,10 +169,10 @@ def test_a_list_of_sessions_reads_no_turn_and_no_group(tmp_path: Path) -> None:
     listed = journal.listed("owner", 0, 3)
     assert [session.row.session_id for session in listed] == ["session-5", "session-4", "session-3"]
     (third, *rest) = [*listed[2:], *journal.listed("owner", 3, 3)]
-    assert third.corrections == Corrections(3, 3), "those of the session's part count too"
-    assert [session.corrections for session in rest] == [Corrections(1.5, 0.5)] * 2, "the mean of the group's sessions"
+    assert third.corrections == HintedTurns(3, 3), "those of the session's part count too"
+    assert [session.corrections for session in rest] == [HintedTurns(1.5, 0.5)] * 2, "the mean of the group's sessions"
     assert [(session.turns, session.rated) for session in rest] == [(2, 1), (2, 0)]
-    assert journal.corrections("owner", 2) == [Corrections(1.5, 0.5), Corrections(3, 3)]
+    assert journal.corrections("owner", 2) == [HintedTurns(1.5, 0.5), HintedTurns(3, 3)]
     assert journal.states("owner") == {SessionState.OPEN: 2, SessionState.WRITTEN: 3}
     assert {("turns", "body"), ("groups", "body"), ("feedback", "text")}.isdisjoint(read)
     journal._db.set_authorizer(None)
@@ -180,7 +180,7 @@ def test_a_list_of_sessions_reads_no_turn_and_no_group(tmp_path: Path) -> None:
     assert row is not None
     assert journal.group_ids_in_order(row) == ["of a part", "whole"]
     journal.delete("session-3")
-    assert journal.corrections("owner", 9) == [Corrections(1.5, 0.5)] * 2
+    assert journal.corrections("owner", 9) == [HintedTurns(1.5, 0.5)] * 2
     assert journal._db.execute("SELECT group_id FROM corrections").fetchall() == [("pair",)]
     journal.close()
 

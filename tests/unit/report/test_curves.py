@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree
 
-from agentic_opd.report.curves import HEIGHT, WIDTH, Corrections, correction_curve, score_curve
+from agentic_opd.report.curves import HEIGHT, WIDTH, HintedTurns, correction_curve, score_curve
 from agentic_opd.wire.brake import Evaluation
 
 
@@ -30,11 +30,11 @@ def test_a_score_is_higher_on_the_page_if_it_is_higher_and_a_roll_back_is_a_cros
 
 
 def test_many_sessions_are_a_few_means_and_none_is_said() -> None:
-    sessions = [Corrections(4, 2)] * 50 + [Corrections(4, 0)] * 50
+    sessions = [HintedTurns(4, 2)] * 50 + [HintedTurns(4, 0)] * 50
     figure = figure_of(correction_curve("", sessions))
     rows = [[cell.text for cell in row] for row in figure.iter("tr")][1:]
     assert len(rows) == 20
     assert (rows[0], rows[-1]) == (["1 to 5", "2.00", "20"], ["96 to 100", "0.00", "20"])
-    (single,) = list(figure_of(correction_curve("", [Corrections(2, 0)])).iter("circle"))
+    (single,) = list(figure_of(correction_curve("", [HintedTurns(2, 0)])).iter("circle"))
     assert 0 < float(single.get("cx", "")) < WIDTH
     assert "nothing to show yet" in correction_curve("", [])

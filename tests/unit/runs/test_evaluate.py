@@ -32,7 +32,7 @@ from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
     EvalSample,
     Evaluated,
-    Evaluation,
+    Evaluator,
     eval_metrics,
     evaluate,
     show_evaluation,
@@ -125,7 +125,7 @@ def test_uneven_samples_are_refused() -> None:
         eval_metrics([])
 
 
-def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], samples: int = 1) -> Evaluation:
+def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], samples: int = 1) -> Evaluator:
     async def save(evaluated: Evaluated, start: float) -> None:
         pass
 
@@ -135,7 +135,7 @@ def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], 
     weights = iter((3, 5, 5, 5))
     config = RunConfig(eval=EvalConfig(samples=samples, temperature=1.0))
     metrics = RunMetrics(config, lambda ids: "", list)
-    return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
+    return Evaluator([make_task(name) for name in names], roll_out, save, versions, config, metrics)
 
 
 def test_an_evaluation_counts_the_states_that_were_not_closed() -> None:

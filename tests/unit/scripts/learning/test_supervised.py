@@ -12,7 +12,7 @@ from learning.babyai_bot import bot_actions
 
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.wire.group import ScoredGroup
-from agentic_opd_environments.conversations import Call
+from agentic_opd_environments.conversations import PythonCall
 from tests.support.environment import read_lines
 from tests.support.tiny_model import save_tiny_model
 from tests.unit.environments.test_conversations import RIGHT, question, world_of
@@ -40,7 +40,7 @@ def test_right_conversations_become_groups_whose_sampled_tokens_are_the_right_ca
     assert rollout.checks is not None
     assert rollout.checks.all_passed
     calls = [call["function"] for message in rollout.messages or () for call in message.get("tool_calls") or ()]
-    assert [call["name"] for call in calls] == [Call.parse(text).name for texts in RIGHT for text in texts]
+    assert [call["name"] for call in calls] == [PythonCall.parse(text).name for texts in RIGHT for text in texts]
     assert json.loads(calls[3]["arguments"]) == {"owner": "Ann", "tea": "mint"}, "one of them is by position"
 
 
