@@ -46,10 +46,22 @@ def opd_of(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [overrides["opd"] for group in groups for overrides in group["overrides"]]
 
 
-def check(groups: list[dict[str, Any]], judge: TrajectoryJudge) -> None:
-    """Check that each rollout was asked about once, and that its first turn alone has the hint and rows."""
-    opds = opd_of(groups)
+def has_result(messages: list[dict[str, Any]]) -> bool:
+    """Whether a rollout has a tool result; where it has none, the verdict is all that comes after its turns."""
+    return any(message["role"] == "tool" for message in messages)
+
+
+def check(groups: list[dict[str, Any]], judge: TrajectoryJudge, *, knows_verdicts: bool = True) -> None:
+    """Check that each rollout with evidence was asked about once, and that its first turn has the one hint and rows."""
+    rollouts = [
+        (overrides["opd"], group["distill_token_ids"][index])
+        for group in groups
+        for index, overrides in enumerate(group["overrides"])
+        if knows_verdicts or has_result(group["messages"][index])
+    ]
+    opds = [opd for opd, _ in rollouts]
     assert opds
+    assert sum("trajectory" in opd for opd in opd_of(groups)) == len(opds)
     assert sorted(opd["trajectory"]["windows"][0]["question"] for opd in opds) == sorted(judge.questions)
     for opd in opds:
         (window,) = opd["trajectory"]["windows"]
@@ -61,7 +73,7 @@ def check(groups: list[dict[str, Any]], judge: TrajectoryJudge) -> None:
         assert not any(turn["votes"] for turn in rest)
         assert all("question" not in turn for turn in opd["turns"])
     assert all(group["group_overrides"]["opd"]["judge_scope"] == "trajectory" for group in groups)
-    assert all(any(rows) for group in groups for rows in group["distill_token_ids"])
+    assert all(any(rows) for _, rows in rollouts)
 
 
 def distill(server: LocalServer, file: Path, out: Path, *flags: str) -> list[dict[str, Any]]:
@@ -87,7 +99,7 @@ def test_rollouts_are_judged_as_a_whole_and_distilled_again(vllm_server: LocalSe
         assert logged["opd/trajectory_vote/unknown_turn"] == logged["opd/trajectory_vote/named"] / 2
 
         judge.questions.clear()
-        check(distill(vllm_server, out, tmp_path / "again.jsonl"), judge)
+        check(distill(vllm_server, out, tmp_path / "again.jsonl"), judge, knows_verdicts=False)
 
     # The judge is gone, and kept hints do not need it.
     by_item = {group["group_overrides"]["item_id"]: group for group in groups}
@@ -105,9 +117,13 @@ def test_only_failed_rollouts_are_judged(vllm_server: LocalServer, tmp_path: Pat
         assert done.returncode == 0, done
         asked_in_run = len(judge.questions)
         distill(vllm_server, out, tmp_path / "again.jsonl")
-        assert len(judge.questions) == 2 * asked_in_run, "the counts of checks in the file say which failed"
-    overrides = [entry for group in read_lines(out) for entry in group["overrides"]]
+        asked_again = len(judge.questions) - asked_in_run
+    rollouts = [pair for group in read_lines(out) for pair in zip(group["overrides"], group["messages"], strict=True)]
+    overrides = [entry for entry, _ in rollouts]
     failed = [entry for entry in overrides if entry["verification"]["passed"] < entry["verification"]["total"]]
+    assert asked_again == sum(entry in failed and has_result(messages) for entry, messages in rollouts), (
+        "the counts of checks in the file say which failed"
+    )
     assert 0 < len(failed) < len(overrides)
     assert asked_in_run == len(failed)
     for entry in overrides:
