@@ -193,8 +193,8 @@ class Distiller:
         `tasks` are those that the conversations may have.
 
         Raises:
-            ConfigError: hints must be proven, but no episode can be replayed; or none of the tasks has a kind for which
-                there is a teacher.
+            ConfigError: hints must be proven, but no episode can be replayed; or the settings name a teacher for a kind
+                of task, and no task has that kind.
         """
         _check_kinds(self.config.teacher, tasks)
         if self.config.hint.proof.type != "none" and self._prove is None:

@@ -190,7 +190,8 @@ class _Search:
                 log_format, records = self._recognised(file, path, counts)
                 if log_format is None:
                     return
-                read = [(name, log_format, session) for session in log_format.sessions(records, counts)]
+                counted = _with_counted_steps(records, counts)
+                read = [(name, log_format, session) for session in log_format.sessions(counted, counts)]
         except (UnreadableError, NoTableError, *_UNREADABLE) as error:
             self.skip(path, _reason(error))
             return
@@ -434,8 +435,14 @@ class _Records:
             except AlignmentError:
                 self.counts[LeftOut.DEEP] += 1
                 continue
-            self.counts[LeftOut.NO_STEP] += _steps_without_fields(cast(Record, value))
             yield cast(Record, value)
+
+
+def _with_counted_steps(records: Iterable[Record], counts: Counts) -> Iterator[Record]:
+    """Yield the records of any file, and count their steps that are no object, which no reader looks at."""
+    for record in records:
+        counts[LeftOut.NO_STEP] += _steps_without_fields(record)
+        yield record
 
 
 def _steps_without_fields(record: Record, deeper: int = 2) -> int:

@@ -170,8 +170,9 @@ async def compare(
 ) -> Deviation:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
-    `file` is the file of the groups, beside which the files of their attachments are; None: they have none. `teacher`
-    is the run's `TeacherConfig.weights`, or `separate` for a teacher with weights other than the policy's.
+    One teacher must have scored all `groups`, see `ScoredGroup.teacher`. `file` is the file of the groups, beside which
+    the files of their attachments are; None: they have none. `teacher` is the run's `TeacherConfig.weights`, or
+    `separate` for a teacher with weights other than the policy's.
 
     Raises:
         OutputError: the file holds no scored turn.
@@ -197,7 +198,7 @@ async def compare(
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(sorted(map(str, versions)))}: load those weights, or choose a file of these"
         )
-    scorer.read_by = READ_BY.get(teacher, "policy")
+    scorer.read_by = "policy" if teacher == "separate" else READ_BY[teacher]
     drawn = Random(seed).sample(comparable, min(count, len(comparable)))
     differences = await gather_all(_differences(scorer, turn, version) for turn in drawn)
     plain = [turn.without_hint for turn in differences if turn.without_hint is not None]

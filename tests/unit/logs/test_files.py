@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import resource
+import zipfile
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ def test_steps_that_are_no_object_are_counted(name: str, steps: str, tmp_path: P
     (tmp_path / "log.jsonl").write_text(lines([broken, *others]))
     (tally,) = find_logs([tmp_path]).tallies.values()
     assert tally.left_out[LeftOut.NO_STEP] == 3
+
+
+def test_steps_of_a_zipped_sample_are_counted_too(tmp_path: Path) -> None:
+    (sample,) = FILES["inspect"]
+    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+        archive.writestr("header.json", "{}")
+        archive.writestr("samples/1_epoch_1.json", json.dumps({**sample, "messages": [*sample["messages"], None]}))
+    assert left_out(find_logs([tmp_path]), "inspect")[LeftOut.NO_STEP] == 1
 
 
 def test_a_log_whose_first_line_is_broken_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wishes of the scripted people: an answer that meets one of them meets none of the others."""
+"""The wishes of the scripted people exclude each other."""
 
 import pytest
 from learning.wishes import WISHES
