@@ -131,7 +131,7 @@ from learning.results import (
     table,
     tuned_as,
 )
-from learning.supervised import START_LR, Start, SupervisedError, supervised_start
+from learning.supervised import START_LR, Start, SupervisedError, supervised_start, with_questions
 
 SWEEP_SEED = 1000
 PERSON = {
@@ -145,7 +145,7 @@ QUICK = {
 }
 QUICK_LONG = {
     **{"rollouts": 8, "points": [0, 8], "batch_sizes": [4], "exam_tasks": 4},
-    **{"start_conversations": 8, "start_epochs": 1},
+    **{"start_conversations": 8, "start_questions": 8},
 }
 
 
@@ -215,7 +215,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--start-conversations", type=int, default=64, help="episodes of a supervised start: %(default)s"
     )
-    parser.add_argument("--start-epochs", type=int, default=2, help="passes over these: %(default)s")
+    parser.add_argument(
+        "--start-questions", type=int, default=256, help="questions of one turn beside them, of multiturn: %(default)s"
+    )
+    parser.add_argument("--start-epochs", type=int, default=1, help="passes over these: %(default)s")
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
     parser.add_argument(
@@ -315,10 +318,10 @@ def other_settings(args: argparse.Namespace) -> str | None:
     names = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
-        *("group_size", "through", "exam_tasks", "start_conversations", "start_epochs"),
+        *("group_size", "through", "exam_tasks", "start_conversations", "start_questions", "start_epochs"),
     )
     unset = {"world": "coding", "group_size": 4, "through": "chat", "exam_tasks": None}
-    unset |= {"start_conversations": 64, "start_epochs": 2}
+    unset |= {"start_conversations": 64, "start_questions": 0, "start_epochs": 2}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -338,8 +341,9 @@ async def experiment(args: argparse.Namespace) -> int:
     subject = SUBJECTS[args.world]
     if subject.has_supervised_start:
         settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
-        config = AgenticOPDEnvConfig(**{**settings, "data_path_to_save_groups": None})
-        start = Start(args.start_conversations, args.start_epochs, START_LR)
+        world = with_questions(settings["world"], subject.start_questions, BFCL)
+        config = AgenticOPDEnvConfig(**{**settings, "world": world, "data_path_to_save_groups": None})
+        start = Start(args.start_conversations, args.start_epochs, START_LR, args.start_questions)
         args.model = await supervised_start(config, args.model, args.out / "supervised", start)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)

@@ -202,6 +202,8 @@ class Subject(NamedTuple):
     """Questions for which no call is right: gauges are measured before and after each run. None: no gauges."""
     has_supervised_start: bool = False
     """The experiment first makes the start from the model, by right episodes."""
+    start_questions: Sequence[str] = ()
+    """Files of BFCL's questions of one turn, of which the start imitates some too."""
     context: int = 4096
     """Tokens of the servers' context."""
     usual_modes: Sequence[str] = ()
@@ -302,6 +304,7 @@ SUBJECTS = {
         has_conversations=True,
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
         has_supervised_start=True,
+        start_questions=("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
         usual_modes=(*USUAL_MODES, "next-state"),
     ),
     # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.

@@ -5,20 +5,23 @@
 Each right call is a turn, and each turn of the user ends with one word. The right calls of a game are those of a bot
 (babyai_bot.py). The episode is played as every other; those that the verdict does not call right are left out. The
 trainer learns the sampled tokens (loss_parts.imitation).
+
+Before half of the calls of functions stands a wrong one, with its error: a policy that has never seen anybody go on
+after an error stops there. The wrong call is context, its tokens are not learned.
 """
 
 import asyncio
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.processes import end_of
-from agentic_opd.core.types import Completion, Episode, Task
+from agentic_opd.core.types import IGNORED, Completion, Episode, Task, sampled_spans
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import run_episode
@@ -27,13 +30,19 @@ from agentic_opd.wire.files import JsonLines
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd.worlds.choose import make_world
 from agentic_opd_environments.babyai.world import LevelSeed
+from agentic_opd_environments.calls import Function
 from agentic_opd_environments.conversations import ConversationCase, PythonCall
+from agentic_opd_environments.functions import FunctionCase
 
 CLOSING = "Done."
 """What ends a turn of the user."""
 AT_ONCE = 4
 START_LR = 1e-4
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
+MISTAKES = 0.5
+"""Share of the calls of functions before which a wrong one stands."""
+VERBS = ("get", "find", "list", "show", "open", "check", "set", "make", "create", "run", "read", "add", "fetch", "do")
+"""A wrong function name has another one of these."""
 
 
 class SupervisedError(Exception):
@@ -47,6 +56,16 @@ class Start(NamedTuple):
     """Right episodes of training tasks, of conversations the shortest ones."""
     epochs: int
     lr: float
+    questions: int = 0
+    """Questions of one turn beside them, of `Subject.start_questions`."""
+
+
+class WrittenTurn(NamedTuple):
+    """One turn of a right episode."""
+
+    message: dict[str, Any]
+    is_mistake: bool = False
+    """Whether it is a wrong call, which the next one corrects."""
 
 
 @dataclass(slots=True)
@@ -54,30 +73,67 @@ class RightCalls:
     """A policy that makes a task's right calls, one a turn."""
 
     chat: ChatFormat
-    messages: Iterator[dict[str, Any]]
+    turns: Iterator[WrittenTurn]
+    mistakes: list[bool] = field(default_factory=list[bool])
+    """Whether each turn so far is a mistake."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
-        """Return the next right turn."""
-        ids = self.chat.written([{"role": "user", "content": "-"}, next(self.messages)])
+        """Return the next turn."""
+        turn = next(self.turns)
+        self.mistakes.append(turn.is_mistake)
+        ids = self.chat.written([{"role": "user", "content": "-"}, turn.message])
         return Completion(ids, (0.0,) * len(ids))
 
 
-def right_messages(data: ConversationCase | LevelSeed) -> list[dict[str, Any]]:
-    """Return the agent's messages in a right conversation, or in the bot's game."""
+def right_turns(data: ConversationCase | FunctionCase | LevelSeed, draws: random.Random) -> list[WrittenTurn]:
+    """Return the agent's turns in a right conversation with mistakes, of a question's answer, or of the bot's game."""
     if isinstance(data, LevelSeed):
         from learning.babyai_bot import bot_actions
 
-        turns = [[written_call("act", {"action": action}) for action in bot_actions(data.level, data.seed)]]
-    else:
-        turns = [[written_call(call.name, named_arguments(call, data)) for call in calls] for calls in data.right_calls]
+        actions = bot_actions(data.level, data.seed)
+        return [*(calling("act", {"action": action}) for action in actions), _CLOSED]
+    return [turn for calls in right_calls(data) for turn in (*with_mistakes(calls, data.functions, draws), _CLOSED)]
+
+
+def right_calls(data: ConversationCase | FunctionCase) -> list[list[tuple[str, dict[str, Any]]]]:
+    """Return the right calls after each message of the user; of several allowed values the first."""
+    if isinstance(data, ConversationCase):
+        return [[(call.name, named_arguments(call, data)) for call in calls] for calls in data.right_calls]
+    answers = [pair for answer in data.answers for pair in answer.items()]
     return [
-        message
-        for calls in turns
-        for message in (
-            *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls),
-            {"role": "assistant", "content": CLOSING},
-        )
+        [(name, {key: values[0] for key, values in allowed.items() if values[0] != ""}) for name, allowed in answers]
     ]
+
+
+def with_mistakes(
+    calls: Sequence[tuple[str, dict[str, Any]]], functions: Mapping[str, Function], draws: random.Random
+) -> Iterator[WrittenTurn]:
+    """Yield a turn for each call, before some of them one with a mistake."""
+    for name, arguments in calls:
+        if draws.random() < MISTAKES:
+            yield calling(*mistaken(name, arguments, functions, draws), is_mistake=True)
+        yield calling(name, arguments)
+
+
+def mistaken(
+    name: str, arguments: Mapping[str, Any], functions: Mapping[str, Function], draws: random.Random
+) -> tuple[str, dict[str, Any]]:
+    """Return the call with another function name, another parameter name, or one required parameter less."""
+    required = [key for key in functions[name]["parameters"].get("required") or () if key in arguments]
+    known = {*functions[name]["parameters"]["properties"]}
+    others = sorted({key for other in functions.values() for key in other["parameters"]["properties"]} - known)
+    match draws.choices(("function", "parameter", "missing"), (4, 4 if arguments else 0, 1 if required else 0))[0]:
+        case "function":
+            words = name.split("_")[1:] or [name]
+            names = ["_".join((verb, *words)) for verb in VERBS]
+            return draws.choice([other for other in names if other not in functions]), {**arguments}
+        case "parameter":
+            renamed = draws.choice([*arguments])
+            other = draws.choice(others or [f"{renamed}_value"])
+            return name, {other if key == renamed else key: value for key, value in arguments.items()}
+        case _:
+            left_out = draws.choice(required)
+            return name, {key: value for key, value in arguments.items() if key != left_out}
 
 
 def named_arguments(call: PythonCall, case: ConversationCase) -> dict[str, Any]:
@@ -86,17 +142,47 @@ def named_arguments(call: PythonCall, case: ConversationCase) -> dict[str, Any]:
     return {**dict(zip(names, call.positional, strict=False)), **call.named}
 
 
-def written_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as a message has it."""
+def calling(name: str, arguments: Mapping[str, Any], *, is_mistake: bool = False) -> WrittenTurn:
+    """Return a turn that makes one call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": "call_0_0", "type": "function", "function": function}
+    call = {"id": "call_0_0", "type": "function", "function": function}
+    return WrittenTurn({"role": "assistant", "content": "", "tool_calls": [call]}, is_mistake)
 
 
-def imitated(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Return `count` tasks for the start: the shortest conversations, or any games, the same ones in each run."""
-    if isinstance(tasks[0].data, LevelSeed):
-        return random.Random(0).sample(tasks, min(count, len(tasks)))
-    return shortest(tasks, count)
+_CLOSED = WrittenTurn({"role": "assistant", "content": CLOSING})
+
+
+def without_mistakes(rollout: ScoredRollout, mistakes: Sequence[bool]) -> ScoredRollout:
+    """Return the rollout with the mistakes' tokens as context; `mistakes` has an entry per turn."""
+    masks, logprobs = [*rollout.masks_T], [*rollout.logprobs_T]
+    for (begin, end), is_mistake in zip(sampled_spans(rollout.masks_T), mistakes, strict=True):
+        if is_mistake:
+            masks[begin:end], logprobs[begin:end] = [IGNORED] * (end - begin), [1.0] * (end - begin)
+    return replace(rollout, masks_T=masks, logprobs_T=logprobs)
+
+
+def imitated(train: Sequence[Task], held_out: Sequence[Task], start: Start) -> list[Task]:
+    """Return the tasks of the start, the same ones in each run: the shortest conversations and questions, or any games.
+
+    A question with a function of a held-out task's name is left out, unless training tasks have it too.
+    """
+    draws = random.Random(0)
+    if isinstance(train[0].data, LevelSeed):
+        return draws.sample(train, min(start.episodes, len(train)))
+    conversations = [task for task in train if isinstance(task.data, ConversationCase)]
+    held_back = function_names(held_out) - function_names(conversations)
+    questions = [
+        task for task in train if isinstance(task.data, FunctionCase) and not function_names([task]) & held_back
+    ]
+    return [
+        *shortest(conversations, start.episodes),
+        *draws.sample(questions, min(start.questions, len(questions))),
+    ]
+
+
+def function_names(tasks: Iterable[Task]) -> set[str]:
+    """Return the names of all functions of the tasks, without what stands before a dot."""
+    return {name.rpartition(".")[2] for task in tasks for name in task.data.functions}
 
 
 def shortest(tasks: Iterable[Task], count: int) -> list[Task]:
@@ -104,8 +190,17 @@ def shortest(tasks: Iterable[Task], count: int) -> list[Task]:
     return sorted(tasks, key=lambda task: (sum(map(len, task.data.right_calls)), len(task.prompt)))[:count]
 
 
-async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: Path, count: int) -> tuple[int, int]:
-    """Play `count` training tasks (see `imitated`), and write a group for each that is right to `path`.
+def with_questions(world: Mapping[str, Any], names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return the world's settings with files of questions from BFCL's folder, of which none is held out."""
+    if not names:
+        return {**world}
+    questions = [*world["questions"], *(str(folder / name) for name in names)]
+    answers = [*world["answers"], *(str(folder / "possible_answer" / name) for name in names)]
+    return {**world, "questions": questions, "answers": answers, "held_out": 0.0}
+
+
+async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: Path, start: Start) -> tuple[int, int]:
+    """Play training tasks (see `imitated`), and write a group for each that is right to `path`, in random order.
 
     Returns:
         How many are right, and how many were played.
@@ -115,24 +210,29 @@ async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: P
     """
     world, tokenizer = make_world(config), load_tokenizer(str(model))
     chat = ChatFormat(configured_renderer(tokenizer, config.renderer), tokenizer, world.tools)
-    tasks, _ = await world.train_and_eval_tasks()
+    tasks = imitated(*await world.train_and_eval_tasks(), start)
+    random.Random(1).shuffle(tasks)
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def played(task: Task) -> Episode:
+    async def played(task: Task) -> tuple[Episode, list[bool]]:
         async with slots:
-            policy = RightCalls(chat.with_tools(task.tools), iter(right_messages(task.data)))
-            return await run_episode(task, policy, world, chat, config)
+            turns = right_turns(task.data, random.Random(task.task_id))
+            policy = RightCalls(chat.with_tools(task.tools), iter(turns))
+            return await run_episode(task, policy, world, chat, config), policy.mistakes
 
-    episodes = await gather_all(map(played, imitated(tasks, count)))
-    right = [episode for episode in episodes if episode.verification and episode.verification.all_passed]
-    fresh = path.with_suffix(".new")
+    episodes = await gather_all(map(played, tasks))
+    fresh, right = path.with_suffix(".new"), 0
     file = JsonLines(fresh)
-    for episode in right:
-        rollouts = tuple(ScoredRollout.of(episode, trace, include_messages=True) for trace in episode.traces)
-        file.write(ScoredGroup(rollouts, item_id=episode.task.task_id, task_id=episode.task.task_id).to_wire())
+    for episode, mistakes in episodes:
+        if episode.verification is None or not episode.verification.all_passed:
+            continue
+        (trace,) = episode.traces
+        rollout = without_mistakes(ScoredRollout.of(episode, trace, include_messages=True), mistakes)
+        file.write(ScoredGroup((rollout,), item_id=episode.task.task_id, task_id=episode.task.task_id).to_wire())
+        right += 1
     file.close()
     fresh.replace(path)
-    return len(right), len(episodes)
+    return right, len(episodes)
 
 
 async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Path, start: Start) -> Path:
@@ -145,7 +245,7 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
     if final.exists():
         return final
     if not groups.exists():
-        right, total = await write_right_episodes(config, model, groups, start.episodes)
+        right, total = await write_right_episodes(config, model, groups, start)
         print(f"supervised start: {right} of {total} episodes are right with their right calls", file=sys.stderr)
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},

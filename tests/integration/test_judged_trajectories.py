@@ -112,7 +112,7 @@ def test_rollouts_are_judged_as_a_whole_and_distilled_again(vllm_server: LocalSe
 def test_only_failed_rollouts_are_judged(vllm_server: LocalServer, tmp_path: Path) -> None:
     judge, out = TrajectoryJudge(), tmp_path / "groups.jsonl"
     with judge_server(judge) as url:
-        flags = (*SCOPE, "--env.judge.when", "failed", "--env.judge.base_url", url, "--env.total_steps", "2")
+        flags = (*SCOPE, "--env.judge.when", "failed", "--env.judge.base_url", url, "--env.total_steps", "4")
         done = process(vllm_server.base_url, out, *flags)
         assert done.returncode == 0, done
         asked_in_run = len(judge.questions)

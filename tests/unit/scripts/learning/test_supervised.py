@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,53 +11,123 @@ import pytest
 from learning import supervised
 from learning.babyai_bot import bot_actions
 
+from agentic_opd.core.types import sampled_spans
 from agentic_opd.env.config import AgenticOPDEnvConfig
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd_environments.conversations import PythonCall
+from agentic_opd_environments.functions import FunctionCase
 from tests.support.environment import read_lines
 from tests.support.tiny_model import save_tiny_model
 from tests.unit.environments.test_conversations import RIGHT, question, world_of
+from tests.unit.environments.test_functions import CONVERT, STOP, written
 
 pytestmark = pytest.mark.slow
 
 
+def config_of(world: dict[str, Any]) -> AgenticOPDEnvConfig:
+    renderer = {"name": "qwen3", "options": {"enable_thinking": False}}
+    return AgenticOPDEnvConfig.model_validate({"world": world, "renderer": renderer, "max_token_length": 16384})
+
+
+def functions_called(rollout: ScoredRollout) -> list[tuple[str, dict[str, Any]]]:
+    calls = [call["function"] for message in rollout.messages or () for call in message.get("tool_calls") or ()]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
 @pytest.mark.sandbox
-def test_right_conversations_become_groups_whose_sampled_tokens_are_the_right_calls(tmp_path: Path) -> None:
+def test_right_conversations_become_groups_whose_mistakes_are_context(tmp_path: Path) -> None:
     world_of(tmp_path, question())
+    asked, convert = tmp_path / "one_turn", {"convert": {"value": [2.0], "unit": ["km", "leagues"], "digits": ["", 2]}}
+    asked.mkdir()
+    one_turn = written(asked, ("How far is it?", [CONVERT, STOP], [convert]))
     world = {
         "type": "functions",
-        "questions": str(tmp_path / "questions.json"),
-        "answers": str(tmp_path / "answers.json"),
+        "questions": [str(tmp_path / "questions.json"), one_turn["questions"]],
+        "answers": [str(tmp_path / "answers.json"), one_turn["answers"]],
         "apis": str(tmp_path / "tea/apis"),
         "held_out": 0.0,
     }
-    renderer = {"name": "qwen3", "options": {"enable_thinking": False}}
-    config = AgenticOPDEnvConfig.model_validate({"world": world, "renderer": renderer, "max_token_length": 16384})
+    config, start = config_of(world), supervised.Start(9, 1, 1e-4, 9)
     model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
-    assert asyncio.run(supervised.write_right_episodes(config, model, path, 9)) == (1, 1)
-    (group,) = map(ScoredGroup.from_wire, read_lines(path))
-    (rollout,) = group.rollouts
-    assert (rollout.score, rollout.num_turns) == (rollout.score, 8)
-    assert rollout.checks is not None
-    assert rollout.checks.all_passed
-    calls = [call["function"] for message in rollout.messages or () for call in message.get("tool_calls") or ()]
-    assert [call["name"] for call in calls] == [PythonCall.parse(text).name for texts in RIGHT for text in texts]
-    assert json.loads(calls[3]["arguments"]) == {"owner": "Ann", "tea": "mint"}, "one of them is by position"
+    assert asyncio.run(supervised.write_right_episodes(config, model, path, start)) == (2, 2)
+    rollouts = sorted(
+        (group.rollouts[0] for group in map(ScoredGroup.from_wire, read_lines(path))), key=lambda r: len(r.tokens_T)
+    )
+    one, conversation = rollouts
+    assert functions_called(one)[-1] == ("convert", {"value": 2.0, "unit": "km"})
+    called = functions_called(conversation)
+    right = [PythonCall.parse(text).name for texts in RIGHT for text in texts]
+    assert {"owner": "Ann", "tea": "mint"} in [arguments for _, arguments in called], "one of them is by position"
+    messages = [message for rollout in rollouts for message in rollout.messages or ()]
+    errors = [message["content"] for message in messages if message["role"] == "tool" and "Error" in message["content"]]
+    assert errors, "the environment answers the mistakes"
+    for rollout in rollouts:
+        assert rollout.checks is not None
+        assert rollout.checks.all_passed
+        assert rollout.num_turns is not None
+        assert [t for t, m in zip(rollout.logprobs_T, rollout.masks_T, strict=True) if m == -100 and t != 1.0] == []
+    num_learned = sum(len(sampled_spans(rollout.masks_T)) for rollout in rollouts)
+    assert num_learned == sum(rollout.num_turns or 0 for rollout in rollouts) - len(errors)
+    assert len(called) == len(right) + len([e for e in errors if e in str(conversation.messages)])
+
+
+FUNCTIONS = {
+    "get_tea": {"parameters": {"properties": {"tea": {}, "cup": {}}, "required": ["tea"]}},
+    "fill": {"parameters": {"properties": {"litres": {}}, "required": ["litres"]}},
+    "stop": {"parameters": {"properties": {}, "required": []}},
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(("name", "arguments"), [("get_tea", {"tea": "mint", "cup": 2}), ("stop", {}), ("fill", {})])
+def test_a_mistake_is_another_call_that_no_function_takes(name: str, arguments: dict[str, Any], seed: int) -> None:
+    wrong, given = supervised.mistaken(name, arguments, FUNCTIONS, random.Random(seed))
+    if wrong in FUNCTIONS:
+        assert wrong == name
+        properties, required = FUNCTIONS[name]["parameters"]["properties"], FUNCTIONS[name]["parameters"]["required"]
+        assert {*given} - {*properties} or {*required} - {*given}
+        assert [*given.values()] == [
+            value for key, value in arguments.items() if len(given) == len(arguments) or key in given
+        ]
+    else:
+        assert given == arguments
+
+
+def test_the_tokens_of_mistakes_are_not_learned() -> None:
+    rollout = ScoredRollout([1, 2, 3, 4, 5], [-100, 2, 3, -100, 5], [1.0, 0.0, 0.0, 1.0, 0.0], 1.0)
+    learned = supervised.without_mistakes(rollout, [True, False])
+    assert (learned.masks_T, learned.logprobs_T) == ([-100, -100, -100, -100, 5], [1.0, 1.0, 1.0, 1.0, 0.0])
+
+
+def test_no_question_has_a_function_of_a_held_out_conversation(tmp_path: Path) -> None:
+    (task,) = world_of(tmp_path, question()).tasks()
+    own, kettle = {"brew": {}, "serve": {}}, {"serve": {}, "pour": {}}
+    trained = replace(task, data=replace(task.data, functions=own))
+    held_out = replace(task, data=replace(task.data, functions=kettle))
+    questions = [
+        replace(task, task_id=name, data=FunctionCase({name: {}}, (), (), frozenset()))
+        for name in ("cafe.pour", "serve", "ask")
+    ]
+    start = supervised.Start(1, 1, 1e-4, 9)
+    chosen = supervised.imitated([trained, *questions], [held_out], start)
+    assert {each.task_id for each in chosen} == {task.task_id, "serve", "ask"}
 
 
 def test_a_bots_games_become_groups_and_those_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
     world = {"type": "babyai", "levels": ["BabyAI-PickupLoc-v0"], "seeds": [0, 8], "max_steps": 6}
-    renderer = {"name": "qwen3", "options": {"enable_thinking": False}}
-    config = AgenticOPDEnvConfig.model_validate({"world": world, "renderer": renderer, "max_token_length": 16384})
+    config = config_of(world)
     model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
     lengths = {seed: len(bot_actions("BabyAI-PickupLoc-v0", seed)) for seed in range(8)}
     short = {f"babyai/BabyAI-PickupLoc-v0/{seed}" for seed, length in lengths.items() if length <= 6}
-    assert asyncio.run(supervised.write_right_episodes(config, model, path, 99)) == (len(short), 8)
+    assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(99, 1, 1e-4))) == (
+        len(short),
+        8,
+    )
     groups = [ScoredGroup.from_wire(line) for line in read_lines(path)]
     assert {group.task_id for group in groups} == short != set()
     for group in groups:
         assert group.rollouts[0].num_turns == lengths[int(str(group.task_id).rpartition("/")[2])] + 1
-    assert asyncio.run(supervised.write_right_episodes(config, model, path, 3))[1] == 3
+    assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(3, 1, 1e-4)))[1] == 3
 
 
 def test_the_shortest_conversations_are_taken(tmp_path: Path) -> None:
