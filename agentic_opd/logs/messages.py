@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.attachments.messages import drop_empty_digests
 from agentic_opd.core.columnar import StoredCall, unpadded_arguments
@@ -118,7 +118,8 @@ class _LoggedPart(BaseModel):
 
 
 class _Function(BaseModel):
-    name: str = Field(min_length=1)
+    name: str
+    """Empty where a policy made a call without one; the environment answers it with an error."""
     arguments: str | dict[str, Any] | None = None
 
 
@@ -164,7 +165,7 @@ class _LoggedMessage(BaseModel):
 
     def calls(self) -> list[_Call]:
         used = [
-            _Call(id=part.id, function=_Function(name=part.name or "", arguments=part.input))
+            _Call.model_validate({"id": part.id, "function": {"name": part.name, "arguments": part.input}})
             for part in self.parts("tool_use")
         ]
         legacy = [_Call(function=self.function_call)] if self.function_call else []

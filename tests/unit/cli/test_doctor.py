@@ -248,6 +248,7 @@ def test_json_holds_every_check_and_a_dead_server_fails(
     assert found["judge"] == "skipped"
 
 
+@pytest.mark.slow
 def test_a_served_name_need_not_be_that_of_a_tokenizer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.places import MODEL, ROOT
 from tests.support.plain_environment import FIRST, SECOND, PlainEnv
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 """Atropos warns of a local server, and of the sockets that it leaves open."""
 
 

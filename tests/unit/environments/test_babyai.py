@@ -25,6 +25,8 @@ from agentic_opd_environments.babyai.game import ACTIONS, Game, level_names
 from agentic_opd_environments.babyai.view import no_effect
 from agentic_opd_environments.babyai.world import USUAL_LEVELS, BabyAIWorld
 
+pytestmark = pytest.mark.slow
+
 LEVELS = (
     *USUAL_LEVELS,
     *("BabyAI-KeyInBox-v0", "BabyAI-PutNextS5N2Carrying-v0", "BabyAI-UnlockLocal-v0", "BabyAI-BossLevel-v0"),

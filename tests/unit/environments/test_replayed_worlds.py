@@ -145,6 +145,7 @@ def test_a_conversation_whose_user_turns_and_functions_come_with_it(tokenizer: A
     assert episode.verification.correctness == 1.0
 
 
+@pytest.mark.slow
 def test_a_mission_in_a_grid_world(tokenizer: Any) -> None:
     level = "BabyAI-PutNextLocal-v0"
     world = HookedWorld(BabyAIWorld([level], (3, 4)), WorldConfig())

@@ -38,6 +38,8 @@ from tests.support.pictures import png, uri
 
 from .fakes import MORE, USER, ScriptedVllm
 
+pytestmark = pytest.mark.slow
+
 TASK = Task("t", "Write f.", "assert f()")
 ENDED = ProgramRun(0, None, "bye")
 

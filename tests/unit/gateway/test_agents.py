@@ -20,6 +20,8 @@ from agentic_opd.rollout.renderer import load_renderer
 from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
 
+pytestmark = pytest.mark.slow
+
 SYSTEM = {"role": "system", "content": "You are an agent."}
 HELPER = {"role": "system", "content": "You search."}
 MAIN = {"X-Claude-Code-Session-Id": "main"}

@@ -26,6 +26,8 @@ from tests.unit.distill.fakes import POSITIVE
 from .fakes import AGAIN, MORE, USER, Running, ScriptedVllm, gateway_before, until
 from .test_parts import PartsDistiller
 
+pytestmark = pytest.mark.slow
+
 KEY, OTHER_KEY = "a-key", "another-key"
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>\" onload=x <!--"
 ODD = "a\x00b\u200fc\u202ed\x1b[31me\x9bf"

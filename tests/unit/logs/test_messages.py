@@ -507,6 +507,17 @@ def test_a_sequence_without_a_turn_to_learn_is_left_out(chat: ChatFormat) -> Non
     assert all(trace.turns for trace in traces)
 
 
+def test_a_call_with_an_empty_name_is_read_and_not_learned(chat: ChatFormat) -> None:
+    """The renderers do not read such a call back as written; the environment answers it with an error."""
+    call = {"id": "z", "function": {"name": "", "arguments": "{}"}}
+    nameless = {"role": "assistant", "content": None, "tool_calls": [call]}
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "z", "name": "", "input": {}}]}
+    refused = {"role": "tool", "tool_call_id": "z", "content": 'Error: the name must be "list_tables".'}
+    traces = traces_of([USER, nameless, refused, SAID], chat)
+    assert learned(chat, traces) == [chat.text(chat.written([USER, SAID]))]
+    assert traces == traces_of([USER, used, refused, SAID], chat)
+
+
 def test_a_legacy_function_call_is_a_call_and_its_result(chat: ChatFormat) -> None:
     function = {"name": "list_tables", "arguments": "{}"}
     legacy = {"role": "assistant", "content": None, "function_call": function}
@@ -569,6 +580,10 @@ def test_tools_are_read_as_text_and_as_functions(fields: dict[str, Any]) -> None
         (
             {"messages": [USER, {**SAID, "tool_calls": [{"function": {"arguments": ""}}]}]},
             "messages[1].tool_calls[0].function.name: Field required",
+        ),
+        (
+            {"messages": [USER, {**SAID, "content": [{"type": "tool_use", "id": "z", "input": {}}]}]},
+            "function.name: Input should be a valid string",
         ),
         ({"messages": [USER, called(3)]}, "messages[1].tool_calls[0].function.arguments: Input should be a valid"),
         ({"messages": [USER, {**SAID, "function_call": "auto"}]}, "messages[1].function_call: Input should be"),

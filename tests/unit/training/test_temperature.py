@@ -377,6 +377,7 @@ def test_settings_that_are_no_temperature_are_refused(temperature: Any) -> None:
         LossConfig(temperature=temperature)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_counts_and_compares_at_the_sampling_temperature() -> None:
     loss = {"grpo": 1.0, "start_kl": 0.1, "route_by_turn": False}

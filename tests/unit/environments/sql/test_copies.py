@@ -15,6 +15,8 @@ from agentic_opd_environments.sql.engine import Source, difference, run_query
 from agentic_opd_environments.sql.files import FileQuestion, read_questions
 from agentic_opd_environments.sql.order import expected, is_ordered
 
+pytestmark = pytest.mark.slow
+
 SHOP = """
 CREATE TABLE customers (
     id INTEGER PRIMARY KEY, first TEXT, last TEXT UNIQUE, city TEXT CHECK (length(city) = 4), phone TEXT NOT NULL

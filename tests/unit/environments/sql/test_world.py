@@ -18,6 +18,8 @@ from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.config import EvalConfig
 from agentic_opd.worlds.custom import HookedWorld
 
+pytestmark = pytest.mark.slow
+
 GOLD = "SELECT name FROM shops WHERE price > 2"
 
 

@@ -113,6 +113,7 @@ def test_folders_that_datasets_saved(tmp_path: Path, hf: Any) -> None:
         names(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_dataset_on_the_hub(tmp_path: Path, hf: Any) -> None:
     rows = hf.Dataset.from_list([{"name": "a"}, {"name": "b"}])
     (tmp_path / "copy" / "data").mkdir(parents=True)
