@@ -43,7 +43,8 @@ class Forked:
         try:
             line = json.dumps({**given, "new_session": start_new_session}).encode() + b"\n"
             sent = socket.send_fds(self._connection, [line[:65536]], [nothing, out, error])
-            self._connection.sendall(line[sent:])
+            if rest := line[sent:]:  # Even an empty `sendall` fails where the command has ended by now.
+                self._connection.sendall(rest)
         finally:
             for fd in (nothing, out, error):
                 os.close(fd)
