@@ -161,7 +161,8 @@ def _forked(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Req
     request.close()
     key.data.update(pid=pid, pidfd=os.pidfd_open(pid), new_session=request.new_session, connection=connection)
     selector.register(key.data["pidfd"], selectors.EVENT_READ, key.data)
-    connection.sendall(b"%d\n" % pid)
+    with suppress(OSError):  # A client that has gone is heard of as the end of its connection.
+        connection.sendall(b"%d\n" % pid)
     return None
 
 
