@@ -63,6 +63,7 @@ files = []
 for _ in range(28):
     files.append(os.memfd_create("m"))
     os.write(files[-1], bytes(2**24))
+    time.sleep(0.05)
 """,
     "four processes": """
 for _ in range(4):
