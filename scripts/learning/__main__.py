@@ -347,7 +347,7 @@ async def experiment(args: argparse.Namespace) -> int:
         args.model = await supervised_start(config, args.model, args.out / "supervised", start)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
-    size = ("--max-model-len", str(subject.context))
+    size = ("--max-model-len", str(subject.context), "--kv-cache-gib", str(subject.kv_cache_gib))
     trained = (*size, "--weights-root", str(weights.resolve()))
     flags = args.vllm_flags
     if ranks := [subject.trainer(mode).get("lora_rank") for mode in args.modes if "lora_rank" in subject.trainer(mode)]:

@@ -206,6 +206,8 @@ class Subject(NamedTuple):
     """Files of BFCL's questions of one turn, of which the start imitates some too."""
     context: int = 4096
     """Tokens of the servers' context."""
+    kv_cache_gib: int = 1
+    """On CPUs, of each server; one that is too small for the episodes at the same time reads their prompts again."""
     usual_modes: Sequence[str] = ()
     """Modes without --modes."""
 
@@ -293,7 +295,7 @@ SUBJECTS = {
         "functions_multiturn_small.yaml",
         "runs/models/smollm2-135m-instruct",
         {},
-        {},
+        {"max_concurrent_episodes": 24},
         200,
         _MULTITURN_MODES,
         0.0,
@@ -303,6 +305,7 @@ SUBJECTS = {
         judge_model="conversation",
         has_conversations=True,
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
+        kv_cache_gib=3,
         has_supervised_start=True,
         start_questions=("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
         usual_modes=(*USUAL_MODES, "next-state"),
