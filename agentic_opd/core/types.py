@@ -292,6 +292,8 @@ class ToolResult:
 class StopReason(StrEnum):
     FINISHED = "finished"
     """The model ended a turn without calling a tool."""
+    TERMINATED = "terminated"
+    """The environment ended the episode after a tool call."""
     MAX_TURNS = "max_turns"
     """`max_turns` assistant turns were sampled."""
     CONTEXT_FULL = "context_full"
@@ -692,6 +694,10 @@ class WorldSession(Protocol):
         Raises:
             SandboxError: the world itself does not work.
         """
+        ...
+
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        """Return whether the episode ends with the tool results at the end of `messages`."""
         ...
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:

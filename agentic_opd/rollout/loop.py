@@ -145,6 +145,8 @@ class AgentLoop:
         num_turns = self.conversation.num_turns
         if self.on_answered is not None:
             self.on_answered(self.episode(StopReason.MAX_TURNS).recording, num_turns - 1)
+        if calls and await self.session.is_over(self.conversation.messages):
+            return StopReason.TERMINATED
         return StopReason.MAX_TURNS if num_turns >= self.config.max_turns else None
 
     async def answers(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Message]:

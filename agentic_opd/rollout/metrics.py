@@ -13,6 +13,7 @@ from agentic_opd.core.types import Episode, NoVerdict, StopReason
 
 _STOPS = {
     StopReason.FINISHED: "because the model called no further tool, or the program of agent.command finished",
+    StopReason.TERMINATED: "because the environment ended them after a tool call",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
     StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log has the cause",

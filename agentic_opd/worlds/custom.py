@@ -64,6 +64,7 @@ _HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "added_tools": (("state",), ()),
     "verify": (("task", "state"), ("files", "messages", "sandbox")),
     "judged": (("state",), ()),
+    "is_over": (("state",), ("messages",)),
     "user_reply": (("task", "state", "messages"), ()),
     "comparable": (("text",), ()),
     "close": (("state",), ("files", "sandbox")),
@@ -186,6 +187,13 @@ class CustomWorld:
         The verification result is attributed to the turns whose changes survive in this part or in the sandbox's files.
         """
         return state
+
+    def is_over(self, state: Any, *args: Any, **by_name: Any) -> Any:
+        """Return whether the episode is over after a turn's calls, such as gymnasium's `terminated` or `truncated`.
+
+        If the method has a parameter `messages`, it receives the conversation, which ends with the calls' results.
+        """
+        return False
 
     def user_reply(self, task: Task, state: Any, messages: Sequence[Message]) -> Any:
         """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
@@ -694,6 +702,16 @@ class HookedSession:
         """Run an agent program to its end."""
         assert self.sandbox is not None
         return await run_program(self.sandbox, program)
+
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        """Return whether the world ends the episode after the results at the end of `messages`."""
+        if not _is_defined(self.world.hooks, "is_over"):
+            return False
+        by_name = {"messages": messages} if self.world.takes("is_over", "messages") else {}
+        answer = _as_python(await self._call("is_over", self.state, **by_name))
+        if not isinstance(answer, bool):
+            raise self.world.failure("is_over", f"is_over returned {type(answer).__name__}, expected True or False")
+        return answer
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """Return the user's reply to the last message; None ends the episode."""

@@ -239,12 +239,14 @@ class PlayedConversation:
     num_finished: int = 0
     """Number of user turns that the agent ended with a turn without a call."""
     num_steps: int = 0
-    """Number of turns with calls, in the user turns that are finished."""
+    """Number of turns with calls before this user turn: in the finished ones, and in the examples."""
     is_stopped: bool = False
     """Whether a user turn took more than `max_steps` steps."""
 
     @staticmethod
-    async def begin(case: ConversationCase, max_steps: int, config: WorldConfig) -> "PlayedConversation":
+    async def begin(
+        case: ConversationCase, max_steps: int, config: WorldConfig, num_example_steps: int
+    ) -> "PlayedConversation":
         """Start a sandbox that sees the class files.
 
         Raises:
@@ -252,7 +254,7 @@ class PlayedConversation:
         """
         scope = sandbox_factory(config.sandbox, [Mount(case.files.packages.resolve(), _MOUNTED)])()
         sandbox = await scope.__aenter__()
-        return PlayedConversation(case, max_steps, config.tool_timeout_s, sandbox, scope)
+        return PlayedConversation(case, max_steps, config.tool_timeout_s, sandbox, scope, num_steps=num_example_steps)
 
     async def close(self) -> None:
         await self._scope.__aexit__(None, None, None)
@@ -293,14 +295,14 @@ class PlayedConversation:
             raise ToolError(text)
         return text
 
-    def next_message(self, messages: Sequence[Message], num_example_steps: int) -> tuple[str, list[Function]] | None:
+    def exceeds_steps(self, messages: Sequence[Message]) -> bool:
+        """Return whether this user turn took more than `max_steps` turns with calls, which ends the conversation."""
+        self.is_stopped = _num_steps(messages) - self.num_steps > self.max_steps
+        return self.is_stopped
+
+    def next_message(self, messages: Sequence[Message]) -> tuple[str, list[Function]] | None:
         """End a user turn; return the user's next message and the functions it brings, or None at the end."""
-        steps = sum(message["role"] == "assistant" and bool(message.get("tool_calls")) for message in messages)
-        steps -= num_example_steps
-        if steps - self.num_steps > self.max_steps:
-            self.is_stopped = True
-            return None
-        self.num_steps = steps
+        self.num_steps = _num_steps(messages)
         self.num_finished += 1
         if self.num_finished == len(self.case.messages):
             return None
@@ -373,6 +375,10 @@ class PlayedConversation:
         if stages[0]["stage"] == "failed":
             raise DatasetError(f"{names} of {str(files.apis)!r} can't be loaded: {stages[0]['error']}")
         return result, stages
+
+
+def _num_steps(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "assistant" and bool(message.get("tool_calls")) for message in messages)
 
 
 def _ended(result: CommandResult, timeout_s: float) -> str:

@@ -118,7 +118,7 @@ class FunctionsWorld(CustomWorld):
             apis: Folder of the conversations' APIs: Python files with the classes. Unset: there are no conversations.
             documents: Folder of the functions' documents: NAME.json for the classes in NAME.py. Unset: that of `apis`.
             held_out_classes: Classes of APIs; the conversations with one of them are held out.
-            max_steps: Turns with calls for each turn of the user.
+            max_steps: Turns with calls for each turn of the user; with more, the conversation ends.
             stop_when_wrong: End a conversation after its first wrong user turn; later ones count for no score.
             config: Settings of the environment: sandbox and time limit of a call; None: the defaults.
         """
@@ -150,7 +150,8 @@ class FunctionsWorld(CustomWorld):
     def start(self, task: Task) -> Any:
         """Return no calls; for a conversation, start its sandbox."""
         if isinstance(task.data, ConversationCase):
-            return PlayedConversation.begin(task.data, self._max_steps, self._config)
+            num_example_steps = sum(bool(message.get("tool_calls")) for message in task.examples)
+            return PlayedConversation.begin(task.data, self._max_steps, self._config, num_example_steps)
         return Calls(task.data)
 
     def call(
@@ -173,14 +174,17 @@ class FunctionsWorld(CustomWorld):
         """Return the calls."""
         return state.judged if isinstance(state, PlayedConversation) else state.calls
 
+    def is_over(self, state: Calls | PlayedConversation, messages: Sequence[Message]) -> bool:
+        """Return whether a user turn of a conversation has taken more than `max_steps` steps."""
+        return isinstance(state, PlayedConversation) and state.exceeds_steps(messages)
+
     async def user_reply(
         self, task: Task, state: Calls | PlayedConversation, messages: Sequence[Message]
     ) -> str | None:
         """Return the user's next message of a conversation, with the functions that it brings."""
         if not isinstance(state, PlayedConversation):
             return None
-        steps_of_examples = sum(bool(message.get("tool_calls")) for message in task.examples)
-        reply = state.next_message(messages, steps_of_examples)
+        reply = state.next_message(messages)
         if reply is None or (self._stop_when_wrong and await state.is_wrong()):
             return None
         message, functions = reply

@@ -76,6 +76,10 @@ class RememberingSession:
         result, self.solution = await self.world.call(self.task, self.solution, call)
         return result
 
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        """The agent ends the episode."""
+        return False
+
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """What answers a turn without tool calls."""
         text, self.solution = await self.world.answer(self.task, self.solution, messages[-1])

@@ -2,9 +2,9 @@
 
     task with right calls -> the environment's own episode of a policy that writes them -> group -> trainer -> weights
 
-Each right call is a turn, and each turn of the user ends with one word. The right calls of a game are those of a bot
-(babyai_bot.py). The episode is played as every other; those that the verdict does not call right are left out. The
-trainer learns the sampled tokens (loss_parts.imitation).
+Each right call is a turn, and each turn of the user ends with one word; a game ends by itself. The right calls of a
+game are those of a bot (babyai_bot.py). The episode is played as every other; those that the verdict does not call
+right are left out. The trainer learns the sampled tokens (loss_parts.imitation).
 
 Before half of the calls of functions stands a wrong one, with its error: a policy that has never seen anybody go on
 after an error stops there. The wrong call is context, its tokens are not learned.
@@ -91,7 +91,7 @@ def right_turns(data: ConversationCase | FunctionCase | LevelSeed, draws: random
         from learning.babyai_bot import bot_actions
 
         actions = bot_actions(data.level, data.seed)
-        return [*(calling("act", {"action": action}) for action in actions), _CLOSED]
+        return [calling("act", {"action": action}) for action in actions]
     return [turn for calls in right_calls(data) for turn in (*with_mistakes(calls, data.functions, draws), _CLOSED)]
 
 

@@ -31,7 +31,10 @@ OUTCOMES = (
     *("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error"),
     "not_judged",
 )
-STOPS = ("finished", "max_turns", "context_full", "render_error", "agent_failed", "agent_timeout", "sandbox_died")
+STOPS = (
+    *("finished", "terminated", "max_turns", "context_full", "render_error"),
+    *("agent_failed", "agent_timeout", "sandbox_died"),
+)
 IN_NO_LINE = {
     "train/in_process",
     *(

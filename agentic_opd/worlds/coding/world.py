@@ -84,6 +84,10 @@ class ToolSession:
     async def run_program(self, program: Program) -> ProgramRun:
         return await run_program(self._sandbox, program)
 
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        """Return False: the agent ends the episode."""
+        return False
+
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """Return None: the task has no user."""
         return None

@@ -107,6 +107,10 @@ class BabyAIWorld(CustomWorld):
             raise ToolError(f"the episode is over ({state.ended}).")
         return state.act(action)
 
+    def is_over(self, state: "Game") -> bool:
+        """Return whether the mission is done, has failed, or has taken all steps."""
+        return bool(state.ended)
+
     def judged(self, state: "Game") -> list[str]:
         """Return the steps: each of them is judged with the verdict."""
         return state.steps

@@ -531,9 +531,11 @@ def test_a_user_turn_that_is_not_ended_is_wrong(tmp_path: Path) -> None:
     assert (verification.passed, verification.total) == (0, 3)
 
     async def go_on(player: Player) -> None:
+        ends = list[bool]()
         for _ in range(3):
             await player.call("look")
-        assert await player.answer() is None
+            ends.append(await player.session.is_over(player.messages))
+        assert ends == [False, False, True]
 
     verification = played(world_of(tmp_path, question(), max_steps=2), go_on)
     assert verification.judge_report.endswith("\nUser turn 1 took more than 2 steps.")

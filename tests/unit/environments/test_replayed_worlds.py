@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from learning.babyai_bot import bot_actions
 
-from agentic_opd.core.types import Episode, ReplayableWorld, Task
+from agentic_opd.core.types import Episode, ReplayableWorld, StopReason, Task
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode
@@ -152,7 +152,8 @@ def test_a_mission_in_a_grid_world(tokenizer: Any) -> None:
     task = asyncio.run(world.train_and_eval_tasks())[0][0]
     names = bot_actions(level, 3)
     lines = (call("act", action="drop"), call("act", action="jump"), *(call("act", action=name) for name in names))
-    episode = Stage(tokenizer, world, task).check_each_turn((*lines, "Done."))
+    episode = Stage(tokenizer, world, task).check_each_turn(lines)
+    assert episode.stop_reason is StopReason.TERMINATED
     assert episode.verification is not None
     assert (episode.verification.all_passed, episode.tool_errors) == (True, 1)
 

@@ -99,6 +99,9 @@ class World:
     async def run_tool(self, call: ToolCall) -> ToolResult:
         raise AssertionError
 
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        return False
+
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         return None
 

@@ -54,6 +54,9 @@ class Replies:
     async def run_tool(self, call: ToolCall) -> ToolResult:
         return ToolResult("ok", is_change=True)
 
+    async def is_over(self, messages: Any) -> bool:
+        return False
+
     async def user_reply(self, messages: Any) -> str | None:
         return "Yes." if self.policy.lines else None
 

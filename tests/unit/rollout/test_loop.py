@@ -241,6 +241,9 @@ class MortalSession:
             raise SandboxError("it died")
         return await self.session.run_tool(call)
 
+    async def is_over(self, messages: Sequence[Message]) -> bool:
+        return False
+
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         return None
 

@@ -74,6 +74,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/completion_lengths_min": 2,
             "train/completion_lengths_max": 6,
             "train/stop/finished": 0.5,
+            "train/stop/terminated": 0,
             "train/stop/max_turns": 0.5,
             "train/stop/context_full": 0,
             "train/stop/render_error": 0,

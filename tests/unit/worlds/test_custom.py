@@ -316,6 +316,47 @@ def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
         acted(world, TASK, ("go", {}))
 
 
+class Timed(Plain):
+    """A world whose episodes end after two calls, or when the conversation has four messages."""
+
+    def start(self, task: Task) -> list[Any]:
+        return []
+
+    @tool
+    def wait(self, state: list[Any]) -> str:
+        """Wait."""
+        state.append("waited")
+        return "waited"
+
+    def is_over(self, state: list[Any], messages: Any) -> Any:
+        return np.bool_(len(state) > 1 or len(messages) > 3)
+
+
+def test_a_world_ends_its_episodes() -> None:
+    async def ends() -> list[bool]:
+        async with HookedWorld(Timed(), WorldConfig()).session(TASK) as session:
+            said = list[bool]()
+            for messages in ([], [{}] * 4, []):
+                await session.run_tool(ToolCall("c", "wait", {}, ""))
+                said.append(await session.is_over(messages))
+            return said
+
+    assert asyncio.run(ends()) == [False, True, True]
+
+
+def test_a_world_that_does_not_say_whether_it_is_over_is_named() -> None:
+    class Vague(Timed):
+        async def is_over(self, state: list[Any]) -> Any:
+            return "yes"
+
+    async def asked() -> None:
+        async with HookedWorld(Vague(), WorldConfig()).session(TASK) as session:
+            await session.is_over([])
+
+    with pytest.raises(WorldError, match="world Vague: is_over returned str, expected True or False"):
+        asyncio.run(asked())
+
+
 class Growing(Plain):
     """A world that gains a function once one is called."""
 

@@ -128,14 +128,19 @@ def test_rewards_of_a_gymnasium_environment_are_the_verdict(
         assert episode.verification.made_by == frozenset(range(len(calls))), "each step is judged with the verdict"
 
 
-def test_a_truncated_game_and_a_step_after_the_end(tmp_path: Path, tokenizer: Any, cards: type[Cards]) -> None:
+def test_a_truncated_game_ends_the_episode_and_takes_no_further_step(
+    tmp_path: Path, tokenizer: Any, cards: type[Cards]
+) -> None:
     world, tasks = loaded(tmp_path, 2, games=1, max_steps=1)
     assert tasks[0].limits == {"max_turns": 2}
-    episode = played(world, tasks[0], Script(tokenizer, HIT, HIT))
+    twice = Script(tokenizer, HIT, HIT)
+    twice.lines = ["\n".join(twice.lines)]
+    episode = played(world, tasks[0], twice)
     assert contents(episode) == [
         "Your cards count 17. The dealer shows 10. The game is over (truncated).",
         "Error: the game is over (truncated).",
     ]
+    assert (len(episode.turns), episode.stop_reason) == (1, StopReason.TERMINATED)
     assert episode.verification is not None
     assert (episode.verification.correctness, episode.tool_errors) == (0.0, 1)
     assert episode.verification.report == "The game was not played to its end (truncated)."
@@ -217,8 +222,8 @@ def test_episodes_of_an_environment_behind_http(tmp_path: Path, tokenizer: Any, 
         "Error: down is no way to count",
         "at 2 of 3",
         "at 3 of 3",
-        "Error: the episode is over.",
     ]
+    assert done.stop_reason is StopReason.TERMINATED
     assert done.verification is not None
     assert (done.verification.correctness, done.verification.made_by) == (1.0, frozenset({0, 1}))
     left = played(world, tasks[0], Script(tokenizer, UP))

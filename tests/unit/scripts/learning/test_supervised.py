@@ -126,7 +126,7 @@ def test_a_bots_games_become_groups_and_those_beyond_the_limit_are_left_out(tmp_
     groups = [ScoredGroup.from_wire(line) for line in read_lines(path)]
     assert {group.task_id for group in groups} == short != set()
     for group in groups:
-        assert group.rollouts[0].num_turns == lengths[int(str(group.task_id).rpartition("/")[2])] + 1
+        assert group.rollouts[0].num_turns == lengths[int(str(group.task_id).rpartition("/")[2])]
     assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(3, 1, 1e-4)))[1] == 3
 
 
