@@ -118,11 +118,15 @@ def with_mistakes(
 def mistaken(
     name: str, arguments: Mapping[str, Any], functions: Mapping[str, Function], draws: random.Random
 ) -> tuple[str, dict[str, Any]]:
-    """Return the call with another function name, another parameter name, or one required parameter less."""
+    """Return the call with another function name, another parameter name, a parameter more, or a required one less.
+
+    A parameter more is what a start without such mistakes made and repeated in four of five calls.
+    """
     required = [key for key in functions[name]["parameters"].get("required") or () if key in arguments]
     known = {*functions[name]["parameters"]["properties"]}
     others = sorted({key for other in functions.values() for key in other["parameters"]["properties"]} - known)
-    match draws.choices(("function", "parameter", "missing"), (4, 4 if arguments else 0, 1 if required else 0))[0]:
+    kinds = {"function": 3, "parameter": 3 if arguments else 0, "more": 3, "missing": 1 if required else 0}
+    match draws.choices([*kinds], [*kinds.values()])[0]:
         case "function":
             words = name.split("_")[1:] or [name]
             names = ["_".join((verb, *words)) for verb in VERBS]
@@ -131,6 +135,10 @@ def mistaken(
             renamed = draws.choice([*arguments])
             other = draws.choice(others or [f"{renamed}_value"])
             return name, {other if key == renamed else key: value for key, value in arguments.items()}
+        case "more":
+            other = draws.choice(others or [f"{name}_value"])
+            more = {other: draws.choice([*arguments.values()] or [1])}
+            return name, draws.choice(({**more, **arguments}, {**arguments, **more}))
         case _:
             left_out = draws.choice(required)
             return name, {key: value for key, value in arguments.items() if key != left_out}
