@@ -37,7 +37,8 @@ class FlagText:
     def value(self, annotation: Any) -> Any:
         """Return the value for a field: the text for text fields (a key may look like a number), else its YAML.
 
-        A list of files is written as several arguments, or as one YAML list.
+        A list of files is written as several arguments, or as one YAML list. A field of a text or a list takes a YAML
+        list too.
 
         Raises:
             ConfigError: the flag needs a value.
@@ -53,10 +54,9 @@ class FlagText:
         if text.lower() in ("null", "none") and NoneType in kinds:
             return None
         is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
-        origin = get_origin(annotation)
-        if is_text and not (isinstance(origin, type) and issubclass(origin, Collection)):
-            return text
-        return self.data()
+        if not is_text or _is_list(annotation):
+            return self.data()
+        return self.data() if text.startswith("[") and any(map(_is_list, kinds)) else text
 
     def data(self) -> Any:
         """Return the YAML data of the text; the text itself if it is not YAML.
@@ -70,6 +70,11 @@ class FlagText:
             return parse_yaml(self.texts[0])
         except yaml.YAMLError:
             return self.texts[0]
+
+
+def _is_list(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Collection)
 
 
 class SettingsParser(CommandParser):

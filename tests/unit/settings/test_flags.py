@@ -54,6 +54,12 @@ def test_the_value_of_a_text_is_the_text(annotation: Any) -> None:
     assert FlagText("name", ("[a, b]",)).value(annotation) == "[a, b]"
 
 
+@pytest.mark.parametrize("annotation", [str | Sequence[str], str | list[str] | None])
+def test_a_field_of_a_text_or_a_list_takes_both(annotation: Any) -> None:
+    assert FlagText("name", ("['a', 'b']",)).value(annotation) == ["a", "b"]
+    assert FlagText("name", ("12",)).value(annotation) == "12"
+
+
 def test_help_folds_long_lines_and_keeps_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     parser = argparse.ArgumentParser(description=f"{'word ' * 20}\nA line.", formatter_class=HelpFormatter)
