@@ -122,22 +122,21 @@ def mistaken(
 
     A parameter more is what a start without such mistakes made and repeated in four of five calls.
     """
+    parameters = {*functions[name]["parameters"]["properties"]}
     required = [key for key in functions[name]["parameters"].get("required") or () if key in arguments]
-    known = {*functions[name]["parameters"]["properties"]}
-    others = sorted({key for other in functions.values() for key in other["parameters"]["properties"]} - known)
+    all_parameters = {key for function in functions.values() for key in function["parameters"]["properties"]}
+    foreign_parameters = sorted(all_parameters - parameters) or [f"{name}_value"]
     kinds = {"function": 3, "parameter": 3 if arguments else 0, "more": 3, "missing": 1 if required else 0}
     match draws.choices([*kinds], [*kinds.values()])[0]:
         case "function":
             words = name.split("_")[1:] or [name]
             names = ["_".join((verb, *words)) for verb in VERBS]
-            return draws.choice([other for other in names if other not in functions]), {**arguments}
+            return draws.choice([wrong_name for wrong_name in names if wrong_name not in functions]), {**arguments}
         case "parameter":
-            renamed = draws.choice([*arguments])
-            other = draws.choice(others or [f"{renamed}_value"])
-            return name, {other if key == renamed else key: value for key, value in arguments.items()}
+            renamed, wrong_key = draws.choice([*arguments]), draws.choice(foreign_parameters)
+            return name, {wrong_key if key == renamed else key: value for key, value in arguments.items()}
         case "more":
-            other = draws.choice(others or [f"{name}_value"])
-            more = {other: draws.choice([*arguments.values()] or [1])}
+            more = {draws.choice(foreign_parameters): draws.choice([*arguments.values()] or [1])}
             return name, draws.choice(({**more, **arguments}, {**arguments, **more}))
         case _:
             left_out = draws.choice(required)
