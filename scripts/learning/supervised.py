@@ -6,8 +6,8 @@ Each right call is a turn, and each turn of the user ends with one word; a game 
 game are those of a bot (babyai_bot.py). The episode is played as every other; those that the verdict does not call
 right are left out. The trainer learns the sampled tokens (loss_parts.imitation).
 
-Before half of the calls of functions stands a wrong one, with its error: a policy that has never seen anybody go on
-after an error stops there. The wrong call is context, its tokens are not learned.
+Half of the function calls follow a wrong call and its error, because a policy that is trained on right calls alone
+stops after an error. The tokens of the wrong call are context and are not learned.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ AT_ONCE = 4
 START_LR = 1e-4
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 MISTAKES = 0.5
-"""Share of the calls of functions before which a wrong one stands."""
+"""Share of function calls that follow a wrong call."""
 VERBS = ("get", "find", "list", "show", "open", "check", "set", "make", "create", "run", "read", "add", "fetch", "do")
 """A wrong function name has another one of these."""
 
@@ -188,7 +188,7 @@ def imitated(train: Sequence[Task], held_out: Sequence[Task], start: Start) -> l
 
 
 def function_names(tasks: Iterable[Task]) -> set[str]:
-    """Return the names of all functions of the tasks, without what stands before a dot."""
+    """Return the names of the functions of all tasks, without a prefix such as `math.`."""
     return {name.rpartition(".")[2] for task in tasks for name in task.data.functions}
 
 

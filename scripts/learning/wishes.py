@@ -1,7 +1,7 @@
 """Eight wishes that exclude each other, each as a person says it, and the rule that says whether an answer meets it.
 
-Without a hint, SmolLM2-135M-Instruct follows none of them. With the wish in the prompt it follows each of them
-(`scripts/learning/people --screen` prints how often). A wish that it meets anyway (plain text, formal words) could not
+SmolLM2-135M-Instruct almost never follows one of them without a hint, and often with the wish in its prompt
+(`scripts/learning/people --screen` prints the shares). A wish that it meets anyway (plain text, formal words) could not
 be learned, and one that it can't follow has no teacher. A rule reads the form alone: whether an answer is true or says
 anything is no wish of anybody.
 """
