@@ -133,11 +133,12 @@ def layer_bytes(shape: ModelShape, recipe: Recipe) -> int:
     """Return the bytes a token that autograd keeps of one layer whose activations are not recomputed.
 
     They are the inputs of norms and of trained matrices, the gate and the other half of the MLP, and what attention
-    reads and writes. Norms and the product of the MLP's halves are recomputed (`model.recompute_cheap_parts`).
+    reads and writes. Norms and the product of the MLP's halves are recomputed (`model.recompute_cheap_parts`); full
+    weights keep the product too, as the input of a trained matrix.
     """
     number = 2 if recipe.is_bf16 else 4
     attention = number * (4 * shape.query + 3 * shape.key)
-    mlp = number * 3 * shape.intermediate
+    mlp = number * (3 if recipe.lora_rank is None or shape.experts > 1 else 2) * shape.intermediate
     norms = 2 * recipe.stream_bytes * shape.hidden
     # In bfloat16 autocast rounds a float32 stream for each of the five matrices that read it.
     rounded = recipe.is_bf16 and recipe.stream_bytes == 4

@@ -159,7 +159,8 @@ def in_float32(model: nn.Module) -> Generator[None]:
 def recompute_cheap_parts(model: nn.Module) -> None:
     """Recompute norms, and the product of a gated MLP's halves, in the backward pass: autograd keeps their inputs only.
 
-    This costs no matrix product, and keeps about a third less.
+    This keeps about a third less, with adapters added afterwards about half less, and costs no matrix product but one
+    with the first factor of an adapter.
     """
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
@@ -181,11 +182,27 @@ def _is_gated_mlp(module: nn.Module) -> bool:
 
 
 def _gated_mlp(module: Any, x: Tensor) -> Tensor:
-    return module.down_proj(_recomputed(partial(_product, module.act_fn), module.gate_proj(x), module.up_proj(x)))
+    gate, up, down = module.gate_proj(x), module.up_proj(x), module.down_proj
+    product = _recomputed(partial(_product, module.act_fn), gate, up)
+    if not _is_adapted(down):
+        return down(product)
+    # Only the adapter's first factor needs the product in the backward pass: the base weights are frozen.
+    inner = _recomputed(partial(_first_factor, module.act_fn, down.lora_A["default"]), gate, up)
+    result = down.base_layer(product)
+    return (result + down.lora_B["default"](inner) * down.scaling["default"]).to(result.dtype)
+
+
+def _is_adapted(matrix: Any) -> bool:
+    """Return whether a matrix computes with an adapter, as `_with_adapters` adds them: without dropout or bias."""
+    return hasattr(matrix, "lora_A") and not matrix.disable_adapters and not matrix.merged
 
 
 def _product(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
     return activation(gate) * up
+
+
+def _first_factor(activation: Callable[[Tensor], Tensor], factor: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+    return factor(_product(activation, gate, up))
 
 
 def _recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.distributed import DistContext
@@ -114,6 +115,33 @@ def test_what_is_recomputed_changes_no_number(kind: str, precision: str) -> None
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
     assert kept_bytes(whole) < kept_bytes(cheap) < 0.9 * kept_bytes(plain)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adapters_have_the_same_numbers_where_the_product_of_the_mlp_is_recomputed(precision: str) -> None:
+    def adapted(*, is_cheap: bool) -> TrainedPolicy:
+        model = make_model("Qwen3")
+        if is_cheap:
+            recompute_cheap_parts(model)
+        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+        torch.manual_seed(1)
+        for name, value in model.named_parameters():
+            if ".lora_B." in name:
+                torch.nn.init.normal_(value, std=0.1)
+        return TrainedPolicy(model.train(), precision)
+
+    plain, cheap = adapted(is_cheap=False), adapted(is_cheap=True)
+    assert torch.equal(read(cheap), read(plain))
+    expected, found = gradients(plain), gradients(cheap)
+    assert found.keys() == expected.keys()
+    assert sum(".down_proj.lora_" in name for name in found) == 2 * plain.model.config.num_hidden_layers
+    for name, value in found.items():
+        apart = float((value - expected[name]).norm() / expected[name].norm())
+        assert apart < (1e-6 if precision == "fp32" else 0.02), name
+    assert kept_bytes(cheap) < 0.85 * kept_bytes(plain)
+    with torch.no_grad(), plain.model.disable_adapter(), cheap.model.disable_adapter():
+        assert torch.equal(read(cheap), read(plain))
+    assert not torch.equal(read(cheap), read(TrainedPolicy(make_model("Qwen3").train(), precision)))
 
 
 def test_only_parts_that_do_not_fit_are_recomputed() -> None:

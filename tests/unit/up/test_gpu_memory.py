@@ -32,15 +32,15 @@ def test_the_recipe_for_one_card_fits_it_with_a_fifth_to_spare() -> None:
     assert memory.fits
     assert memory.has_spare
     assert str(memory) == (
-        "GPU 0 needs 43.1 of 80.0 GB: policy 28.0; trainer 15.1 (frozen weights 8.0, trained weights 0.3, "
-        "gradients 0.3, optimizer 0.5, moving average 0.3, rounded weights 0.1, logits 0.2, activations 5.3)"
+        "GPU 0 needs 42.6 of 80.0 GB: policy 28.0; trainer 14.6 (frozen weights 8.0, trained weights 0.3, "
+        "gradients 0.3, optimizer 0.5, moving average 0.3, rounded weights 0.1, logits 0.2, activations 4.9)"
     )
     assert memory_note([memory]).status is Status.OK
 
 
 def test_the_recipe_for_eight_cards_fits_them() -> None:
     memory = recipe("up_eight_gpus", [80 * GB] * 8)
-    assert [gpu.needed_bytes and round(gpu.needed_bytes / GB, 1) for gpu in memory] == [72.0] * 6 + [12.1] * 2
+    assert [gpu.needed_bytes and round(gpu.needed_bytes / GB, 1) for gpu in memory] == [72.0] * 6 + [11.4] * 2
     assert memory_note(memory).status is Status.OK
 
 
@@ -54,7 +54,7 @@ def test_full_weights_need_more_than_a_card_of_80_gb() -> None:
     assert str(refused.value) == (
         "GPU 0 needs 109.1 of 80.0 GB: policy 28.0; trainer 81.1 (trained weights 16.1, gradients 16.1, optimizer "
         "32.2, rounded weights 8.0, logits 0.2, activations 8.4). To fit, train adapters (lora_rank 32, precision "
-        "bf16): the trainer then needs 14.8 GB"
+        "bf16): the trainer then needs 14.3 GB"
     )
 
 
@@ -71,7 +71,7 @@ def test_full_weights_fit_a_card_of_141_gb_without_a_fifth_to_spare() -> None:
         (80, {"max_token_len": 200_000}, "lower max_token_len (and micro_tokens, if it is set) to 65536"),
         (30, {}, "policy needs 12.5 at least. To fit, raise --gpu-memory-utilization of policy to 0.42"),
         (24, {}, "raise --gpu-memory-utilization of policy to 0.52 and lower max_token_len"),
-        (22, {}, "give the parts `devices` of their own, or take a GPU of 27.5 GB or more"),
+        (22, {}, "give the parts `devices` of their own, or take a GPU of 27.1 GB or more"),
     ],
 )
 def test_a_card_that_is_too_small_is_answered_with_what_to_do(size: int, changes: dict[str, Any], remedy: str) -> None:
@@ -96,14 +96,14 @@ def test_up_refuses_before_anything_is_loaded(
     monkeypatch.setattr("agentic_opd.up.memory.gpu_sizes", lambda: [22 * GB])
     monkeypatch.setattr("agentic_opd.training.memory.shape_of_checkpoint", lambda _: QWEN3_4B)
     assert main(["--config", "configs/up_one_gpu.yaml", "--dry-run"]) == EXIT_USAGE
-    assert "GPU 0 needs 22.8 of 22.0 GB: policy 7.7; trainer 15.1" in capsys.readouterr().err
+    assert "GPU 0 needs 22.3 of 22.0 GB: policy 7.7; trainer 14.6" in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_parts_are_listed() -> None:
     memory = recipe("up_one_gpu", [])
     note = memory_note(memory)
     assert note.status is Status.SKIPPED
-    assert note.text.startswith("GPU 0, of unknown size, in GB: policy 35% of it; trainer 15.1 (frozen weights 8.0")
+    assert note.text.startswith("GPU 0, of unknown size, in GB: policy 35% of it; trainer 14.6 (frozen weights 8.0")
     assert note.text.endswith("Computed; no GPU is found here")
 
 
