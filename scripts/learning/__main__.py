@@ -31,7 +31,8 @@ trains whole weights.
 With --world multiturn the tasks are BFCL's conversations of several user turns over stateful APIs. Two classes of APIs
 are held out. The start imitates right conversations of the other classes; the hints are what the environment says of
 the first wrong user turn, by a scripted judge that repeats it. A point is the share of user turns that are right, and
-conversations.json has [conversations, share of turns, share whole, n]. --world multiturn-gpu is the same for models
+conversations.json has [conversations, share of turns, share whole, n], and calls.json [conversations, share of calls
+that return no error, calls of a conversation, n]. --world multiturn-gpu is the same for models
 that call functions as they are, with whole documents and all categories, on a GPU: --model runs/models/qwen3-4b.
 
 With --world babyai the tasks are missions in a grid world (pip install 'agentic-opd[babyai]'), and seeds are held out.
@@ -414,6 +415,7 @@ class Work:
         self.costs = read_costs(args.out / "costs.json")
         self.gauges: RunGauges = read_json_file(args.out / "gauges.json")
         self.conversations: dict[str, dict[str, list[list[float]]]] = read_json_file(args.out / "conversations.json")
+        self.calls: dict[str, dict[str, list[list[float | None]]]] = read_json_file(args.out / "calls.json")
         self.seconds = read_seconds(args.out / "seconds.json")
         self._has_timed_steps = False
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
@@ -440,8 +442,10 @@ class Work:
                 before, after = (read_json_file(self.folder(run, n) / "gauges.json") for n in (0, run.rollouts))
                 self.gauges.setdefault(mode, {})[str(seed)] = {"before": before, "after": {**after, **agreed}}
             if SUBJECTS[args.world].has_conversations:
-                points = [conversation_point(rollouts, self.samples(run, rollouts)) for rollouts in args.points]
+                samples = {rollouts: self.samples(run, rollouts) for rollouts in args.points}
+                points = [conversation_point(*measured) for measured in samples.items()]
                 self.conversations.setdefault(mode, {})[str(seed)] = points
+                self.calls.setdefault(mode, {})[str(seed)] = [call_point(*measured) for measured in samples.items()]
             if args.world == "coding":
                 firsts = [await self.first_solutions(run, rollouts) for rollouts in self.measured_points(run)]
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
@@ -591,6 +595,7 @@ class Work:
             (self.args.out / "gauges.md").write_text(gauges_table(self.gauges))
         if self.conversations:
             write_json(self.args.out / "conversations.json", self.conversations)
+            write_json(self.args.out / "calls.json", self.calls)
         if self.firsts:
             write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
@@ -609,6 +614,12 @@ def conversation_point(rollouts: int, rows: Sequence[Mapping[str, Any]]) -> list
     """Return `[conversations, share of user turns, share whole, n]` of measured conversations."""
     right, judged = (sum(row[name] for row in rows) for name in ("checks_passed", "checks"))
     return [rollouts, right / judged, sum(row["passed"] for row in rows) / len(rows), len(rows)]
+
+
+def call_point(rollouts: int, rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Return `[conversations, share of calls that return no error, calls of a conversation, n]`; no calls, no share."""
+    calls, errors = (sum(row[name] for row in rows) for name in ("tool_calls", "tool_errors"))
+    return [rollouts, (calls - errors) / calls if calls else None, calls / len(rows), len(rows)]
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

@@ -313,6 +313,12 @@ def test_a_point_of_conversations_has_shares_of_user_turns_and_of_whole_conversa
     assert learn.conversation_point(64, rows) == [64, 1 / 3, 0.25, 4]
 
 
+def test_a_point_of_calls_has_the_share_that_return_no_error() -> None:
+    rows = [{"tool_calls": calls, "tool_errors": errors} for calls, errors in ((4, 1), (0, 0), (1, 1))]
+    assert learn.call_point(64, rows) == [64, 0.6, 5 / 3, 3]
+    assert learn.call_point(0, rows[1:2]) == [0, None, 0, 1]
+
+
 def test_the_same_tasks_are_measured_in_every_run() -> None:
     tasks = builtin_tasks()
     assert laboratory.first_tasks(tasks, None) == tasks
