@@ -5,14 +5,31 @@ teaches it another agent's format; `trajectory_judge/` and `sql_trajectory_judge
 trajectory.
 """
 
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 POLICY_DIR = Path(__file__).parent / "policy"
 """The trained policy: config, tokenizer and weights, as `vllm serve` and transformers read them."""
 SQL_POLICY_DIR = Path(__file__).parent / "sql_policy"
 """That of the SQL world, likewise."""
+
+
+class TrajectoryJudge(NamedTuple):
+    """An adapter, in peft's files, that teaches a policy to judge a whole trajectory."""
+
+    adapter: Path
+    temperature: float
+    """`judge.temperature` at which it was measured."""
+
+    @property
+    def rank(self) -> int:
+        """The adapter's rank."""
+        return json.loads((self.adapter / "adapter_config.json").read_text())["r"]
+
+
 TRAJECTORY_JUDGES = {
-    "coding": Path(__file__).parent / "trajectory_judge",
-    "sql": Path(__file__).parent / "sql_trajectory_judge",
+    "coding": TrajectoryJudge(Path(__file__).parent / "trajectory_judge", 0.3),
+    "sql": TrajectoryJudge(Path(__file__).parent / "sql_trajectory_judge", 0.7),
 }
-"""World -> the adapter, in peft's files, that teaches its policy to judge a whole trajectory."""
+"""World -> the judge that its policy becomes."""

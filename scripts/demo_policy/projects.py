@@ -97,7 +97,7 @@ def plan_project(functions: Sequence[TaskVariants], rng: Random, rates: ProjectR
         written = replace(state, solution=f"{state.solution}\n\n{source}" if state.solution else source)
         call = write_call(source) if number == 0 else ("terminal", {"command": append_command(source)})
         text = text if rng.random() < rates.text else ""
-        steps.append(Step(state, written, text, (call,), fault.hints if fault else ()))
+        steps.append(Step(state, replace(written, fault=fault), text, (call,), fault.hints if fault else ()))
         state = written
     if rng.random() < rates.look:
         steps.append(Step(state, state, "", (_LOOK,), kind="read"))

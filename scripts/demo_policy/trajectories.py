@@ -6,7 +6,7 @@ right ones                                no turn
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -25,7 +25,7 @@ from demo_policy.variants import load_variants
 
 MOST_TURNS = 3
 """Turns that an answer names at most; the first ones."""
-ANSWER_TOKENS = 160
+ANSWER_TOKENS = 256
 NO_TURN = "\\boxed{-1}"
 RATES = (
     "can be read",
@@ -35,8 +35,9 @@ RATES = (
     "hints of the mistake",
 )
 """What is measured of answers; all but the first of those that can be read."""
-_CHOICES = re.compile(r"\{-?\d+\}|(?<=\[HINT_END\])\s")
-"""Matches the numbers of an answer, and what goes on behind a hint."""
+_CHOICES = re.compile(r"\{-?\d+\}|(?<=\[HINT_END\])\s|(?<=: )(?:right|wrong)\b")
+"""Matches the numbers of an answer, what goes on behind a hint, and what the reasoning says of a turn."""
+_FUNCTION = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class JudgedEpisode:
     """Turn -> hints that would have helped, in order."""
     distances: Mapping[int, int]
     """Turn -> number of turns between it and the first result that shows its mistake."""
+    reasoning: str = ""
+    """What the judge should say before the first box: a line for each turn that it has to judge."""
 
 
 class TrajectoryAuthor(Protocol):
@@ -76,7 +79,7 @@ class TrajectoryAuthor(Protocol):
 class TrajectoryMix:
     """How often an episode is what; probabilities in [0, 1]."""
 
-    project: float = 0.5
+    project: float = 0.7
     """A task of several functions; else one of the usual ones."""
     without_examples: float = 0.5
     """The task has no examples: only the verdict shows a mistake."""
@@ -119,7 +122,8 @@ class CodingTrajectories(Author):
             plan_nothing(examples=examples) if is_undone else plan_episode(variants, rng, self.rates, examples=examples)
         )
         episode = self.play(task, steps, rng)
-        return JudgedEpisode(episode, at_fault(steps, hindsight_pairs(episode.recording, DistillConfig())), {})
+        hints = at_fault(steps, hindsight_pairs(episode.recording, DistillConfig()))
+        return JudgedEpisode(episode, hints, {}, reasoning(steps, hints))
 
     def planted(self, rng: Random) -> JudgedEpisode:
         """See `TrajectoryAuthor`."""
@@ -138,7 +142,7 @@ class CodingTrajectories(Author):
         episode = self.play(project_task(names, examples=examples), steps, rng)
         hints = {index: step.hints for index, step in enumerate(steps) if step.hints}
         shown_at = next((index for index, step in enumerate(steps) if step.kind == "run"), len(steps) - 1)
-        return JudgedEpisode(episode, hints, {index: shown_at - index for index in hints})
+        return JudgedEpisode(episode, hints, {index: shown_at - index for index in hints}, reasoning(steps, hints))
 
 
 def at_fault(steps: Sequence[Step], pairs: Sequence[HindsightPair]) -> dict[int, Sequence[str]]:
@@ -154,17 +158,33 @@ def at_fault(steps: Sequence[Step], pairs: Sequence[HindsightPair]) -> dict[int,
     return {index: texts for index, texts in hints.items() if texts}
 
 
-def trajectory_answer(hints: Mapping[int, str]) -> str:
-    """Return the answer that names these turns, each with its hint."""
+def reasoning(steps: Sequence[Step], wrong: Collection[int]) -> str:
+    """Return a line for each turn that writes a function or is at fault: `- Turn 2 flatten: wrong: return flat`.
+
+    It names the function, says right or wrong, and quotes the line that is wrong.
+    """
+    lines = list[str]()
+    for index, step in enumerate(steps):
+        functions = [name for _, arguments in step.calls for name in _FUNCTION.findall("\n".join(arguments.values()))]
+        fault = step.after.fault
+        if functions or index in wrong:
+            quote = f": {fault.bad_line}" if fault is not None else ""
+            verdict = f"wrong{quote}" if index in wrong else "right"
+            lines.append(f"- {' '.join((f'Turn {index + 1}', *functions))}: {verdict}\n")
+    return "".join(lines)
+
+
+def trajectory_answer(hints: Mapping[int, str], reasoning: str = "") -> str:
+    """Return the answer that names these turns, each with its hint, after the reasoning."""
     answers = [f"\\boxed{{{index + 1}}}\n[HINT_START]{hint}[HINT_END]" for index, hint in hints.items()]
-    return "\n".join(answers) or NO_TURN
+    return reasoning + ("\n".join(answers) or NO_TURN)
 
 
 def trajectory_transcript(author: TrajectoryAuthor, judged: JudgedEpisode, rng: Random) -> Transcript:
     """Teach the right answer to the question about an episode; its numbers, and where it ends, count more."""
     prompt = author.judge_prompt(trajectory_messages(author.questions(rng), judged.episode))
     hints = {index: rng.choice(texts) for index, texts in list(judged.at_fault.items())[:MOST_TURNS]}
-    answer = trajectory_answer(hints)
+    answer = trajectory_answer(hints, judged.reasoning)
     encoded = author.chat.tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
     ids = [*encoded["input_ids"], author.chat.stop_token_ids[0]]
     choices = [match.span() for match in _CHOICES.finditer(answer)]
@@ -195,20 +215,23 @@ def named_turns(answer: str, episode: Episode) -> dict[int, str] | None:
 # --------------------------------------------------------------------------------------------------------- measurement
 
 
-def examine_trajectories(author: TrajectoryAuthor, sample: Sampler, count: int, seed: int = 1_000_000) -> str:
-    """Return rates of the answers about held-out episodes, at temperature 0.7.
+def examine_trajectories(
+    author: TrajectoryAuthor, sample: Sampler, count: int, temperature: float, seed: int = 1_000_000
+) -> str:
+    """Return rates of the answers about held-out episodes.
 
     Args:
         author: Draws the episodes.
         sample: Samples completions of prompts.
         count: Episodes.
+        temperature: Of the answers.
         seed: Of the episodes; none that was trained on.
     """
     rng = Random(seed)
     episodes = [author.draw(rng, held_out=True) for _ in range(count)]
     questions = author.questions(rng)
     prompts = [author.judge_prompt(trajectory_messages(questions, judged.episode)) for judged in episodes]
-    answers = [author.chat.tokenizer.decode(ids[:-1]) for ids in sample(prompts, ANSWER_TOKENS, 0.7)]
+    answers = [author.chat.tokenizer.decode(ids[:-1]) for ids in sample(prompts, ANSWER_TOKENS, temperature)]
     rates = {kind: {name: Rate() for name in RATES} for kind in sorted({kind_of(judged) for judged in episodes})}
     for judged, answer in zip(episodes, answers, strict=True):
         measure(judged, answer, rates[kind_of(judged)])

@@ -36,6 +36,12 @@ class Fault:
         """The wrong solution's source."""
         return self.mended.replace(self.good, self.bad)
 
+    @property
+    def bad_line(self) -> str:
+        """The first line of `bad` that `good` does not have, without its indentation; if it has all, the first."""
+        good, bad = ([line.strip() for line in text.strip().split("\n")] for text in (self.good, self.bad))
+        return next((line for line in bad if line not in good), bad[0])
+
 
 @dataclass(frozen=True, slots=True)
 class TaskVariants:

@@ -96,7 +96,6 @@ from learning.gauges import RunGauges, agreement_of
 from learning.gauges import table as gauges_table
 from learning.laboratory import (
     BFCL,
-    JUDGE_RANK,
     MODES,
     OBJECTIVES,
     ROOT,
@@ -135,6 +134,8 @@ from learning.results import (
 from learning.supervised import START_LR, Start, SupervisedError, supervised_start, with_questions
 
 SWEEP_SEED = 1000
+SERVED_RANKS = (8, 16, 32, 64, 128, 256)
+"""What vLLM takes as the largest rank of adapters."""
 PERSON = {
     **{"modes": list(USUAL_PERSON_MODES), "seeds": [0, 1], "rollouts": 36, "points": [0, 12, 24, 36], "epochs": 2},
     **{"batch_sizes": [4], "minibatches": 1, "lrs": [2e-4], "weights": [1.0]},
@@ -385,11 +386,12 @@ async def experiment(args: argparse.Namespace) -> int:
 
 def expert_options(subject: Subject, modes: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Return the options of the expert's server: the judge of trajectories is an adapter beside its weights."""
-    adapter = next(filter(None, map(subject.judge_adapter, modes)), None)
-    if adapter is None:
+    judge = next(filter(None, map(subject.judge_adapter, modes)), None)
+    if judge is None:
         return [*flags]
-    load = ["--lora-modules", f"{TRAJECTORY_JUDGE}={adapter}"]
-    return ["--max-lora-rank", str(JUDGE_RANK), *(flags or ["--"]), *load]
+    load = ["--lora-modules", f"{TRAJECTORY_JUDGE}={judge.adapter}"]
+    rank = next(rank for rank in SERVED_RANKS if rank >= judge.rank)
+    return ["--max-lora-rank", str(rank), *(flags or ["--"]), *load]
 
 
 def ports(out: Path) -> list[int]:

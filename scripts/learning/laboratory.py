@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 from agents.demo_gateway import gateway
 from bench.local_server import LocalServer, child_process
-from demo_policy import TRAJECTORY_JUDGES
+from demo_policy import TRAJECTORY_JUDGES, TrajectoryJudge
 from openai import AsyncOpenAI, OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
-TRAJECTORY_JUDGE, JUDGE_RANK = "trajectory", 32
-"""Name and rank of the adapter that judges whole trajectories, on the expert's server."""
+TRAJECTORY_JUDGE = "trajectory"
+"""Name of the adapter that judges whole trajectories, on the expert's server."""
 SOURCES_FILE = Path(__file__).with_name("hint_sources.py")
 WRONG_HINT, NO_HINT = f"{SOURCES_FILE}:wrong_hint", f"{SOURCES_FILE}:no_hint"
 MODES: dict[str, dict[str, dict[str, object]]] = {
@@ -190,7 +190,7 @@ class Subject(NamedTuple):
     """Settings of the loss beside the weight of a divergence."""
     measured: str = "pass rate without hints, temperature 1"
     """What a point of a curve is."""
-    trajectory_judge: Path | None = None
+    trajectory_judge: TrajectoryJudge | None = None
     """The adapter that judges whole trajectories, on the expert's server; None: its weights do."""
     has_person: bool = False
     """The rollouts are a person's sessions at the gateway, who gives no reward."""
@@ -216,7 +216,7 @@ class Subject(NamedTuple):
         is_frozen = self.distilling(mode).get("teacher.weights") == "frozen"
         return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
 
-    def judge_adapter(self, mode: str) -> Path | None:
+    def judge_adapter(self, mode: str) -> TrajectoryJudge | None:
         """Return the adapter that a mode's judge is; None if its server's weights are."""
         return self.trajectory_judge if self.distilling(mode).get("judge.scope") == "trajectory" else None
 
@@ -679,8 +679,8 @@ class Laboratory:
             "judge.base_url": f"{self.judge_url or self.expert_url}/v1",
             "judge.model_name": self.subject.judge_model if is_scripted else self.model,
         }
-        if self.subject.judge_adapter(run.mode) is not None:
-            settings["judge.model_name"] = TRAJECTORY_JUDGE
+        if (judge := self.subject.judge_adapter(run.mode)) is not None:
+            settings |= {"judge.model_name": TRAJECTORY_JUDGE, "judge.temperature": judge.temperature}
         if self.average is not None and self.subject.needs_teacher(run.mode):
             settings["teacher.base_url"] = f"{self.average.base_url}/v1"
         elif of_mode.get("teacher.weights") != "frozen":

@@ -1,6 +1,7 @@
 """What the demo policies are taught about whole trajectories: the planted turn, and an answer that names it."""
 
 import asyncio
+import json
 from random import Random
 
 import pytest
@@ -137,6 +138,24 @@ def test_the_answer_is_read_back_as_the_turns_at_fault() -> None:
     assert all(str(turn + 1) in numbers for turn in judged.at_fault)
 
 
+def test_the_reasoning_judges_each_turn_that_writes_and_quotes_what_is_wrong() -> None:
+    judged = coding().project(Random(2), PLANTED, held_out=True, examples=True)
+    ((wrong, _),) = judged.at_fault.items()
+    names = judged.episode.task.task_id.removeprefix("project/").split("+")
+    lines = judged.reasoning.removesuffix("\n").split("\n")
+    assert [line.partition(":")[0] for line in lines] == [
+        f"- Turn {turn} {name}" for turn, name in enumerate(names, start=1)
+    ]
+    assert [index for index, line in enumerate(lines) if not line.endswith(": right")] == [wrong]
+    assistant_messages = [message for message in judged.episode.messages if message["role"] == "assistant"]
+    ((call,), quote) = (assistant_messages[wrong].get("tool_calls") or ()), lines[wrong].partition(": wrong: ")[2]
+    assert quote
+    assert quote in "".join(json.loads(call["function"]["arguments"] or "{}").values())
+    assert named_turns(trajectory_answer({wrong: "Return the right value."}, judged.reasoning), judged.episode) == {
+        wrong: "Return the right value."
+    }
+
+
 def test_the_judge_of_turns_is_asked_about_the_same_episodes() -> None:
     rows = [row for number in range(6) for row in coding().write(Random(number))]
     assert {row.kind for row in rows} == {"judge_trajectory", "judge"}
@@ -156,7 +175,7 @@ def test_the_last_answer_is_at_fault_whatever_turn_it_is() -> None:
 @pytest.mark.parametrize("author", [coding(), SqlTrajectories(sql_chat(TOKENIZER))])
 def test_a_judge_that_always_finds_nothing_is_right_about_right_episodes_only(author: TrajectoryAuthor) -> None:
     ids = [*TOKENIZER.encode("\\boxed{-1}", add_special_tokens=False), 0]
-    table = examine_trajectories(author, lambda prompts, _tokens, _temperature: [ids] * len(prompts), 12)
+    table = examine_trajectories(author, lambda prompts, _tokens, _temperature: [ids] * len(prompts), 12, 0.7)
     rates = {line[10:65].strip(): line[65:].split()[0] for line in table.split("\n")}
     assert rates["can be read"] == rates["right episodes: names none"] == "100%"
     assert rates["wrong episodes: names all turns at fault and no other"] == "0%"

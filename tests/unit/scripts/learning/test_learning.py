@@ -166,7 +166,8 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     assert commands["contrast"] == [*plain, "--env.hint.control", "neutral"]
     assert commands["sibling"] == [*plain, "--env.hint.source", "sibling"]
     judge = plain.index("--env.judge.model_name") + 1
-    by_adapter = [*plain[:judge], "trajectory", *plain[judge + 1 :], "--env.judge.scope", "trajectory"]
+    named = ["trajectory", "--env.judge.temperature", "0.3"]
+    by_adapter = [*plain[:judge], *named, *plain[judge + 1 :], "--env.judge.scope", "trajectory"]
     assert commands["trajectory"] == by_adapter
     assert commands["trajectory-failed"] == [*by_adapter, "--env.judge.when", "failed"]
     assert plain[plain.index("--env.world.builtin_examples") + 1] == "true"
@@ -180,12 +181,11 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
 
 def test_the_judge_of_trajectories_is_an_adapter_on_the_experts_server() -> None:
     options = {world: learn.expert_options(subject, ["opd", "trajectory"], []) for world, subject in WORLDS.items()}
-    assert options["coding"][:3] == ["--max-lora-rank", "32", "--"]
+    assert options["coding"][:3] == ["--max-lora-rank", "256", "--"]
+    assert options["sql"][:3] == ["--max-lora-rank", "32", "--"]
     assert [text[-1].rpartition("/")[2] for text in options.values()] == ["trajectory_judge", "sql_trajectory_judge"]
-    for subject in WORLDS.values():
-        adapter = subject.judge_adapter("trajectory")
-        assert adapter is not None
-        assert json.loads((adapter / "adapter_config.json").read_text())["r"] == laboratory.JUDGE_RANK
+    judges = [subject.judge_adapter("trajectory") for subject in WORLDS.values()]
+    assert [judge and judge.rank for judge in judges] == [192, 32]
     assert learn.expert_options(WORLDS["sql"], ["opd"], ["--", "--x"]) == ["--", "--x"]
     flags = learn.expert_options(WORLDS["sql"], ["trajectory"], ["--", "--x"])
     assert flags[2:5] == ["--", "--x", "--lora-modules"]
