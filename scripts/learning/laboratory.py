@@ -307,7 +307,10 @@ SUBJECTS = {
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
         kv_cache_gib=3,
         has_supervised_start=True,
-        start_questions=("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
+        start_questions=(
+            *("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
+            *("BFCL_v4_live_simple.json", "BFCL_v4_live_multiple.json"),
+        ),
         usual_modes=(*USUAL_MODES, "next-state"),
     ),
     # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.

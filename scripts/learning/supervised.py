@@ -37,7 +37,7 @@ from agentic_opd_environments.functions import FunctionCase
 CLOSING = "Done."
 """What ends a turn of the user."""
 AT_ONCE = 4
-START_LR = 1e-4
+START_LR = 2e-4
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 MISTAKES = 0.5
 """Share of function calls that follow a wrong call."""
@@ -256,8 +256,13 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
         print(f"supervised start: {right} of {total} episodes are right with their right calls", file=sys.stderr)
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
-        **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 0},
-        **{"micro_tokens": 1024, "save_every": 1, "resume": str((folder / "checkpoints").exists()).lower()},
+        **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 8},
+        **{
+            "micro_tokens": 2048,
+            "precision": "bf16",
+            "save_every": 10,
+            "resume": str((folder / "checkpoints").exists()).lower(),
+        },
         "loss": json.dumps({"custom": {f"{PARTS_FILE}:imitation": 1.0}, "temperature": 1.0}),
     }
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
