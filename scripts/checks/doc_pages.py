@@ -299,17 +299,21 @@ _JUDGE_COST = """\
 ## Cost
 
 The table has the tokens that the judge read and sampled per rollout, for the same rollouts with each setting
-(`scripts/learning/judge_tokens`; for the conversations only the tokens read), and the percentage of `turn`:
+(`scripts/learning/judge_tokens`; for the conversations and the scripted rollouts only the tokens read), and the
+percentage of `turn`:
 
 | rollouts | `turn` | `trajectory` | and `when: failed` |
 |---|---|---|---|
 | coding: 32, half passed | 1,124 | 892 (79%) | 43% |
 | SQL: 64, 80% passed | 985 | 884 (90%) | 19% |
+| coding, scripted, two or three functions: 64 of 4.5 turns, 70% passed | 2,505 | 1,118 (45%) | 13% |
 | BFCL conversations: 50, 52% passed | 6,617 | 2,700 (41%) | 19% |
+| the same, 50 right ones of 13 turns | 6,844 | 2,287 (33%) | |
 
 With a prefix cache it computes 293, 263 and 2,537 of these tokens with `turn`, and 273, 129 and 2,236 with
-`trajectory`. Use `trajectory` for rollouts of many turns. With one or two turns it saves little, and a question about a
-single turn shows exactly its consequences: use `turn`."""
+`trajectory` (coding, SQL, and the first 50 conversations). Use `trajectory` for rollouts of many turns: a third of the
+tokens is reached at 13. With one or two turns it saves little, and a question about a single turn shows exactly its
+consequences: use `turn`."""
 
 _JUDGE_ENDPOINT = """\
 ## The endpoint
