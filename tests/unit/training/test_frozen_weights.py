@@ -130,15 +130,19 @@ def test_adapters_have_the_same_numbers_where_the_product_of_the_mlp_is_recomput
                 torch.nn.init.normal_(value, std=0.1)
         return TrainedPolicy(model.train(), precision)
 
-    plain, cheap = adapted(is_cheap=False), adapted(is_cheap=True)
-    assert torch.equal(read(cheap), read(plain))
-    expected, found = gradients(plain), gradients(cheap)
-    assert found.keys() == expected.keys()
-    assert sum(".down_proj.lora_" in name for name in found) == 2 * plain.model.config.num_hidden_layers
-    for name, value in found.items():
-        apart = float((value - expected[name]).norm() / expected[name].norm())
-        assert apart < (1e-6 if precision == "fp32" else 0.02), name
-    assert kept_bytes(cheap) < 0.85 * kept_bytes(plain)
+    plain, cheap, whole = adapted(is_cheap=False), adapted(is_cheap=True), adapted(is_cheap=True)
+    whole.plan = PartPlan(100, 10)
+    expected = gradients(plain)
+    for policy in (cheap, whole):
+        assert torch.equal(read(policy), read(plain))
+        found = gradients(policy)
+        assert found.keys() == expected.keys()
+        assert sum(".down_proj.lora_" in name for name in found) == 2 * plain.model.config.num_hidden_layers
+        for name, value in found.items():
+            apart = float((value - expected[name]).norm() / expected[name].norm())
+            assert apart < (1e-6 if precision == "fp32" else 0.02), name
+    assert whole.model.is_gradient_checkpointing
+    assert kept_bytes(whole) < kept_bytes(cheap) < 0.85 * kept_bytes(plain)
     with torch.no_grad(), plain.model.disable_adapter(), cheap.model.disable_adapter():
         assert torch.equal(read(cheap), read(plain))
     assert not torch.equal(read(cheap), read(TrainedPolicy(make_model("Qwen3").train(), precision)))
