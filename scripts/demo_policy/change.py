@@ -19,9 +19,9 @@ def changed_matrices(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) 
     """
     changes = {name: after[name].float() - value.float() for name, value in before.items()}
     matrices = {name: change for name, change in changes.items() if change.ndim == 2 and ".layers." in name}
-    others = [name for name, change in changes.items() if name not in matrices and bool(change.any())]
-    if others:
-        raise ValueError(f"no adapter changes {', '.join(others[:3])}")
+    unadapted = [name for name, change in changes.items() if name not in matrices and bool(change.any())]
+    if unadapted:
+        raise ValueError(f"no adapter changes {', '.join(unadapted[:3])}")
     return matrices
 
 
