@@ -5,7 +5,8 @@
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
 `words` is a sentence that says what to do; `conversation` is the error that answered a call, or what the environment
-says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it; `game` is
+says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it, both
+without the wrong names and values, which a small teacher that reads them finds more likely; `game` is
 the error or the lack of an effect that answered a step, and for an end before the mission is done that it is not;
 `person` is what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked
 how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory, it names the first turns that it has a
@@ -28,6 +29,11 @@ _WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
 _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
+_MUST_BE = re.compile(r"(?<=\. )It must be .+$")
+_ARGUMENTS = re.compile(r"(?<=The call )(\w+)\(.*?\)(?= in user turn [0-9]+ was the last one)")
+_WRONG_VALUE = re.compile(r" is (?:\"(?:[^\"\\]|\\.)*\"|\S+), which is not as requested\.")
+_CALLS_MADE = re.compile(r" Calls of this user turn: .+\.$")
+_WRONG_ENTRY = re.compile(r" has (?:the entry )?.+?, which does not belong there\.")
 _NO_EFFECT = re.compile(r"^(?:Error: .+|Nothing changes: [^.\n]+\.)", re.MULTILINE)
 _NOT_DONE = re.compile(r"^The mission is not done [^.\n]+\.", re.MULTILINE)
 _LAST_SEEN = re.compile(r"^[^,\n]+, last seen after step (?P<step>[0-9]+), .+$", re.MULTILINE)
@@ -97,11 +103,19 @@ def hint_of_conversation(turn: str, result: str, verdict: str) -> str | None:
     wrong = _WRONG_TURN.search(verdict)
     functions = {match["function"] for match in _TURN_CALL.finditer(turn)}
     if not functions:
-        return wrong and wrong["text"]
+        return wrong and without_wrong_values(wrong["text"])
     if error := _ERROR.search(result):
-        return error[0]
+        must_be = _MUST_BE.search(error[0])
+        return must_be[0] if must_be else error[0]
     named = {match["function"] for match in _NAMED_CALL.finditer(wrong["text"])} if wrong else set[str]()
-    return wrong["text"] if wrong and named & functions else None
+    return without_wrong_values(wrong["text"]) if wrong and named & functions else None
+
+
+def without_wrong_values(verdict: str) -> str:
+    """Return what is said of a wrong state, without the values and arguments that are wrong."""
+    text = _ARGUMENTS.sub(r"\1", _CALLS_MADE.sub("", verdict))
+    text = _WRONG_VALUE.sub(" is not as requested.", text)
+    return _WRONG_ENTRY.sub(" has something that does not belong there.", text)
 
 
 def answer(system: str, question: str, model: str) -> str:

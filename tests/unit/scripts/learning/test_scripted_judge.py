@@ -1,7 +1,7 @@
 """The judge of `scripts/learn --world functions`: what it reads of the question, and what it says."""
 
 import pytest
-from learning.scripted_judge import answer, evidence, in_words
+from learning.scripted_judge import answer, evidence, in_words, without_wrong_values
 
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.hints import Questions, filled, parse_step_vote, parse_vote
@@ -116,16 +116,20 @@ WRONG += "litres is 1.75, which is not as requested. The call fill(litres=0.25) 
 WRONG += "changed it."
 
 
+HINT = "The state of Kettle is wrong: litres is not as requested. The call fill in user turn 2 was the last one that "
+HINT += "changed it."
+EXTRA = "Error: Kettle.look() got an unexpected keyword argument 'depth'. It must be look(lid: boolean)."
 FILL, LOOK = "[fill]\nlitres: 0.25", "I look.\n\n[look]"
 
 
 @pytest.mark.parametrize(
     ("turn", "result", "verdict", "hint"),
     [
-        (FILL, '{"litres": 1.75}', WRONG, WRONG.partition("turn 2: ")[2]),
+        (FILL, '{"litres": 1.75}', WRONG, HINT),
         (LOOK, '{"litres": 1.75}', WRONG, None),
         (LOOK, "Error: it has no water.", WRONG, "Error: it has no water."),
-        ("Done.", None, WRONG, WRONG.partition("turn 2: ")[2]),
+        (LOOK, EXTRA, WRONG, "It must be look(lid: boolean)."),
+        ("Done.", None, WRONG, HINT),
         ("Done.", None, "User turn 1: No function was called.", "No function was called."),
         ("Done.", None, "All 3 user turns with calls are right.", None),
         (FILL, '{"litres": 1.75}', "All 3 user turns with calls are right.", None),
@@ -139,6 +143,29 @@ def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
     asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
     vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
     assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "hint"),
+    [
+        (
+            'status is "a, \\"b\\".", which is not as requested. No call changed it.',
+            "status is not as requested. No call changed it.",
+        ),
+        (
+            'home has "x.txt", which does not belong there. home lacks',
+            "home has something that does not belong there. home lacks",
+        ),
+        (
+            "orders has the entry [1, 2], which does not belong there.",
+            "orders has something that does not belong there.",
+        ),
+        ('The call mv(a="(b)", c=1) in user turn 3 was the last one', "The call mv in user turn 3 was the last one"),
+        ("1 of the 2 results were not seen. Calls of this user turn: ls(a=true).", "1 of the 2 results were not seen."),
+    ],
+)
+def test_a_hint_of_a_conversation_does_not_quote_what_was_wrong(verdict: str, hint: str) -> None:
+    assert without_wrong_values(verdict) == hint
 
 
 BLOCKED = "Nothing changes: a wall is in the way. You see a red ball 2 steps forward; a wall 1 step forward."
