@@ -183,11 +183,11 @@ def _is_gated_mlp(module: nn.Module) -> bool:
 
 def _gated_mlp(module: Any, x: Tensor) -> Tensor:
     gate, up, down = module.gate_proj(x), module.up_proj(x), module.down_proj
-    product = _recomputed(partial(_product, module.act_fn), gate, up)
     if not _is_adapted(down):
-        return down(product)
+        return down(_recomputed(partial(_product, module.act_fn), gate, up))
     # Only the adapter's first factor needs the product in the backward pass: the base weights are frozen.
-    inner = _recomputed(partial(_first_factor, module.act_fn, down.lora_A["default"]), gate, up)
+    both = partial(_product_and_inner, module.act_fn, down.lora_A["default"])
+    product, inner = _recomputed(both, gate, up)
     result = down.base_layer(product)
     return (result + down.lora_B["default"](inner) * down.scaling["default"]).to(result.dtype)
 
@@ -201,11 +201,14 @@ def _product(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -
     return activation(gate) * up
 
 
-def _first_factor(activation: Callable[[Tensor], Tensor], factor: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
-    return factor(_product(activation, gate, up))
+def _product_and_inner(
+    activation: Callable[[Tensor], Tensor], factor: nn.Module, gate: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor]:
+    product = _product(activation, gate, up)
+    return product, factor(product)
 
 
-def _recomputed(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+def _recomputed(function: Callable[..., Any], *arguments: Tensor) -> Any:
     if not torch.is_grad_enabled():
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
