@@ -36,7 +36,7 @@ RATES = (
 )
 """What is measured of answers; all but the first of those that can be read."""
 _CHOICES = re.compile(r"\{-?\d+\}|(?<=\[HINT_END\])\s|(?<=: )(?:right|wrong)\b")
-"""Matches the numbers of an answer, what goes on behind a hint, and what the reasoning says of a turn."""
+"""Matches the numbers of an answer, the space after a hint, and the `right` or `wrong` of a line of reasoning."""
 _FUNCTION = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 

@@ -254,15 +254,11 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
     if not groups.exists():
         right, total = await write_right_episodes(config, model, groups, start)
         print(f"supervised start: {right} of {total} episodes are right with their right calls", file=sys.stderr)
+    has_checkpoints = (folder / "checkpoints").exists()
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
         **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 8},
-        **{
-            "micro_tokens": 2048,
-            "precision": "bf16",
-            "save_every": 10,
-            "resume": str((folder / "checkpoints").exists()).lower(),
-        },
+        **{"micro_tokens": 2048, "precision": "bf16", "save_every": 10, "resume": str(has_checkpoints).lower()},
         "loss": json.dumps({"custom": {f"{PARTS_FILE}:imitation": 1.0}, "temperature": 1.0}),
     }
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
