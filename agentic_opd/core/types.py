@@ -799,8 +799,9 @@ class ProofVerdict(StrEnum):
     """Neither is shown by as many continuations as were allowed."""
 
 
-EvidenceKind = Literal["tool", "user", "later", "verdict"]
-"""Source of evidence about a turn: its tool results, the user's reply, later turns, or the verdict."""
+EvidenceKind = Literal["tool", "user", "repeated", "later", "verdict"]
+"""Source of evidence about a turn: its tool results, the user's reply, equal turns before it, later turns, or the
+verdict."""
 
 StepScore = Literal[1, 0, -1]
 """Whether a turn did what the user wanted: 1 yes, 0 unclear, -1 no."""
@@ -808,7 +809,7 @@ StepScore = Literal[1, 0, -1]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observation after a turn, as text for the judge."""
+    """One observation about a turn, as text for the judge."""
 
     kind: EvidenceKind
     text: str
@@ -833,9 +834,9 @@ class HindsightPair:
     @property
     def next_state_role(self) -> Literal["tool", "user", "verdict"] | None:
         """Role of the last direct answer to the turn; `tool` if there is only later evidence, None without evidence."""
-        kinds: list[Literal["tool", "user", "verdict"]] = [kind for kind in self.kinds if kind != "later"]
-        if kinds:
-            return kinds[-1]
+        for kind in reversed(self.kinds):
+            if kind in ("tool", "user", "verdict"):
+                return kind
         return "tool" if self.evidence else None
 
 

@@ -176,9 +176,9 @@ class EvidenceConfig(Section):
 
     evidence: Literal["delayed", "next_state"] = Field(
         default="delayed",
-        description="Evidence by which a turn is judged. delayed: its next state, what later turns showed about its "
-        "changes, and the verdict if any of its changes remain in the judged files; next_state (the published "
-        "method): only its next state, and for the last turn the verdict.",
+        description="Evidence by which a turn is judged. delayed: its next state, whether it repeats the turn before, "
+        "what later turns showed about its changes, and the verdict if any of its changes remain in the judged files; "
+        "next_state (the published method): only its next state, and for the last turn the verdict.",
     )
     max_turns: int = Field(
         default=4, ge=0, description="delayed: maximum number of later turns whose results are evidence about a turn."

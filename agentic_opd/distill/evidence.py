@@ -9,7 +9,7 @@ With `next_state` (the published method), a turn's evidence is its next state, p
 With `delayed`, the results of later turns up to the next change are added for a turn that made a change. Each turn
 whose change remains in the judged result also gets the verdict. If it is unknown which changes remain, the turn of the
 last change gets the verdict. If it is unknown which calls made changes, as in a gateway's conversations, every tool
-call counts as a change.
+call counts as a change. A turn that repeats the one before it, with equal results, gets a sentence that says so.
 """
 
 import json
@@ -63,6 +63,7 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
         message = recording.messages[turn.message_index]
         evidence = _next_state(recording, index, max_chars)
         if config.hindsight.evidence == "delayed":
+            evidence += _repeated(recording.messages, turn.message_index)
             evidence += _later(recording, index, config.hindsight.max_turns, config.hindsight.max_chars)
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
@@ -213,6 +214,30 @@ def _next_state(recording: Recording, index: int, max_chars: int) -> list[Eviden
         ("user", _user_text(recording.messages, recording.turns[index].message_index)),
     ]
     return [Evidence(kind, cut_middle(text, max_chars)) for kind, text in texts if text.strip()]
+
+
+def _repeated(messages: Sequence[Message], position: int) -> list[Evidence]:
+    """Return a sentence about the turns directly before that made the same calls and got the same results, if any.
+
+    A message of the user between them may ask for the repetition, so it ends the comparison.
+    """
+    made = _calls_and_results(messages, position)
+    if made is None:
+        return []
+    before = (index for index in range(position - 1, -1, -1) if messages[index]["role"] == "assistant")
+    equal = takewhile(
+        lambda index: not _answers(messages, index, "user") and _calls_and_results(messages, index) == made, before
+    )
+    count = sum(1 for _ in equal)
+    turns = "turn" if count == 1 else f"{count} turns"
+    return [Evidence("repeated", f"The {turns} before made the same calls and got the same results.")] if count else []
+
+
+def _calls_and_results(messages: Sequence[Message], position: int) -> tuple[list[str], str] | None:
+    """Return an assistant message's calls and their results as text; None without results."""
+    results = _tool_text(messages, position)
+    calls = [_call_text(call) for call in messages[position].get("tool_calls") or ()]
+    return (calls, results) if calls and results.strip() else None
 
 
 def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> list[Evidence]:

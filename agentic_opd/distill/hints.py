@@ -36,11 +36,14 @@ from agentic_opd.distill.protocol import Word, boxed_number, hint_between_marks,
 from agentic_opd.distill.reasoning import answers
 from agentic_opd.distill.sources import SourceTurn, hints_of, source_name
 
-_EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
+_EVIDENCE_NAMES = {
+    **{"tool": "Next state: tool result", "user": "Next state: user reply"},
+    **{"repeated": "Earlier", "verdict": "Verdict"},
+}
 _LINE_BREAK, _MARGIN = r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", r"[\s>*+\-\u200b-\u200f\u2060\ufeff]"
 _HEADING = re.compile(
     rf"(?P<start>(?<!{_MARGIN})(?:\A|(?={_MARGIN}*?{_LINE_BREAK})){_MARGIN}*+[#\uff03\ufe5f])"
-    r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
+    r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Earlier|Later|Verdict|End)\b)",
     re.IGNORECASE,
 )
 """Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number

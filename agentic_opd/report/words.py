@@ -31,6 +31,7 @@ WHY: Mapping[TurnOutcome, str] = {
 EVIDENCE: Mapping[EvidenceKind, str] = {
     "tool": "tool results",
     "user": "the user's reply",
+    "repeated": "an equal turn before",
     "later": "what showed later",
     "verdict": "the hidden tests' verdict",
 }

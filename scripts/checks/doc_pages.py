@@ -174,6 +174,8 @@ With `hindsight.evidence: delayed` the judge reads this evidence about a turn:
 |---|---|
 | `tool` | the results of the turn's own calls |
 | `user` | the user's next message |
+| `repeated` | that the turns directly before made the same calls and got the same results; only if the \
+user said nothing in between |
 | `later` | results of later turns, and the user's messages there, up to the next change of a judged file; only if the \
 turn itself changed one |
 | `verdict` | the result of the hidden tests, for each turn whose changes remain in the judged files: \

@@ -4,13 +4,14 @@
 
 Of right calls, and where the person is content, it has no hint. Of other turns, its model names what the hint is:
 `verbatim` is what the environment says that the call must be, and nothing where it only says that a value is wrong;
-`words` is a sentence that says what to do; `conversation` is the error that answered a call, or what the environment
-says of the first wrong user turn, for the turns with the call that it names and for the turn that ended it, both
-without the wrong names and values, which a small teacher that reads them finds more likely; `game` is
-the error or the lack of an effect that answered a step, and for an end before the mission is done that it is not;
-`person` is what the person replied; `reader` names the function of a failed example, for the turn that wrote it. Asked
-how good a turn was, it says 1 or -1 likewise. Asked about a whole trajectory, it names the first turns that it has a
-hint for, in a game before them the step after which an object of the mission was seen no more.
+`words` is a sentence that says what to do; `conversation` is the error that answered a call, for one that repeats the
+turn before and its error that it should not, or what the environment says of the first wrong user turn, for the turns
+with the call that it names and for the turn that ended it, without the wrong names and values, which a small teacher
+that reads them finds more likely; `game` is the error or the lack of an effect that answered a step, and for an end
+before the mission is done that it is not; `person` is what the person replied; `reader` names the function of a failed
+example, for the turn that wrote it. Asked how good a turn was, it says 1 or -1 likewise. Asked about a whole
+trajectory, it names the first turns that it has a hint for, in a game before them the step after which an object of the
+mission was seen no more.
 """
 
 import re
@@ -29,6 +30,8 @@ _WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
 _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)
+_ANY_ERROR = re.compile(r"^(?:Error: |\{\"error\": )", re.MULTILINE)
+REPEATED = "The call before was the same, and it was answered with an error. Do not make it again."
 _MUST_BE = re.compile(r"(?<=\. )It must be .+$")
 _ARGUMENTS = re.compile(r"(?<=The call )(\w+)\(.*?\)(?= in user turn [0-9]+ was the last one)")
 _WRONG_VALUE = re.compile(r" is (?:\"(?:[^\"\\]|\\.)*\"|\S+), which is not as requested\.")
@@ -94,16 +97,19 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 
 
-def hint_of_conversation(turn: str, result: str, verdict: str) -> str | None:
+def hint_of_conversation(turn: str, result: str, verdict: str, is_repeated: bool = False) -> str | None:
     """Return what the environment says of a turn of a conversation (agentic_opd_environments.conversations).
 
-    A call gets the error that answered it, else the verdict if that names its function. A turn without a call gets the
-    verdict, which says what the user turn lacks.
+    A call that repeats the turn before it, and its error, gets REPEATED. Another call gets the error that answered it,
+    else the verdict if that names its function. A turn without a call gets the verdict, which says what the user turn
+    lacks.
     """
     wrong = _WRONG_TURN.search(verdict)
     functions = {match["function"] for match in _TURN_CALL.finditer(turn)}
     if not functions:
         return wrong and without_wrong_values(wrong["text"])
+    if is_repeated and _ANY_ERROR.search(result):
+        return REPEATED
     if error := _ERROR.search(result):
         must_be = _MUST_BE.search(error[0])
         return must_be[0] if must_be else error[0]
@@ -129,7 +135,8 @@ def answer(system: str, question: str, model: str) -> str:
     turn = next(section.text for section in parts if section.title == "Turn")
     if model == "conversation":
         result = "\n".join(section.text for section in parts if section.title.startswith("Next state"))
-        hint = hint_of_conversation(turn, result, evidence_text)
+        is_repeated = any(section.title == "Earlier" for section in parts)
+        hint = hint_of_conversation(turn, result, evidence_text, is_repeated)
     else:
         hint = hint_of(turn, evidence_text, model)
     return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint else "\\boxed{-1}"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.processes import end_of
+from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import IGNORED, Completion, Episode, Task, sampled_spans
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -38,6 +39,8 @@ CLOSING = "Done."
 """What ends a turn of the user."""
 AT_ONCE = 4
 START_LR = 2e-4
+START_BATCH = 8
+WARMUP_STEPS = 8
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 MISTAKES = 0.5
 """Share of function calls that follow a wrong call."""
@@ -255,9 +258,11 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
         right, total = await write_right_episodes(config, model, groups, start)
         print(f"supervised start: {right} of {total} episodes are right with their right calls", file=sys.stderr)
     has_checkpoints = (folder / "checkpoints").exists()
+    steps = len(text_lines(groups.read_text())) * start.epochs // START_BATCH
     settings = {
         **{"model": model, "output_dir": folder, "groups": f"[{groups}]", "groups_epochs": start.epochs},
-        **{"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr, "warmup_steps": 8},
+        **{"batch_size": START_BATCH, "epochs_per_batch": 1, "minibatches": 1, "lr": start.lr},
+        "warmup_steps": min(WARMUP_STEPS, steps // 4),
         **{"micro_tokens": 2048, "precision": "bf16", "save_every": 10, "resume": str(has_checkpoints).lower()},
         "loss": json.dumps({"custom": {f"{PARTS_FILE}:imitation": 1.0}, "temperature": 1.0}),
     }

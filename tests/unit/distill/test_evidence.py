@@ -274,3 +274,43 @@ def test_shown_text_holds_what_the_agent_saw_and_not_the_hidden_tests() -> None:
     assert "wrote 2 lines" in shown
     assert "path: solution.py" in shown
     assert TASK.hidden_tests.strip() not in shown
+
+
+# -------------------------------------------------------------------------------------------------- repeated evidence
+
+
+def repetitions(turns: Turns, **settings: Any) -> list[str]:
+    """What each turn's evidence says of equal turns before it."""
+    recording = replace(recording_of(turns), verification=None)
+    said = [[text for kind, text in shown(pair) if kind == "repeated"] for pair in pairs_of(recording, **settings)]
+    return [" ".join(texts) for texts in said]
+
+
+MISSING = (RUN, set[int](), ["no such file"])
+ONCE = "The turn before made the same calls and got the same results."
+
+
+def test_a_turn_that_repeats_the_ones_before_it_says_how_many() -> None:
+    twice = "The 2 turns before made the same calls and got the same results."
+    assert repetitions([MISSING, MISSING, MISSING]) == ["", ONCE, twice]
+    assert repetitions([MISSING, MISSING], hindsight={"evidence": "next_state"}) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        (RUN, set[int](), ["no such file", "Try again."]),
+        (RUN, set[int](), ["found"]),
+        (BOTH, set[int](), ["wrote", "no such file"]),
+        ([], set[int](), []),
+    ],
+)
+def test_a_turn_after_a_reply_a_change_or_another_result_repeats_nothing(between: Any) -> None:
+    assert repetitions([MISSING, between, MISSING])[2] == ""
+
+
+def test_a_repetition_is_no_answer_and_only_stands_beside_one() -> None:
+    turns: Turns = [MISSING, MISSING, (RUN, set(), [])]
+    _, again, unanswered = pairs_of(replace(recording_of(turns), verification=None))
+    assert (again.kinds, again.next_state_role) == (("tool", "repeated"), "tool")
+    assert (unanswered.kinds, unanswered.next_state_role) == ((), None)

@@ -40,7 +40,10 @@ def test_judge_reads_task_turn_and_what_came_after() -> None:
         0,
         "Write f.",
         "[terminal]\ncommand: ls",
-        (Evidence("tool", "a"), Evidence("user", "b"), Evidence("later", "c", 4), Evidence("verdict", "d")),
+        (
+            *(Evidence("tool", "a"), Evidence("user", "b"), Evidence("repeated", "again")),
+            *(Evidence("later", "c", 4), Evidence("verdict", "d")),
+        ),
     )
     question = QUESTIONS.question(pair)
     mark = question.partition("[")[2].partition("]")[0]
@@ -48,7 +51,8 @@ def test_judge_reads_task_turn_and_what_came_after() -> None:
     assert question == (
         f"## Task [{mark}]\nWrite f.\n\n## Turn [{mark}]\n[terminal]\ncommand: ls\n\n"
         f"## Next state: tool result [{mark}]\na\n\n## Next state: user reply [{mark}]\nb\n\n"
-        f"## Later: result of turn 5 [{mark}]\nc\n\n## Verdict [{mark}]\nd\n\n## End [{mark}]"
+        f"## Earlier [{mark}]\nagain\n\n## Later: result of turn 5 [{mark}]\nc\n\n"
+        f"## Verdict [{mark}]\nd\n\n## End [{mark}]"
     )
     system, user = QUESTIONS.hint_messages(question)
     assert (system["content"], user) == (JUDGE_SYSTEM_PROMPT, {"role": "user", "content": question})

@@ -1,7 +1,7 @@
 """The judge of `scripts/learn --world functions`: what it reads of the question, and what it says."""
 
 import pytest
-from learning.scripted_judge import answer, evidence, in_words, without_wrong_values
+from learning.scripted_judge import REPEATED, answer, evidence, in_words, without_wrong_values
 
 from agentic_opd.core.types import Evidence, HindsightPair
 from agentic_opd.distill.hints import Questions, filled, parse_step_vote, parse_vote
@@ -143,6 +143,16 @@ def test_of_a_conversation_the_turns_at_fault_get_what_the_environment_says(
     asked = Questions(b"secret").question(HindsightPair(0, "Fill in a litre.", turn, parts))
     vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
     assert (vote.decision, vote.hint) == (-1 if hint is None else 1, hint)
+
+
+@pytest.mark.parametrize(
+    ("result", "hint"), [(EXTRA, REPEATED), ('{"error": "It is full."}', REPEATED), ('{"litres": 1.75}', None)]
+)
+def test_a_repeated_call_gets_a_sentence_that_quotes_no_error(result: str, hint: str | None) -> None:
+    parts = (Evidence("tool", result), Evidence("repeated", "The turn before made the same calls."))
+    asked = Questions(b"secret").question(HindsightPair(1, "Fill in a litre.", LOOK, parts))
+    vote = parse_vote(answer(JUDGE_SYSTEM_PROMPT, asked, "conversation"))
+    assert vote.hint == hint
 
 
 @pytest.mark.parametrize(

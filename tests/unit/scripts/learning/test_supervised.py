@@ -143,3 +143,11 @@ def test_a_finished_start_is_not_made_again(tmp_path: Path) -> None:
     nothing: Any = None
     start = supervised.Start(2, 1, 1e-4)
     assert asyncio.run(supervised.supervised_start(nothing, nothing, tmp_path, start)) == tmp_path / "final"
+
+
+def test_a_start_of_a_single_batch_is_trained(tmp_path: Path) -> None:
+    config = config_of({"type": "babyai", "levels": ["BabyAI-GoToLocal-v0"], "seeds": [0, 8], "max_steps": 24})
+    model, start = save_tiny_model(tmp_path / "model"), supervised.Start(supervised.START_BATCH, 1, 1e-4)
+    final = asyncio.run(supervised.supervised_start(config, model, tmp_path / "start", start))
+    assert (final / "model.safetensors").exists()
+    assert len(read_lines(tmp_path / "start" / "metrics.jsonl")) == 1
