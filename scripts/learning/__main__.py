@@ -231,6 +231,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--lr-schedule", choices=["constant", "linear", "cosine"], default="linear", help="of the trainer: %(default)s"
     )
     parser.add_argument(
+        "--precision",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="of the trainer and the vLLM servers; bf16 takes half the time on CPUs with amx_bf16: %(default)s",
+    )
+    parser.add_argument(
         "--seconds",
         nargs=2,
         type=float,
@@ -246,6 +252,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
     arguments, flags = at_dashes(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
+    if args.precision == "bf16":
+        flags = ["--dtype", "bfloat16", *flags]
     args.vllm_flags = ["--", *flags] if flags else []
     args.collected = None
     args.out = args.out or Path("runs/learn" if args.objectives is None else "runs/objectives")
@@ -321,8 +329,9 @@ def other_settings(args: argparse.Namespace) -> str | None:
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
         *("group_size", "through", "exam_tasks", "start_conversations", "start_questions", "start_epochs"),
+        "precision",
     )
-    unset = {"world": "coding", "group_size": 4, "through": "chat", "exam_tasks": None}
+    unset = {"world": "coding", "group_size": 4, "through": "chat", "exam_tasks": None, "precision": "fp32"}
     unset |= {"start_conversations": 64, "start_questions": 0, "start_epochs": 2}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in names}
     path = args.out / "settings.json"
@@ -375,6 +384,7 @@ async def experiment(args: argparse.Namespace) -> int:
             *(vllm, expert_url, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
             *(args.talk, subject, args.group_size, args.through, judge_url, average, api_port, args.exam_tasks),
+            args.precision,
         )
         work = Work(args, laboratory, examiner(laboratory))
         try:

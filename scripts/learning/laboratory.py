@@ -335,7 +335,7 @@ SUBJECTS = {
         "babyai.yaml",
         "runs/models/smollm2-135m-instruct",
         {},
-        {},
+        {"max_concurrent_episodes": 24},
         200,
         _GAME_MODES,
         0.0,
@@ -343,6 +343,7 @@ SUBJECTS = {
         divergence={"teacher_temperature": 0.7},  # That of the rollouts.
         measured="missions done without hints, most likely answers",
         judge_model="game",
+        kv_cache_gib=3,
         has_supervised_start=True,
         usual_modes=("opd", "trajectory", "grpo"),
     ),
@@ -478,6 +479,8 @@ class Laboratory:
     """Of run-api."""
     exam_tasks: int | None = None
     """Held-out tasks that are measured, the first in a seeded order; None: all."""
+    precision: str = "fp32"
+    """Of the trainer, unless a mode has its own."""
 
     @property
     def weights(self) -> Path:
@@ -707,6 +710,7 @@ class Laboratory:
             "lr_schedule": self.lr_schedule,
             "epochs_per_batch": self.epochs,
             "minibatches": self.minibatches,
+            "precision": self.precision,
             "save_every": 1,
             "resume": str(trained_steps(self.out / run.name) > 0).lower(),
             "loss": json.dumps({**run.loss, **(self.subject.divergence if "forward_kl" in run.loss else {})}),
