@@ -329,7 +329,7 @@ def test_a_control_of_rows_of_one_entry() -> None:
     assert violations(k_1_known_more()) == []
 
 
-EVIDENCE = "expected 'tool', 'user', 'later' or 'verdict'"
+EVIDENCE = "expected 'tool', 'user', 'repeated', 'later' or 'verdict'"
 NULL = "null, expected a value or no such field"
 
 

@@ -206,6 +206,19 @@ def test_a_moving_average_of_whole_weights_teaches_from_a_server_of_its_own() ->
     assert command[command.index("--teacher_urls") + 1] == "[http://127.0.0.1:5]"
 
 
+def test_the_precision_is_that_of_the_servers_and_of_a_trainer_whose_mode_has_none() -> None:
+    assert learn.parse_args(["--", "--x"]).vllm_flags == ["--", "--x"]
+    args = learn.parse_args(["--precision", "bf16", "--", "--x"])
+    assert args.vllm_flags == ["--", "--dtype", "bfloat16", "--x"]
+    place = laboratory.Laboratory(
+        *(FakeServer(2), "http://127.0.0.1:3", Path("policy"), Path("out"), 16, 4, 2, "linear", True), precision="fp32"
+    )
+    for mode, precision in (("opd", "fp32"), ("bf16", "bf16")):
+        run = laboratory.Run(mode, 3, laboratory.Setting(1e-3, 32, 4.0), 256)
+        command = place.trainer_command(run, "api", Path("weights"))
+        assert command[command.index("--precision") + 1] == precision
+
+
 def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of_it() -> None:
     args = learn.parse_args(["--world", "sql"])
     assert (args.model, args.eval_samples) == (Path("scripts/demo_policy/sql_policy"), 2)
