@@ -221,23 +221,23 @@ def _repeated(messages: Sequence[Message], position: int) -> list[Evidence]:
 
     A message of the user between them may ask for the repetition, so it ends the comparison.
     """
-    made = _calls_and_results(messages, position)
-    if made is None:
+    if not _tool_text(messages, position).strip():
         return []
+    exchange = _calls_and_results(messages, position)
     before = (index for index in range(position - 1, -1, -1) if messages[index]["role"] == "assistant")
     equal = takewhile(
-        lambda index: not _answers(messages, index, "user") and _calls_and_results(messages, index) == made, before
+        lambda index: not _answers(messages, index, "user") and _calls_and_results(messages, index) == exchange, before
     )
     count = sum(1 for _ in equal)
     turns = "turn" if count == 1 else f"{count} turns"
     return [Evidence("repeated", f"The {turns} before made the same calls and got the same results.")] if count else []
 
 
-def _calls_and_results(messages: Sequence[Message], position: int) -> tuple[list[str], str] | None:
-    """Return an assistant message's calls and their results as text; None without results."""
-    results = _tool_text(messages, position)
+def _calls_and_results(messages: Sequence[Message], position: int) -> tuple[list[str], list[Message]]:
+    """Return an assistant message's calls as text, and their results with their pictures, without the calls' ids."""
     calls = [_call_text(call) for call in messages[position].get("tool_calls") or ()]
-    return (calls, results) if calls and results.strip() else None
+    results = _answers(messages, position, "tool")
+    return calls, [{key: value for key, value in m.items() if key != "tool_call_id"} for m in results]
 
 
 def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> list[Evidence]:

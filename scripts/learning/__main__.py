@@ -234,7 +234,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--precision",
         choices=["fp32", "bf16"],
         default="fp32",
-        help="of the trainer and the vLLM servers; bf16 takes half the time on CPUs with amx_bf16: %(default)s",
+        help="of trainer and servers; on CPUs with amx_bf16 vLLM is about twice as fast in bf16: %(default)s",
     )
     parser.add_argument(
         "--seconds",

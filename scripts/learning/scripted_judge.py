@@ -97,7 +97,7 @@ def hint_of(turn: str, evidence_text: str, model: str) -> str | None:
     return {"words": in_words(evidence_text), "person": evidence_text}.get(model, call and call[0])
 
 
-def hint_of_conversation(turn: str, result: str, verdict: str, is_repeated: bool = False) -> str | None:
+def hint_of_conversation(turn: str, result: str, verdict: str, *, is_repeated: bool = False) -> str | None:
     """Return what the environment says of a turn of a conversation (agentic_opd_environments.conversations).
 
     A call that repeats the turn before it, and its error, gets REPEATED. Another call gets the error that answered it,
@@ -136,7 +136,7 @@ def answer(system: str, question: str, model: str) -> str:
     if model == "conversation":
         result = "\n".join(section.text for section in parts if section.title.startswith("Next state"))
         is_repeated = any(section.title == "Earlier" for section in parts)
-        hint = hint_of_conversation(turn, result, evidence_text, is_repeated)
+        hint = hint_of_conversation(turn, result, evidence_text, is_repeated=is_repeated)
     else:
         hint = hint_of(turn, evidence_text, model)
     return f"\\boxed{{1}}\n{HINT_START}{hint}[HINT_END]" if hint else "\\boxed{-1}"

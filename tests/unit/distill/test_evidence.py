@@ -309,6 +309,26 @@ def test_a_turn_after_a_reply_a_change_or_another_result_repeats_nothing(between
     assert repetitions([MISSING, between, MISSING])[2] == ""
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"content": "Clicked. \ufffc", "images": ["a" * 64]}, {"content": "Clicked. \ufffc", "images": ["b" * 64]}),
+        (
+            {"content": [{"type": "text", "text": "Clicked."}, {"type": "image_url", "image_url": {"url": "a"}}]},
+            {"content": [{"type": "text", "text": "Clicked."}, {"type": "image_url", "image_url": {"url": "b"}}]},
+        ),
+    ],
+)
+def test_equal_words_with_another_picture_are_another_result(first: Message, second: Message) -> None:
+    recording = replace(recording_of([MISSING, MISSING]), verification=None)
+    for answers, said in (((first, second), 0), ((first, first), 1)):
+        chat = list(recording.messages)
+        for position, answer in zip((2, 4), answers, strict=True):
+            chat[position] = {**chat[position], **answer}
+        shots = replace(recording, traces=(replace(recording.traces[0], messages=tuple(chat)),))
+        assert [kind for kind, _ in shown(pairs_of(shots)[1])].count("repeated") == said
+
+
 def test_a_repetition_is_no_answer_and_only_stands_beside_one() -> None:
     turns: Turns = [MISSING, MISSING, (RUN, set(), [])]
     _, again, unanswered = pairs_of(replace(recording_of(turns), verification=None))
