@@ -107,6 +107,7 @@ def test_an_sql_episode(tokenizer: Any, tmp_path: Path) -> None:
     assert (episode.verification.correctness, episode.tool_errors) == (1.0, 1)
 
 
+@pytest.mark.slow
 def test_function_calls_of_one_turn(tokenizer: Any, tmp_path: Path) -> None:
     function = {
         "name": "add",

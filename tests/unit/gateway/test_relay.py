@@ -456,6 +456,7 @@ def test_conversations_of_the_anthropic_client_are_recorded_as_text(tmp_path: Pa
     assert (first.finish_reason, first.answer_id, first.usage) == ("tool_use", "msg_1", {"input": 7, "output": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_last_empty", [False, True], ids=["items", "no items in the last event"])
 def test_responses_that_refer_to_earlier_ones_are_recorded_with_their_history(
     tmp_path: Path, is_last_empty: bool

@@ -78,6 +78,7 @@ def test_the_layers_that_are_new_are_known_and_the_others_are_the_old_ones(
     assert settle_weights(worker) is None
 
 
+@pytest.mark.slow
 def test_vllms_workers_have_it() -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
 

@@ -53,6 +53,7 @@ def kept_bytes(policy: TrainedPolicy) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.slow
 def test_with_adapters_the_base_is_kept_once_in_the_compute_precision(tmp_path: Path) -> None:
     config = settings(tmp_path, precision="bf16", lora_rank=4)
     narrow = load_policy(config, WORLD)
@@ -117,6 +118,7 @@ def test_what_is_recomputed_changes_no_number(kind: str, precision: str) -> None
     assert kept_bytes(whole) < kept_bytes(cheap) < 0.9 * kept_bytes(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_adapters_have_the_same_numbers_where_the_product_of_the_mlp_is_recomputed(precision: str) -> None:
     def adapted(*, is_cheap: bool) -> TrainedPolicy:

@@ -124,6 +124,7 @@ def kept_bytes(positions: int, vocab: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
+@pytest.mark.slow
 def test_a_position_of_a_large_vocabulary_keeps_no_more_than_one_of_a_small_vocabulary() -> None:
     small, large = ((kept_bytes(96, vocab) - kept_bytes(64, vocab)) / 32 for vocab in (1_024, 262_144))
     assert large == small < 1_200

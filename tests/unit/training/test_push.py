@@ -126,6 +126,7 @@ def test_the_share_that_rounding_keeps_back_is_said_once(tmp_path: Path, caplog:
     assert not [one for one in pushes(config, policy, Server(model, "float32"), [1e-6]) if one.rounded_share]
 
 
+@pytest.mark.slow
 def test_adapters_get_through_where_whole_weights_do_not(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tied")
     shares = {}
@@ -157,6 +158,7 @@ class RestartedServer(Server):
         return {**super().score(body), "weight_version": self.version}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [0, 2])
 def test_weights_that_a_restarted_server_lost_before_the_probe_are_sent_again_once(
     adapters: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

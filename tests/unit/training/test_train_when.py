@@ -115,6 +115,7 @@ def test_a_wait_for_hours_over_midnight_ends_with_their_first_minute(caplog: pyt
     ]
 
 
+@pytest.mark.slow
 def test_the_api_keeps_its_batches_until_the_hours_begin() -> None:
     """A trainer that asked while they were open, and got no batch, asks no more once they are over."""
     clock = Clock("05:59")

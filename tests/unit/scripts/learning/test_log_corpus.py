@@ -59,6 +59,7 @@ def test_every_session_is_read_and_nothing_but_bookkeeping_is_left_out(
     assert held_out.held_out_projects
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_files_and_a_study_starts_again_with_them(
     sessions: list[LoggedSession], tmp_path: Path
 ) -> None:
