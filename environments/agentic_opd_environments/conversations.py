@@ -313,6 +313,8 @@ class PlayedConversation:
     async def verdict(self) -> Checks:
         """Judge the finished user turns; the checks are the user turns with right calls, up to the first wrong one.
 
+        The report for the judge is one line: of a turn without a call it reads the first line only.
+
         Raises:
             DatasetError: The APIs can't be loaded.
             SandboxError: The sandbox itself failed, or the verdict took too long.
@@ -324,7 +326,7 @@ class PlayedConversation:
             cause = f"took more than {self.max_steps} steps" if self.is_stopped else "did not end with an answer"
             wrong = f"User turn {self.num_finished + 1} {cause}."
         text = f"{passed} of {total} user turns with calls are right, up to the first wrong one."
-        text = f"{text}\n{wrong}" if wrong else f"All {total} user turns with calls are right."
+        text = f"{text} {wrong}" if wrong else f"All {total} user turns with calls are right."
         right = [[call.job for call in calls] for calls in self.case.right_calls]
         return Checks(passed, total, f"{text}\nRight: {right}", text)
 

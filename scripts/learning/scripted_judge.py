@@ -26,7 +26,7 @@ from learning.person import CONTENT
 _SECTION = re.compile(r"^## (?P<title>.+) \[(?P<mark>[0-9a-f]{8})\]$", re.MULTILINE)
 _TURN = re.compile(r"Turn(?: (?P<number>[0-9]+))?(?:: .+)?")
 _CALL = re.compile(r"^The name must be .*$", re.MULTILINE)
-_WRONG_TURN = re.compile(r"^User turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
+_WRONG_TURN = re.compile(r"\bUser turn [0-9]+: (?P<text>.+)$", re.MULTILINE)
 _NAMED_CALL = re.compile(r"The call (?P<function>\w+)\(")
 _TURN_CALL = re.compile(r"^\[(?P<function>[^\]\n]*)\]$", re.MULTILINE)
 _ERROR = re.compile(r"^Error: .+$", re.MULTILINE)

@@ -7,7 +7,8 @@ game are those of a bot (babyai_bot.py). The episode is played as every other; t
 right are left out. The trainer learns the sampled tokens (loss_parts.imitation).
 
 Half of the function calls follow a wrong call and its error, because a policy that is trained on right calls alone
-stops after an error. The tokens of the wrong call are context and are not learned.
+stops after an error. In games the bot makes mistakes, because a policy that has seen none repeats a step that changes
+nothing. The tokens of mistakes are context and are not learned.
 """
 
 import asyncio
@@ -44,6 +45,8 @@ WARMUP_STEPS = 8
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
 MISTAKES = 0.5
 """Share of function calls that follow a wrong call."""
+GAME_MISTAKES = 0.25
+"""Share of a game's steps that are mistakes."""
 VERBS = ("get", "find", "list", "show", "open", "check", "set", "make", "create", "run", "read", "add", "fetch", "do")
 """A wrong function name has another one of these."""
 
@@ -89,12 +92,12 @@ class RightCalls:
 
 
 def right_turns(data: ConversationCase | FunctionCase | LevelSeed, draws: random.Random) -> list[WrittenTurn]:
-    """Return the agent's turns in a right conversation with mistakes, of a question's answer, or of the bot's game."""
+    """Return the agent's turns in a right conversation, of a question's answer, or of the bot's game, with mistakes."""
     if isinstance(data, LevelSeed):
-        from learning.babyai_bot import bot_actions
+        from learning.babyai_bot import bot_steps
 
-        actions = bot_actions(data.level, data.seed)
-        return [calling("act", {"action": action}) for action in actions]
+        steps = bot_steps(data.level, data.seed, None, GAME_MISTAKES, draws)
+        return [calling("act", {"action": action}, is_mistake=is_mistake) for action, is_mistake in steps]
     return [turn for calls in right_calls(data) for turn in (*with_mistakes(calls, data.functions, draws), _CLOSED)]
 
 

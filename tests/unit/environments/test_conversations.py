@@ -400,7 +400,7 @@ def test_a_spoiled_state_is_told_turns_later(tmp_path: Path) -> None:
     verification = played(world_of(tmp_path, question(), right), play)
     assert (verification.passed, verification.total) == (1, 2)
     assert verification.judge_report == (
-        "1 of 2 user turns with calls are right, up to the first wrong one.\n"
+        "1 of 2 user turns with calls are right, up to the first wrong one. "
         "User turn 3: The state of Kettle is wrong: litres is 1.75, which is not as requested. The call "
         "fill(litres=0.25) in user turn 2 was the last one that changed it."
     )
@@ -510,6 +510,8 @@ def test_a_call_made_two_turns_earlier_is_judged_with_what_it_spoiled(tmp_path: 
     (told,) = [evidence.text for evidence in pairs[2].evidence if evidence.kind == "verdict"]
     assert "User turn 3: The state of Kettle is wrong: litres is 1.75" in told
     assert "The call fill(litres=0.25) in user turn 2 was the last one that changed it." in told
+    (last,) = [evidence.text for evidence in pairs[-1].evidence if evidence.kind == "verdict"]
+    assert last == told, "the turn without a call that ended the conversation reads why it is wrong"
 
 
 @pytest.mark.sandbox
@@ -522,7 +524,7 @@ def test_a_user_turn_that_is_not_ended_is_wrong(tmp_path: Path) -> None:
 
     verification = played(world_of(tmp_path, question()), stop_early)
     assert (verification.passed, verification.total) == (1, 3)
-    assert verification.judge_report.endswith("\nUser turn 2 did not end with an answer.")
+    assert verification.judge_report.endswith(" User turn 2 did not end with an answer.")
 
     async def do_nothing(player: Player) -> None:
         del player
@@ -538,7 +540,7 @@ def test_a_user_turn_that_is_not_ended_is_wrong(tmp_path: Path) -> None:
         assert ends == [False, False, True]
 
     verification = played(world_of(tmp_path, question(), max_steps=2), go_on)
-    assert verification.judge_report.endswith("\nUser turn 1 took more than 2 steps.")
+    assert verification.judge_report.endswith(" User turn 1 took more than 2 steps.")
 
     async def do_all_but_answer(player: Player) -> None:
         await player.call("heat")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from learning import supervised
-from learning.babyai_bot import bot_actions
+from learning.babyai_bot import bot_steps
 
 from agentic_opd.core.types import sampled_spans
 from agentic_opd.env.config import AgenticOPDEnvConfig
@@ -115,19 +115,26 @@ def test_no_question_has_a_function_of_a_held_out_conversation(tmp_path: Path) -
 
 
 def test_a_bots_games_become_groups_and_those_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
-    world = {"type": "babyai", "levels": ["BabyAI-PickupLoc-v0"], "seeds": [0, 8], "max_steps": 6}
-    config = config_of(world)
+    level, limit = "BabyAI-PickupLoc-v0", 8
+    config = config_of({"type": "babyai", "levels": [level], "seeds": [0, 8], "max_steps": limit})
     model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
-    lengths = {seed: len(bot_actions("BabyAI-PickupLoc-v0", seed)) for seed in range(8)}
-    short = {f"babyai/BabyAI-PickupLoc-v0/{seed}" for seed, length in lengths.items() if length <= 6}
+    played = {
+        task_id: bot_steps(level, seed, None, supervised.GAME_MISTAKES, random.Random(task_id))
+        for seed in range(8)
+        for task_id in (f"babyai/{level}/{seed}",)
+    }
+    short = {task_id for task_id, steps in played.items() if len(steps) <= limit}
     assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(99, 1, 1e-4))) == (
         len(short),
         8,
     )
     groups = [ScoredGroup.from_wire(line) for line in read_lines(path)]
     assert {group.task_id for group in groups} == short != set()
+    assert any(step.is_mistake for task_id in short for step in played[task_id])
     for group in groups:
-        assert group.rollouts[0].num_turns == lengths[int(str(group.task_id).rpartition("/")[2])]
+        steps, (rollout,) = played[str(group.task_id)], group.rollouts
+        assert len([*sampled_spans(rollout.masks_T)]) == sum(not step.is_mistake for step in steps)
+        assert [arguments["action"] for _, arguments in functions_called(rollout)] == [step.action for step in steps]
     assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(3, 1, 1e-4)))[1] == 3
 
 
