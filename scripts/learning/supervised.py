@@ -8,7 +8,8 @@ right are left out. The trainer learns the sampled tokens (loss_parts.imitation)
 
 Half of the function calls follow a wrong call and its error, because a policy that is trained on right calls alone
 stops after an error. In games the bot makes mistakes, because a policy that has seen none repeats a step that changes
-nothing. The tokens of mistakes are context and are not learned.
+nothing. The tokens of mistakes are context and are not learned. Some steps of games follow a hint, which says what the
+world would have said of another action: a policy that has never read a hint does not read those of its teacher.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.processes import end_of
 from agentic_opd.core.text import text_lines
-from agentic_opd.core.types import IGNORED, Completion, Episode, Task, sampled_spans
+from agentic_opd.core.types import IGNORED, Completion, Episode, Task
+from agentic_opd.distill.insertion import HintEncoder, hint_place
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat_format import ChatFormat
 from agentic_opd.rollout.loop import run_episode
@@ -47,6 +49,8 @@ MISTAKES = 0.5
 """Share of function calls that follow a wrong call."""
 GAME_MISTAKES = 0.25
 """Share of a game's steps that are mistakes."""
+GAME_HINTS = 0.5
+"""Share of the other steps that have a hint, if there is one."""
 VERBS = ("get", "find", "list", "show", "open", "check", "set", "make", "create", "run", "read", "add", "fetch", "do")
 """A wrong function name has another one of these."""
 
@@ -72,6 +76,8 @@ class WrittenTurn(NamedTuple):
     message: dict[str, Any]
     is_mistake: bool = False
     """Whether it is a wrong call, which the next one corrects."""
+    hint: str | None = None
+    """What its prompt ends with, as a hint."""
 
 
 @dataclass(slots=True)
@@ -80,13 +86,13 @@ class RightCalls:
 
     chat: ChatFormat
     turns: Iterator[WrittenTurn]
-    mistakes: list[bool] = field(default_factory=list[bool])
-    """Whether each turn so far is a mistake."""
+    written: list[WrittenTurn] = field(default_factory=list[WrittenTurn])
+    """The turns so far."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """Return the next turn."""
         turn = next(self.turns)
-        self.mistakes.append(turn.is_mistake)
+        self.written.append(turn)
         ids = self.chat.written([{"role": "user", "content": "-"}, turn.message])
         return Completion(ids, (0.0,) * len(ids))
 
@@ -96,8 +102,9 @@ def right_turns(data: ConversationCase | FunctionCase | LevelSeed, draws: random
     if isinstance(data, LevelSeed):
         from learning.babyai_bot import bot_steps
 
-        steps = bot_steps(data.level, data.seed, None, GAME_MISTAKES, draws)
-        return [calling("act", {"action": action}, is_mistake=is_mistake) for action, is_mistake in steps]
+        steps = bot_steps(data.level, data.seed, None, GAME_MISTAKES, GAME_HINTS, draws)
+        turns = [calling("act", {"action": step.action}, is_mistake=step.is_mistake) for step in steps]
+        return [turn._replace(hint=step.hint) for turn, step in zip(turns, steps, strict=True)]
     return [turn for calls in right_calls(data) for turn in (*with_mistakes(calls, data.functions, draws), _CLOSED)]
 
 
@@ -165,13 +172,21 @@ def calling(name: str, arguments: Mapping[str, Any], *, is_mistake: bool = False
 _CLOSED = WrittenTurn({"role": "assistant", "content": CLOSING})
 
 
-def without_mistakes(rollout: ScoredRollout, mistakes: Sequence[bool]) -> ScoredRollout:
-    """Return the rollout with the mistakes' tokens as context; `mistakes` has an entry per turn."""
-    masks, logprobs = [*rollout.masks_T], [*rollout.logprobs_T]
-    for (begin, end), is_mistake in zip(sampled_spans(rollout.masks_T), mistakes, strict=True):
+def to_learn(episode: Episode, written: Sequence[WrittenTurn], hints: HintEncoder) -> ScoredRollout:
+    """Return a right episode as a rollout: the tokens of mistakes are context, and hints stand before their turns."""
+    (trace,) = episode.traces
+    tokens, masks, logprobs = [*trace.tokens_T], [*trace.masks_T], [*trace.logprobs_T]
+    for turn, (_, is_mistake, hint) in reversed([*zip(trace.turns, written, strict=True)]):
         if is_mistake:
-            masks[begin:end], logprobs[begin:end] = [IGNORED] * (end - begin), [1.0] * (end - begin)
-    return replace(rollout, masks_T=masks, logprobs_T=logprobs)
+            span, length = slice(turn.start, turn.end), turn.end - turn.start
+            masks[span], logprobs[span] = [IGNORED] * length, [1.0] * length
+        if hint is not None:
+            place = hint_place(trace, turn, "end")
+            ids = hints.encode(hint, as_message=place.as_message)
+            at = slice(place.insert_at, place.insert_at)
+            tokens[at], masks[at], logprobs[at] = ids, [IGNORED] * len(ids), [1.0] * len(ids)
+    rollout = ScoredRollout.of(episode, trace, include_messages=True)
+    return replace(rollout, tokens_T=tokens, masks_T=masks, logprobs_T=logprobs)
 
 
 def imitated(train: Sequence[Task], held_out: Sequence[Task], start: Start) -> list[Task]:
@@ -222,25 +237,25 @@ async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: P
         OPDError: the world or its sandbox does not work.
     """
     world, tokenizer = make_world(config), load_tokenizer(str(model))
-    chat = ChatFormat(configured_renderer(tokenizer, config.renderer), tokenizer, world.tools)
+    renderer = configured_renderer(tokenizer, config.renderer)
+    chat, hints = ChatFormat(renderer, tokenizer, world.tools), HintEncoder(renderer, tokenizer)
     tasks = imitated(*await world.train_and_eval_tasks(), start)
     random.Random(1).shuffle(tasks)
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def played(task: Task) -> tuple[Episode, list[bool]]:
+    async def played(task: Task) -> tuple[Episode, list[WrittenTurn]]:
         async with slots:
             turns = right_turns(task.data, random.Random(task.task_id))
             policy = RightCalls(chat.with_tools(task.tools), iter(turns))
-            return await run_episode(task, policy, world, chat, config), policy.mistakes
+            return await run_episode(task, policy, world, chat, config), policy.written
 
     episodes = await gather_all(map(played, tasks))
     fresh, right = path.with_suffix(".new"), 0
     file = JsonLines(fresh)
-    for episode, mistakes in episodes:
+    for episode, written in episodes:
         if episode.verification is None or not episode.verification.all_passed:
             continue
-        (trace,) = episode.traces
-        rollout = without_mistakes(ScoredRollout.of(episode, trace, include_messages=True), mistakes)
+        rollout = to_learn(episode, written, hints)
         file.write(ScoredGroup((rollout,), item_id=episode.task.task_id, task_id=episode.task.task_id).to_wire())
         right += 1
     file.close()

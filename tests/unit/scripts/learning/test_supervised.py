@@ -11,8 +11,10 @@ import pytest
 from learning import supervised
 from learning.babyai_bot import bot_steps
 
-from agentic_opd.core.types import sampled_spans
+from agentic_opd.core.types import IGNORED, sampled_spans
+from agentic_opd.distill.insertion import HINT_HEADER
 from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.rollout.renderer import load_tokenizer
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd_environments.conversations import PythonCall
 from agentic_opd_environments.functions import FunctionCase
@@ -94,12 +96,6 @@ def test_a_mistake_is_another_call_that_no_function_takes(name: str, arguments: 
         assert given == arguments
 
 
-def test_the_tokens_of_mistakes_are_not_learned() -> None:
-    rollout = ScoredRollout([1, 2, 3, 4, 5], [-100, 2, 3, -100, 5], [1.0, 0.0, 0.0, 1.0, 0.0], 1.0)
-    learned = supervised.without_mistakes(rollout, [True, False])
-    assert (learned.masks_T, learned.logprobs_T) == ([-100, -100, -100, -100, 5], [1.0, 1.0, 1.0, 1.0, 0.0])
-
-
 def test_no_question_has_a_function_of_a_held_out_conversation(tmp_path: Path) -> None:
     (task,) = world_of(tmp_path, question()).tasks()
     own, kettle = {"brew": {}, "serve": {}}, {"serve": {}, "pour": {}}
@@ -115,11 +111,11 @@ def test_no_question_has_a_function_of_a_held_out_conversation(tmp_path: Path) -
 
 
 def test_a_bots_games_become_groups_and_those_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
-    level, limit = "BabyAI-PickupLoc-v0", 8
+    level, limit = "BabyAI-PickupLoc-v0", 12
     config = config_of({"type": "babyai", "levels": [level], "seeds": [0, 8], "max_steps": limit})
     model, path = save_tiny_model(tmp_path / "model"), tmp_path / "right.jsonl"
     played = {
-        task_id: bot_steps(level, seed, None, supervised.GAME_MISTAKES, random.Random(task_id))
+        task_id: bot_steps(level, seed, None, supervised.GAME_MISTAKES, supervised.GAME_HINTS, random.Random(task_id))
         for seed in range(8)
         for task_id in (f"babyai/{level}/{seed}",)
     }
@@ -128,13 +124,17 @@ def test_a_bots_games_become_groups_and_those_beyond_the_limit_are_left_out(tmp_
         len(short),
         8,
     )
-    groups = [ScoredGroup.from_wire(line) for line in read_lines(path)]
+    groups, tokenizer = [ScoredGroup.from_wire(line) for line in read_lines(path)], load_tokenizer(str(model))
     assert {group.task_id for group in groups} == short != set()
     assert any(step.is_mistake for task_id in short for step in played[task_id])
     for group in groups:
         steps, (rollout,) = played[str(group.task_id)], group.rollouts
         assert len([*sampled_spans(rollout.masks_T)]) == sum(not step.is_mistake for step in steps)
         assert [arguments["action"] for _, arguments in functions_called(rollout)] == [step.action for step in steps]
+        tokens = zip(rollout.tokens_T, rollout.masks_T, strict=True)
+        context = tokenizer.decode([token for token, learned in tokens if learned == IGNORED])
+        assert context.count(HINT_HEADER) == sum(step.hint is not None for step in steps)
+        assert all(f"{HINT_HEADER}{step.hint}" in context for step in steps if step.hint)
     assert asyncio.run(supervised.write_right_episodes(config, model, path, supervised.Start(3, 1, 1e-4)))[1] == 3
 
 
