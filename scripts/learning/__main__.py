@@ -36,9 +36,9 @@ that return no error, calls of a conversation, n]. --world multiturn-gpu is the 
 that call functions as they are, with whole documents and all categories, on a GPU: --model runs/models/qwen3-4b.
 
 With --world babyai the tasks are missions in a grid world (pip install 'agentic-opd[babyai]'), and seeds are held out.
-The start imitates minigrid's bot; the hints are what the environment says of steps that changed nothing, of an end
-before the mission is done, and in mode trajectory of the step that took an object of the mission out of view. A point
-is the share of missions done.
+The start imitates minigrid's bot in rooms with one object, and what is learned are rooms with eight. The hints are what
+the environment says of steps that changed nothing, of an end before the mission is done, and in mode trajectory of the
+step that took an object of the mission out of view. A point is the share of missions done.
 
 Worlds of functions also measure gauges before and after each run (gauges.md): pass@8, calls where none is right,
 repetition, length, and the hinted teacher's agreement on failure.
@@ -131,7 +131,7 @@ from learning.results import (
     table,
     tuned_as,
 )
-from learning.supervised import START_LR, Start, SupervisedError, supervised_start, with_questions
+from learning.supervised import Start, SupervisedError, supervised_start, with_questions
 
 SWEEP_SEED = 1000
 SERVED_RANKS = (8, 16, 32, 64, 128, 256)
@@ -352,9 +352,9 @@ async def experiment(args: argparse.Namespace) -> int:
     subject = SUBJECTS[args.world]
     if subject.has_supervised_start:
         settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
-        world = with_questions(settings["world"], subject.start_questions, BFCL)
+        world = {**with_questions(settings["world"], subject.start_questions, BFCL), **subject.start_world}
         config = AgenticOPDEnvConfig(**{**settings, "world": world, "data_path_to_save_groups": None})
-        start = Start(args.start_conversations, args.start_epochs, START_LR, args.start_questions)
+        start = Start(args.start_conversations, args.start_epochs, subject.start_lr, args.start_questions)
         args.model = await supervised_start(config, args.model, args.out / "supervised", start)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)

@@ -204,6 +204,10 @@ class Subject(NamedTuple):
     """The experiment first makes the start from the model, by right episodes."""
     start_questions: Sequence[str] = ()
     """Files of BFCL's questions of one turn, of which the start imitates some too."""
+    start_world: Mapping[str, object] = MappingProxyType({})
+    """What differs in the world of the episodes that the start imitates."""
+    start_lr: float = 2e-4
+    """Learning rate of the supervised start."""
     context: int = 4096
     """Tokens of the servers' context."""
     kv_cache_gib: int = 1
@@ -330,7 +334,8 @@ SUBJECTS = {
         context=20480,
         usual_modes=(*USUAL_MODES, "next-state"),
     ),
-    # What is measured are games of other seeds.
+    # The start imitates levels with one object. What is learned are levels with eight, whose way is often blocked; what
+    # is measured are games of other seeds.
     "babyai": Subject(
         "babyai.yaml",
         "runs/models/smollm2-135m-instruct",
@@ -345,6 +350,8 @@ SUBJECTS = {
         judge_model="game",
         kv_cache_gib=3,
         has_supervised_start=True,
+        start_world={"levels": ["BabyAI-GoToRedBallNoDists-v0", "BabyAI-GoToObj-v0"]},
+        start_lr=5e-4,
         usual_modes=("opd", "trajectory", "grpo"),
     ),
     # The judge repeats what the person replied.

@@ -41,7 +41,6 @@ from agentic_opd_environments.functions import FunctionCase
 CLOSING = "Done."
 """What ends a turn of the user."""
 AT_ONCE = 4
-START_LR = 2e-4
 START_BATCH = 8
 WARMUP_STEPS = 8
 PARTS_FILE = Path(__file__).with_name("loss_parts.py")
