@@ -109,9 +109,7 @@ def test_a_reader_names_the_turn_that_wrote_the_function_of_a_failed_example() -
     assert about_trajectory({**turns, "python test_solution.py": "2 of 2 examples passed"}, "All.", "reader") == {}
 
 
-WRONG = (
-    "1 of 3 user turns with calls are right, up to the first wrong one. User turn 2: The state of Kettle is wrong: "
-)
+WRONG = "1 of 3 user turns with calls are right, up to the first wrong one. User turn 2: The state of Kettle is wrong: "
 WRONG += "litres is 1.75, which is not as requested. The call fill(litres=0.25) in user turn 2 was the last one that "
 WRONG += "changed it."
 
