@@ -315,7 +315,7 @@ def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
     env = laboratory.Examiner(place).env
     assert env.config.reward.correctness == 1
     training, held_out = asyncio.run(env.world.train_and_eval_tasks())
-    assert (len(training), 190 < len(held_out) <= 200) == (512, True)
+    assert (len(training), 190 < len(held_out) <= 200) == (1024, True)
 
 
 def test_a_point_of_conversations_has_shares_of_user_turns_and_of_whole_conversations() -> None:
