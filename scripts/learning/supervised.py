@@ -49,7 +49,7 @@ MISTAKES = 0.5
 GAME_MISTAKES = 0.25
 """Share of a game's steps that are mistakes."""
 GAME_HINTS = 0.5
-"""Share of the other steps that have a hint, if there is one."""
+"""Share of the right steps with a hint, among those where some action would change nothing."""
 VERBS = ("get", "find", "list", "show", "open", "check", "set", "make", "create", "run", "read", "add", "fetch", "do")
 """A wrong function name has another one of these."""
 
@@ -76,7 +76,7 @@ class WrittenTurn(NamedTuple):
     is_mistake: bool = False
     """Whether it is a wrong call, which the next one corrects."""
     hint: str | None = None
-    """What its prompt ends with, as a hint."""
+    """A hint that its prompt ends with."""
 
 
 @dataclass(slots=True)

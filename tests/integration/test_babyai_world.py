@@ -6,10 +6,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from learning.babyai_bot import bot_actions
 
 from agentic_opd_environments.babyai.game import Game
 from tests.support import commands
+from tests.support.babyai import bot_actions
 from tests.support.environment import command, process, read_lines, validate
 from tests.support.fake_plugin import CALL, FakePlugin, fake_plugin
 from tests.support.scripted_judge import HINT

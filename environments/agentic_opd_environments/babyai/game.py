@@ -177,17 +177,24 @@ class Game:
         Args:
             name: A key of `ACTIONS`.
         """
-        action = ACTIONS[name]
-        reason = no_effect(self.env, action)
-        _, reward, is_over, is_cut_off, _ = self.env.step(action)
+        sentence = self.no_effect_sentence(name) if self.explains else None
+        _, reward, is_over, is_cut_off, _ = self.env.step(ACTIONS[name])
         self.steps.append(f"step {len(self.steps) + 1}: {name}")
         self._look()
         if is_over:
             self.ended, self.reward = ("done", float(reward)) if reward else ("failed", 0.0)
         elif is_cut_off:
             self.ended = "out of steps"
-        lines = [f"Nothing changes: {reason}."] if reason and self.explains else []
-        return " ".join([*lines, self._ending() or self.view()])
+        return " ".join(filter(None, (sentence, self._ending() or self.view())))
+
+    def no_effect_sentence(self, name: str) -> str | None:
+        """Return the sentence that says why an action would change nothing now; None if it would change something.
+
+        Args:
+            name: A key of `ACTIONS`.
+        """
+        reason = no_effect(self.env, ACTIONS[name])
+        return reason and f"Nothing changes: {reason}."
 
     def _ending(self) -> str | None:
         sentences = {

@@ -83,6 +83,7 @@ def test_a_fifo_is_no_file_to_check_and_no_settings(tmp_path: Path, capsys: pyte
     assert read_settings(tmp_path / "groups.jsonl") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/stdin").exists(), reason="the system has no /dev/stdin")
 def test_groups_may_come_through_a_pipe(tmp_path: Path) -> None:
     code = "from agentic_opd.cli.validate import main; raise SystemExit(main(['/dev/stdin']))"

@@ -90,6 +90,7 @@ asserts = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(asserts, min_size=1, max_size=4), st.data())
 def test_quoting_any_assert_leaks_unless_it_was_shown(expressions: list[str], data: st.DataObject) -> None:
     hidden = "from solution import *\n" + "".join(f"assert {expression}\n" for expression in expressions)

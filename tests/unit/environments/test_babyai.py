@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from learning.babyai_bot import bot_actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 from minigrid.core.world_object import Box, Wall
 
@@ -24,6 +23,7 @@ from agentic_opd_environments.babyai import world as world_module
 from agentic_opd_environments.babyai.game import ACTIONS, Game, level_names
 from agentic_opd_environments.babyai.view import no_effect
 from agentic_opd_environments.babyai.world import USUAL_LEVELS, BabyAIWorld
+from tests.support.babyai import bot_actions
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learning.babyai_bot import bot_actions
 
 from agentic_opd.core.types import Episode, ReplayableWorld, StopReason, Task
 from agentic_opd.rollout.chat_format import ChatFormat
@@ -25,6 +24,7 @@ from agentic_opd_environments.functions import FunctionsWorld
 from agentic_opd_environments.harbor.world import HarborWorld
 from agentic_opd_environments.replay import Replay
 from agentic_opd_environments.sql.world import SqlWorld
+from tests.support.babyai import bot_actions
 from tests.unit.environments.test_conversations import question, world_of
 from tests.unit.rollout.test_loop import call
 from tests.unit.rollout.test_replay import ReadingPolicy, prompt_of

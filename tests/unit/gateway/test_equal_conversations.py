@@ -46,6 +46,7 @@ def turns_by_session(gateway: Running) -> list[int]:
     return sorted(len(session.tree.turns) for session in gateway.gateway._sessions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [2, 8])
 @pytest.mark.parametrize("answer", ["Done.", CALL])
 def test_clients_with_equal_conversations_have_a_session_each(

@@ -57,6 +57,7 @@ def is_one_line(vllm: ScriptedVllm, groups: list[dict[str, Any]]) -> None:
 # --------------------------------------------------------------------------------------------------------- responses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "refers"), [(False, False), (True, False), (True, True)])
 def test_a_session_of_responses_by_items(tokenizer: Any, tmp_path: Path, stream: bool, refers: bool) -> None:
     vllm = ScriptedVllm(tokenizer, in_turns(f"I run it.\n{CALL}", "It works.", "You are welcome."))

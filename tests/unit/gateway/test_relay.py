@@ -278,6 +278,7 @@ def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
     assert (turn.messages[-1], turn.is_whole) == (spoken("Hel"), False)
 
 
+@pytest.mark.slow
 def test_a_slow_client_holds_the_upstream_back(tmp_path: Path) -> None:
     """What a client has not read yet waits at the upstream, not in the gateway."""
     sent = 0
@@ -317,6 +318,7 @@ def test_a_slow_client_holds_the_upstream_back(tmp_path: Path) -> None:
     run(tmp_path, handler, talk)
 
 
+@pytest.mark.slow
 def test_a_large_request_passes_whole(tmp_path: Path) -> None:
     large = {"role": "user", "content": "x" * 10 * 2**20}
 

@@ -962,6 +962,7 @@ def test_only_the_billing_header_is_left_out(text: str, rest: str) -> None:
 # ------------------------------------------------------------------------------------------- stored answers, CORS, logs
 
 
+@pytest.mark.slow
 def test_an_answer_is_deleted_and_its_input_listed(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "Done." if "sunny" in prompt else f"I run it.\n{CALL}")
 

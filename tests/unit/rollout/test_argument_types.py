@@ -351,6 +351,7 @@ def test_a_value_that_is_not_json_breaks_no_call_of_deepseek() -> None:
     assert (typed.arguments, typed.status) == ({"x": True}, ToolCallParseStatus.OK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3.5", "glm-5", "minimax-m2"])
 @pytest.mark.parametrize(
     "piece",

@@ -379,6 +379,7 @@ def test_after_a_roll_back_what_came_later_is_no_good_version(tmp_path: Path) ->
     assert brake.best == version(4, *[1.0] * 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"), [("no-such-program x", "can't be started"), ("'", "No closing quotation")]
 )

@@ -233,6 +233,7 @@ def test_standard_output_is_written_and_stays_open(capfdbinary: pytest.CaptureFi
     assert capfdbinary.readouterr().out == b'{"a":1}\n{"a":2}\n'
 
 
+@pytest.mark.slow
 def test_one_process_writes_a_file_and_a_dead_one_holds_it_no_longer(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     code = f"""

@@ -652,6 +652,7 @@ class Town(Notes):
         return {"notes": [], "by": {"user": 0}, "colour": Colour.A, "places": places[: int(task.prompt)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("places", "made_by"), [("0", {1}), ("1", {0, 1})])
 def test_a_state_of_enumerations_and_of_objects_that_know_each_other(places: str, made_by: set[int]) -> None:
     calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": ["a"]}), ("write", {"notes": ["b"]})]

@@ -149,6 +149,7 @@ def test_a_truncated_game_ends_the_episode_and_takes_no_further_step(
     assert cards.opened == cards.closed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("gymnasium") is None, reason="gymnasium is not installed; a stand-in has its interface")
 def test_the_documented_environment_of_gymnasium_itself(tmp_path: Path, tokenizer: Any) -> None:
     world, tasks = loaded(tmp_path, 2, games=20)

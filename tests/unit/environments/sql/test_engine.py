@@ -289,6 +289,7 @@ def test_rows_are_paired_though_the_nearest_row_is_taken() -> None:
     assert difference(Result(("n", "m"), ((b, 0.5), (b, 0.5))), theirs, is_ordered=False) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distinct", [1, 10_000])
 def test_pairing_many_rows_is_quick(distinct: int) -> None:
     rows = tuple((0.5, 1 / 3 + number % distinct) for number in range(10_000))

@@ -20,6 +20,7 @@ def test_the_factors_of_any_shape_multiply_to_the_change() -> None:
         assert torch.equal(b @ a, change)
 
 
+@pytest.mark.slow
 def test_the_adapter_makes_the_second_policy_of_the_first(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "before", "float32")
     before = AutoModelForCausalLM.from_pretrained(folder)

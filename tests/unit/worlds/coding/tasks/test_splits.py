@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_the_ends_hold_out_nothing_and_everything() -> None:
     assert split_tasks(some, 1.0, 0) == ([], some)
 
 
+@pytest.mark.slow
 def test_the_share_is_what_was_asked_for() -> None:
     some = tasks([f"HumanEval/{number}" for number in range(20_000)])
     for fraction in (0.1, 0.5):

@@ -43,6 +43,7 @@ def test_the_built_in_tasks_are_there_without_a_dataset() -> None:
     assert [task.entry_point for task in load_tasks(CodingSettings(limit=2))] == ["fizzbuzz", "is_palindrome"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.jsonl.gz", "tasks.parquet"])
 def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
     second = {**ROW, "task_id": "b", "prompt": "Write `add` in solution.py.", "entry_point": None}
@@ -272,6 +273,7 @@ def split(path: Path | None, limit: int | None = None, **settings: Any) -> tuple
     return [task.task_id for task in train], [task.task_id for task in evaluation]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_dataset_is_held_out_whatever_the_order_and_the_limit(tmp_path: Path) -> None:
     there = rows(300)
     train, evaluation = split(write(tmp_path / "a.jsonl", *there))
