@@ -48,7 +48,7 @@ from agentic_opd.runs.distill import (
     rendered_log,
     trace_of,
 )
-from agentic_opd.runs.rescore import rescored
+from agentic_opd.runs.rescore import check_hint_tokens, rescored
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, outcome_counts
@@ -384,6 +384,8 @@ class FileDistiller:
         before, config = group.distillation, self.by.distiller.config
         sources = () if before is None else before.hint_sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
+        for rollout in group.rollouts:
+            check_hint_tokens(rollout, self.by.chat.tokenizer)
         rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
         outcomes = (turn.outcome for rollout in rollouts for turn in rollout.turns or ())
         metadata = GroupDistillation(

@@ -4,10 +4,12 @@
 `validate --server`: ScoredGroups -> compare -> Deviation, by how much the new rows differ from those written
 """
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ from agentic_opd.distill.rows import HintRequest, known_logprobs
 from agentic_opd.distill.scoring import NotScored, Scored, read_turn
 from agentic_opd.distill.servers import TeacherServers
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, short_repr
 
 
 async def _read_again(
@@ -55,6 +57,29 @@ async def _read_again(
 
 
 # --------------------------------------------------------------------------------------------------- rows of a file
+
+
+def check_hint_tokens(rollout: ScoredRollout, tokenizer: Any) -> None:
+    """Check that the texts of the recorded hints are those of their tokens, which are what the teacher reads.
+
+    Spaces and the form of Unicode characters may differ: templates and tokenizers change them.
+
+    Raises:
+        AlignmentError: a hint's text is not in its tokens.
+    """
+    for record in rollout.turns or ():
+        for hint in (record, *record.hints):
+            if hint.hint_token_ids and _squeezed(hint.hint or "") not in _squeezed(
+                tokenizer.decode(hint.hint_token_ids)
+            ):
+                raise AlignmentError(
+                    f"the hint of the turn at {record.span} is {short_repr(hint.hint)}, but its hint_token_ids have "
+                    "another text, and they are what would be scored: restore the text, or replace the tokens too"
+                )
+
+
+def _squeezed(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).split())
 
 
 async def rescored(rollout: ScoredRollout, servers: TeacherServers, config: DistillConfig) -> ScoredRollout:

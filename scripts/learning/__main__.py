@@ -215,7 +215,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--exam-tasks", type=int, help="held-out tasks that are measured; default: all")
     parser.add_argument(
-        "--start-conversations", type=int, default=64, help="episodes of a supervised start: %(default)s"
+        "--start-conversations",
+        type=int,
+        default=64,
+        help="episodes that a supervised start imitates, of each of its worlds: %(default)s",
     )
     parser.add_argument(
         "--start-questions", type=int, default=256, help="questions of one turn beside them, of multiturn: %(default)s"
@@ -344,6 +347,19 @@ def other_settings(args: argparse.Namespace) -> str | None:
     return None
 
 
+async def start_of(subject: Subject, args: argparse.Namespace) -> Path:
+    """Return the folder of the policy that has imitated episodes of each of the start's worlds, one after the other."""
+    settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
+    questions = with_questions(settings["world"], subject.start_questions, BFCL)
+    start = Start(args.start_conversations, args.start_epochs, subject.start_lr, args.start_questions)
+    model = args.model
+    for number, world in enumerate(subject.start_worlds):
+        changed = {"world": {**questions, **world}, "data_path_to_save_groups": None}
+        config = AgenticOPDEnvConfig(**{**settings, **changed})
+        model = await supervised_start(config, model, args.out / f"supervised-{number}", start)
+    return model
+
+
 async def experiment(args: argparse.Namespace) -> int:
     results = args.out / "results.json"
     if not missing(args, read_curves(results)):
@@ -351,11 +367,7 @@ async def experiment(args: argparse.Namespace) -> int:
         return 0
     subject = SUBJECTS[args.world]
     if subject.has_supervised_start:
-        settings = yaml.safe_load((ROOT / "configs" / subject.config).read_text())["env"]
-        world = {**with_questions(settings["world"], subject.start_questions, BFCL), **subject.start_world}
-        config = AgenticOPDEnvConfig(**{**settings, "world": world, "data_path_to_save_groups": None})
-        start = Start(args.start_conversations, args.start_epochs, subject.start_lr, args.start_questions)
-        args.model = await supervised_start(config, args.model, args.out / "supervised", start)
+        args.model = await start_of(subject, args)
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", str(subject.context), "--kv-cache-gib", str(subject.kv_cache_gib))

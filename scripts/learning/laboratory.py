@@ -204,8 +204,8 @@ class Subject(NamedTuple):
     """The experiment first makes the start from the model, by right episodes."""
     start_questions: Sequence[str] = ()
     """Files of BFCL's questions of one turn, of which the start imitates some too."""
-    start_world: Mapping[str, object] = MappingProxyType({})
-    """What differs in the world of the episodes that the start imitates."""
+    start_worlds: Sequence[Mapping[str, object]] = (MappingProxyType({}),)
+    """What differs in the worlds of the episodes that the start imitates, one world after the other."""
     start_lr: float = 2e-4
     """Learning rate of the supervised start."""
     context: int = 4096
@@ -334,8 +334,8 @@ SUBJECTS = {
         context=20480,
         usual_modes=(*USUAL_MODES, "next-state"),
     ),
-    # The start imitates levels with one object. What is learned are levels with eight, whose way is often blocked; what
-    # is measured are games of other seeds.
+    # The start imitates levels with one object first, then those with eight, whose way is often blocked. What is
+    # measured are games of other seeds.
     "babyai": Subject(
         "babyai.yaml",
         "runs/models/smollm2-135m-instruct",
@@ -350,7 +350,7 @@ SUBJECTS = {
         judge_model="game",
         kv_cache_gib=3,
         has_supervised_start=True,
-        start_world={"levels": ["BabyAI-GoToRedBallNoDists-v0", "BabyAI-GoToObj-v0"]},
+        start_worlds=({"levels": ["BabyAI-GoToRedBallNoDists-v0", "BabyAI-GoToObj-v0"]}, {}),
         start_lr=5e-4,
         usual_modes=("opd", "trajectory", "grpo"),
     ),

@@ -15,6 +15,7 @@ world would have said of another action: a policy that has never read a hint doe
 import asyncio
 import json
 import random
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -265,6 +266,8 @@ async def write_right_episodes(config: AgenticOPDEnvConfig, model: Path, path: P
 async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Path, start: Start) -> Path:
     """Return the folder of a policy that imitated right episodes; an interrupted training continues.
 
+    The checkpoints of a finished training are removed: with the optimizer's state they take twelve bytes a parameter.
+
     Raises:
         SupervisedError: the trainer ended badly; the message holds the end of its log.
     """
@@ -294,4 +297,5 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
             raise
     if code != 0:
         raise SupervisedError(f"the supervised start ended with code {code}:\n{end_of(folder / 'trainer.log')}")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return final

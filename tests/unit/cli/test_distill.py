@@ -208,3 +208,16 @@ def test_kept_hints_need_no_judge(policy: FakePlugin, tmp_path: Path, capsys: py
     assert (code, after["outcome"], after["hint"]) == (0, "scored", before["hint"])
     assert distill(tmp_path, policy.base_url, made, *gone)[0] == 1
     assert "http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_kept_hint_with_another_text_than_its_tokens_is_an_error(
+    policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, (made,) = distill(tmp_path, policy.base_url, group(overrides=[{"feedback": "Wrong: it is 42."}]))
+    kept, (turn,) = ("--keep-hints", "--env.overwrite", "true"), made["overrides"][0]["opd"]["turns"]
+    written = turn["hint"]
+    turn["hint"] = f" {written}\n"
+    assert distill(tmp_path, policy.base_url, made, *kept)[0] == 0
+    turn["hint"] = f"{written} Then say so."
+    assert distill(tmp_path, policy.base_url, made, *kept)[0] == 1
+    assert "but its hint_token_ids have another text" in capsys.readouterr().err

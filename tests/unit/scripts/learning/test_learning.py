@@ -318,6 +318,25 @@ def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
     assert (len(training), 190 < len(held_out) <= 200) == (1024, True)
 
 
+def test_a_start_imitates_its_worlds_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[Any, Path, Path, learn.Start]] = []
+
+    async def supervised_start(config: Any, model: Path, folder: Path, start: learn.Start) -> Path:
+        played.append(([*config.world.levels], model, folder, start))
+        return folder / "final"
+
+    monkeypatch.setattr(learn, "supervised_start", supervised_start)
+    policy = Path("scripts/demo_policy/policy")
+    args = learn.parse_args(["--world", "babyai", "--model", str(policy), "--quick", "--out", str(tmp_path)])
+    final = asyncio.run(learn.start_of(laboratory.SUBJECTS["babyai"], args))
+    start, rooms, blocked = learn.Start(8, 1, 5e-4, 8), tmp_path / "supervised-0", tmp_path / "supervised-1"
+    assert played == [
+        (["BabyAI-GoToRedBallNoDists-v0", "BabyAI-GoToObj-v0"], policy, rooms, start),
+        (["BabyAI-GoToLocal-v0"], rooms / "final", blocked, start),
+    ]
+    assert final == blocked / "final"
+
+
 def test_a_point_of_conversations_has_shares_of_user_turns_and_of_whole_conversations() -> None:
     rows = [
         {"checks_passed": passed, "checks": total, "passed": passed == total}

@@ -157,4 +157,5 @@ def test_a_start_of_a_single_batch_is_trained(tmp_path: Path) -> None:
     model, start = save_tiny_model(tmp_path / "model"), supervised.Start(supervised.START_BATCH, 1, 1e-4)
     final = asyncio.run(supervised.supervised_start(config, model, tmp_path / "start", start))
     assert (final / "model.safetensors").exists()
+    assert not (tmp_path / "start" / "checkpoints").exists()
     assert len(read_lines(tmp_path / "start" / "metrics.jsonl")) == 1
