@@ -8,6 +8,12 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
+ABANDONED = (
+    " Earlier groups had scored tokens: if train/percent_correct has fallen since then, the policy has stopped doing, "
+    "everywhere, what the hinted turns did. Hold the turns without a hint with the trainer's loss.start_kl."
+)
+"""Advice if mistakes have disappeared: hints alone teach what not to do, and a policy that avoids it in right turns too
+gets no more of them."""
 QUIET_GROUPS, QUIET_TURNS = 8, 48
 """Numbers of consecutive groups without a scored row, and of their turns, that trigger the warning together; with a
 working judge and policy, some turn of so many gets a hint. A group may be one short conversation without a mistake."""
@@ -75,6 +81,7 @@ class InactivityWatch:
         return (
             f"DISTILLATION IS INACTIVE: no token was scored in the last {len(self._groups)} group(s), so there is "
             f"nothing to learn from hints. Their turns ended so: {outcomes}. Most likely {ADVICE[likely]}{example}."
+            f"{ABANDONED if self._has_scored and likely is TurnOutcome.VOTE_FAILED else ''}"
         )
 
 

@@ -260,7 +260,7 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 _MULTITURN_MODES = {
     mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, **({} if mode in USUAL_MODES[3:] else {"hint.source": "judge"})}}
-    for mode in (*USUAL_MODES, "next-state")
+    for mode in (*USUAL_MODES, "next-state", "held")
 }
 _GAME_MODES = {**_MULTITURN_MODES, "trajectory": _MULTITURN_MODES["opd"]}
 _GPU_ADAPTERS: dict[str, object] = {"lora_rank": 32, "max_token_len": 16384, "precision": "bf16"}
@@ -352,7 +352,7 @@ SUBJECTS = {
         has_supervised_start=True,
         start_worlds=({"levels": ["BabyAI-GoToRedBallNoDists-v0", "BabyAI-GoToObj-v0"]}, {}),
         start_lr=5e-4,
-        usual_modes=("opd", "trajectory", "grpo"),
+        usual_modes=("opd", "held", "trajectory", "grpo"),
     ),
     # The judge repeats what the person replied.
     "person": Subject(

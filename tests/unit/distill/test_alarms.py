@@ -4,6 +4,7 @@ import pytest
 
 from agentic_opd.core.types import StepScore, TurnOutcome
 from agentic_opd.distill.alarms import (
+    ABANDONED,
     ADVICE,
     REVERSED_TURNS,
     InactivityWatch,
@@ -46,6 +47,15 @@ def test_short_conversations_without_a_mistake_are_no_silence() -> None:
     short = [watch.saw(records(Out.VOTE_FAILED)) for _ in range(5)]
     assert short == [None] * 5
     assert "no token was scored in the last 6 group(s)" in (watch.saw(records(Out.VOTE_FAILED)) or "")
+
+
+def test_mistakes_that_have_disappeared_may_mean_that_right_turns_have_too() -> None:
+    watch, silent = InactivityWatch(quiet_groups=1, quiet_turns=1), records(Out.VOTE_FAILED)
+    assert ABANDONED not in (watch.saw(silent) or ABANDONED)
+    watch.saw(records(Out.SCORED))
+    assert ABANDONED in (watch.saw(silent) or "")
+    watch.saw(records(Out.SCORED))
+    assert ABANDONED not in (watch.saw(records(Out.JUDGE_ERROR)) or ABANDONED)
 
 
 def test_a_short_run_that_scored_nothing_is_told_so_at_its_end() -> None:

@@ -301,7 +301,7 @@ def test_a_game_has_its_levels_reward_and_a_judge_without_a_model() -> None:
         learn.parse_args(["--world", "babyai", "--model", "scripts/demo_policy/policy", "--quick"]),
         laboratory.SUBJECTS["babyai"],
     )
-    assert (args.modes, args.start_conversations, args.exam_tasks) == (["opd", "trajectory", "grpo"], 8, 4)
+    assert (args.modes, args.start_conversations, args.exam_tasks) == (["opd", "held", "trajectory", "grpo"], 8, 4)
     place = laboratory.Laboratory(
         *(FakeServer(2), "http://127.0.0.1:3", args.model, Path("out"), 1, 2, 4, "linear", True, False),
         *(subject, 4, "chat", "http://127.0.0.1:4"),
