@@ -385,7 +385,7 @@ class FileDistiller:
         sources = () if before is None else before.hint_sources
         servers = self.by.distiller.servers_of(self.by.policy_url)
         for rollout in group.rollouts:
-            check_hint_tokens(rollout, self.by.chat.tokenizer)
+            check_hint_tokens(rollout, self.by.chat.text)
         rollouts = await gather_all(rescored(rollout, servers, config) for rollout in group.rollouts)
         outcomes = (turn.outcome for rollout in rollouts for turn in rollout.turns or ())
         metadata = GroupDistillation(

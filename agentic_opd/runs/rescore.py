@@ -5,11 +5,10 @@
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,19 +58,18 @@ async def _read_again(
 # --------------------------------------------------------------------------------------------------- rows of a file
 
 
-def check_hint_tokens(rollout: ScoredRollout, tokenizer: Any) -> None:
+def check_hint_tokens(rollout: ScoredRollout, text_of: Callable[[Sequence[int]], str]) -> None:
     """Check that the texts of the recorded hints are those of their tokens, which are what the teacher reads.
 
-    Spaces and the form of Unicode characters may differ: templates and tokenizers change them.
+    `text_of` decodes tokens. Spaces and the form of Unicode characters may differ: templates and tokenizers change them.
 
     Raises:
         AlignmentError: a hint's text is not in its tokens.
     """
     for record in rollout.turns or ():
         for hint in (record, *record.hints):
-            if hint.hint_token_ids and _squeezed(hint.hint or "") not in _squeezed(
-                tokenizer.decode(hint.hint_token_ids)
-            ):
+            ids = hint.hint_token_ids
+            if ids and _squeezed(hint.hint or "") not in _squeezed(text_of(ids)):
                 raise AlignmentError(
                     f"the hint of the turn at {record.span} is {short_repr(hint.hint)}, but its hint_token_ids have "
                     "another text, and they are what would be scored: restore the text, or replace the tokens too"
