@@ -61,7 +61,7 @@ async def _read_again(
 def check_hint_tokens(rollout: ScoredRollout, text_of: Callable[[Sequence[int]], str]) -> None:
     """Check that the texts of the recorded hints are those of their tokens, which are what the teacher reads.
 
-    `text_of` decodes tokens. Spaces and the form of Unicode characters may differ: templates and tokenizers change them.
+    `text_of` decodes tokens. Spaces and the form of Unicode characters may differ: tokenizers change them.
 
     Raises:
         AlignmentError: a hint's text is not in its tokens.
