@@ -315,7 +315,7 @@ SUBJECTS = {
             *("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
             *("BFCL_v4_live_simple.json", "BFCL_v4_live_multiple.json"),
         ),
-        usual_modes=(*USUAL_MODES, "next-state"),
+        usual_modes=("held", *USUAL_MODES, "next-state"),
     ),
     # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.
     "multiturn-gpu": Subject(
