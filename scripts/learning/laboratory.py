@@ -260,7 +260,7 @@ _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 _MULTITURN_MODES = {
     mode: {"trainer": _ADAPTERS, "env": {**_FROZEN, **({} if mode in USUAL_MODES[3:] else {"hint.source": "judge"})}}
-    for mode in (*USUAL_MODES, "next-state", "held")
+    for mode in ("opd", "held", *USUAL_MODES[1:], "next-state")
 }
 _GAME_MODES = {**_MULTITURN_MODES, "trajectory": _MULTITURN_MODES["opd"]}
 _GPU_ADAPTERS: dict[str, object] = {"lora_rank": 32, "max_token_len": 16384, "precision": "bf16"}
@@ -315,7 +315,7 @@ SUBJECTS = {
             *("BFCL_v4_simple_python.json", "BFCL_v4_multiple.json"),
             *("BFCL_v4_live_simple.json", "BFCL_v4_live_multiple.json"),
         ),
-        usual_modes=("held", *USUAL_MODES, "next-state"),
+        usual_modes=tuple(_MULTITURN_MODES),
     ),
     # The same for models that call functions as they are, on a GPU: all four categories, and whole documents.
     "multiturn-gpu": Subject(
@@ -332,7 +332,7 @@ SUBJECTS = {
         has_conversations=True,
         irrelevance=BFCL / "BFCL_v4_irrelevance.json",
         context=20480,
-        usual_modes=(*USUAL_MODES, "next-state"),
+        usual_modes=tuple(_MULTITURN_MODES),
     ),
     # The start imitates levels with one object first, then those with eight, whose way is often blocked. What is
     # measured are games of other seeds.

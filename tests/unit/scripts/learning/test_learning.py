@@ -273,7 +273,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
 def test_of_conversations_opd_and_next_state_differ_in_their_evidence_and_a_gpu_has_a_configuration() -> None:
     for world, size in (("multiturn", "16"), ("multiturn-gpu", "32")):
         subject = laboratory.SUBJECTS[world]
-        assert subject.usual_modes == ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint", "next-state")
+        assert subject.usual_modes == ("opd", "held", "grpo", "opd+grpo", "wrong-hint", "no-hint", "next-state")
         place = laboratory.Laboratory(
             *(FakeServer(2), "http://127.0.0.1:3", Path("model"), Path("out"), 1, 2, 4, "linear", True, False),
             *(subject, 4, "chat", "http://127.0.0.1:4"),
@@ -284,10 +284,11 @@ def test_of_conversations_opd_and_next_state_differ_in_their_evidence_and_a_gpu_
             served, trained = place.serve_command(run, "u"), place.trainer_command(run, "u", Path("w"))
             commands[mode] = [text.replace(f"out/{mode}/", "out/MODE/") for text in served]
             assert trained[trained.index("--lora_rank") + 1] == size
+            assert json.loads(trained[trained.index("--loss") + 1]).get("start_kl") == (1.0 if mode == "held" else None)
             assert not subject.needs_expert(mode)
         assert commands["next-state"] == [*commands["opd"][:-4], *commands["next-state"][-6:]]
         assert commands["next-state"][-6:-4] == ["--env.hindsight.evidence", "next_state"]
-        assert commands["opd+grpo"] == commands["opd"]
+        assert commands["opd+grpo"] == commands["held"] == commands["opd"]
         assert commands["opd"][commands["opd"].index("--env.judge.model_name") + 1] == "conversation"
         assert commands["wrong-hint"][commands["wrong-hint"].index("--env.hint.source") + 1] == laboratory.WRONG_HINT
         configured = yaml.safe_load((laboratory.ROOT / "configs" / subject.config).read_text())["env"]
