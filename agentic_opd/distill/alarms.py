@@ -8,12 +8,6 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import TurnRecord
 
-ABANDONED = (
-    " Earlier groups had scored tokens: if train/percent_correct has fallen since then, the policy has stopped doing, "
-    "everywhere, what the hinted turns did. Hold the turns without a hint with the trainer's loss.start_kl."
-)
-"""Advice if mistakes have disappeared: hints alone teach what not to do, and a policy that avoids it in right turns too
-gets no more of them."""
 QUIET_GROUPS, QUIET_TURNS = 8, 48
 """Numbers of consecutive groups without a scored row, and of their turns, that trigger the warning together; with a
 working judge and policy, some turn of so many gets a hint. A group may be one short conversation without a mistake."""
@@ -39,6 +33,11 @@ ADVICE = {
     "more continuations (env.hint.proof.pairs, env.hint.proof.rollouts)",
 }
 """Advice for the most frequent outcome."""
+ABANDONED = (
+    " Earlier groups had scored tokens: if train/percent_correct has fallen since then, the policy now avoids what the "
+    "hinted turns did in right turns too. Hold the turns without a hint with the trainer's loss.start_kl."
+)
+"""More advice if earlier turns had hints: a policy that no longer acts makes no mistakes either."""
 
 
 class InactivityWatch:

@@ -297,5 +297,5 @@ async def supervised_start(config: AgenticOPDEnvConfig, model: Path, folder: Pat
             raise
     if code != 0:
         raise SupervisedError(f"the supervised start ended with code {code}:\n{end_of(folder / 'trainer.log')}")
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / "checkpoints")
     return final
